@@ -12,7 +12,7 @@
 # natively and not through the layer.
 #
 # LIBRARIES, MPIS and PLACES name fewer of each; PTESTS=ptest takes 4 ranks only; WORK is where all is built.
-# Not tried in containers: PnetCDF, tests that open files without MPI-IO (open(2) sees a directory there, as docs/MPI.md
+# Not tried in containers: PnetCDF, tests that open files without MPI-IO (open(2) sees a directory there, as docs/reference/mpi.md
 # says), and those of Python, which begin with files that others have made.
 set -euo pipefail
 cd "$(dirname "$0")/.."

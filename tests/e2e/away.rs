@@ -37,8 +37,8 @@ fn await_settled(cluster: &Cluster, names: &[PathBuf]) {
         let ino = Ino(fs::metadata(cluster.mount(0).join(name)).expect("stat").ino());
         for executor in client.name_executors() {
             let op = || MetaOp::SyncNames { inos: vec![ino, Ino::ROOT] };
-            let is_settled = || match client.meta_at(executor, &Cred::ROOT, op()) {
-                Ok(MetaReply::NamesSynced { also, .. }) => also.is_empty(),
+            let is_settled = || match client.request_executor(executor, &Cred::ROOT, op()) {
+                Ok(MetaReply::NamesSynced { unsynced: also, .. }) => also.is_empty(),
                 other => panic!("{executor}: {other:?}"),
             };
             while !is_settled() {

@@ -304,7 +304,7 @@ fn one_node_becomes_two() {
     assert_eq!(shards(&cluster), [2048, 2048]);
     assert_eq!(get(m.join(dir(0)).join("g")), b"19");
     let said = cluster.tatami("node drain", &["node0"]);
-    assert!(said.out.contains("node0 has no names any more, and"), "{}", said.out);
+    assert!(said.out.contains("node0 has no names left, but"), "{}", said.out);
     fs::remove_dir_all(m.join(dir(3))).expect("rm -r");
     assert_eq!(names(&m).len(), 19);
     let said = ask(cluster.command("node drain").args(["node0", "node1"]));

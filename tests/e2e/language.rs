@@ -77,7 +77,7 @@ fn comment_of(line: &str) -> Option<&str> {
     let at = line.find("//")?;
     let before = &line[..at];
     let is_alone = before.trim().is_empty();
-    let is_behind_code = before.ends_with(' ') && before.matches('"').count() % 2 == 0;
+    let is_behind_code = before.ends_with(' ') && before.matches('"').count().is_multiple_of(2);
     (is_alone || is_behind_code).then(|| line[at..].trim_start_matches(['/', '!']))
 }
 

@@ -16,7 +16,7 @@ use tatami_tests::job::{Job, NODES, SIZE, tiled_file};
 use tatami_tests::model::pattern;
 use tatami_tests::seed::scaled;
 use tatami_tests::{Cluster, Setup};
-use tatami_wire::tiles::Part;
+use tatami_wire::tiles::PieceUpdate;
 use tatami_wire::{Ino, NodeId, Piece};
 
 const LEN: usize = 3_000_000;
@@ -374,8 +374,8 @@ fn lost_bytes_of_a_tiled_file_are_errors() {
     cluster.finish();
 }
 
-/// The journal of a dead writer has a flipped bit before records that are whole. The check says so, with the path; a repair
-/// makes no zeros of the bytes that it told of.
+/// The journal of a dead writer has a flipped bit before records that are whole. The check says so,
+/// with the path; a repair makes no zeros of the bytes that it told of.
 #[test]
 fn a_damaged_journal_is_named_by_the_check_and_left_by_a_repair() {
     // So long the pieces of the job count as open.
@@ -384,15 +384,16 @@ fn a_damaged_journal_is_named_by_the_check_and_left_by_a_repair() {
     let bytes = pattern(5, 0, SIZE);
     for rank in 0..u32::from(NODES) {
         let (part, tiles) = job.write_rank(rank, &bytes);
-        let object = Piece::journal_of(part.piece);
+        let object = Piece::of_journal(part.piece);
         let client = &job.clients[rank as usize];
-        let file = client.object(job.ino, NodeId(rank as u16), object, job.cap).expect("journal");
+        let file =
+            client.open_object(job.ino, NodeId(rank as u16), object, job.cap).expect("journal");
         let told = journal::encode(&tiles);
         assert_eq!(file.write_at(&told, 0), Ok(told.len()));
         file.flush().expect("flushed");
     }
     assert_eq!(told(&cluster, &[]), (Some(0), Vec::new()));
-    let object = Piece::journal_of(job.first + 1);
+    let object = Piece::of_journal(job.first + 1);
     let name = format!("{:016x}.{:08x}", job.ino.0, object.0);
     let path = objects(&cluster, job.ino.0).into_iter().find(|path| path.ends_with(&name));
     let path = path.expect("a journal");
@@ -443,8 +444,9 @@ fn a_damaged_journal_is_named_by_the_check_and_left_by_a_repair() {
     cluster.finish();
 }
 
-/// A writer syncs some of its tiles, and goes on. A power cut then leaves a hole in its journal. Nothing of that was promised, so
-/// the file is settled without being asked. The same hole on a machine that was not started anew is damage.
+/// A writer syncs some of its tiles, and goes on. A power cut then leaves a hole in its journal.
+/// Nothing of that was promised, so the file is settled without being asked. The same hole on a
+/// machine that was not started anew is damage.
 #[test]
 fn what_a_power_cut_took_of_a_journal_is_no_damage() {
     const TILES: u64 = 40;
@@ -455,26 +457,31 @@ fn what_a_power_cut_took_of_a_journal_is_no_damage() {
     let cluster = Setup::nodes(NODES).config("[node]\nlease_sec = 2\n").start();
     let job = Job::create(&cluster, "f");
     let (client, node, piece) = (&job.clients[1], NodeId(1), job.first + 1);
-    let object = |piece| client.object(job.ino, node, piece, job.cap).expect("an object");
+    let object = |piece| client.open_object(job.ino, node, piece, job.cap).expect("an object");
     let bytes = pattern(6, 0, TILES as usize * BYTES);
-    let data = object(Piece::bytes_of(piece));
+    let data = object(Piece::of_bytes(piece));
     assert_eq!(data.write_at(&bytes, 0), Ok(bytes.len()));
     let mut tiles = PieceTiles::new(1);
-    let view = tiles.add_view(&View::bytes()).expect("added");
+    let view = tiles.add_view(&View::all_bytes()).expect("added");
     for tile in 0..TILES {
         let (stamp, len) = (job.stamp + 1 + tile, BYTES as u64);
         tiles.append(stamp, view, offset(tile) as u64, len, tile * len).expect("appended");
         if tile + 1 == SYNCED {
             let blocks = data.stat().expect("stat").blocks;
-            job.publish(vec![Part { piece, tiles: tiles.encode().into(), blocks, close: false }]);
+            job.publish(vec![PieceUpdate {
+                piece,
+                tiles: tiles.encode().into(),
+                blocks,
+                close: false,
+            }]);
             client.sync().expect("synced");
         }
     }
     let told_all = journal::encode(&tiles);
-    let file = object(Piece::journal_of(piece));
+    let file = object(Piece::of_journal(piece));
     assert_eq!(file.write_at(&told_all, 0), Ok(told_all.len()));
     file.flush().expect("flushed");
-    let name = format!("{:016x}.{:08x}", job.ino.0, Piece::journal_of(piece).0);
+    let name = format!("{:016x}.{:08x}", job.ino.0, Piece::of_journal(piece).0);
     let path = objects(&cluster, job.ino.0).into_iter().find(|path| path.ends_with(&name));
     let on_disk = OpenOptions::new().write(true).open(path.expect("a journal")).expect("open");
     on_disk.write_all_at(&[0; 512], 512).expect("a hole");

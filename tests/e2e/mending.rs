@@ -33,8 +33,8 @@ const NLINK: usize = 4;
 const PARENT: usize = 48;
 const DIR: u8 = 2;
 
-/// The records of all nodes, while no daemon runs. Keys and values are as docs/FORMAT.md draws
-/// them.
+/// The records of all nodes, while no daemon runs. Keys and values are as docs/reference/formats.md
+/// draws them.
 struct Records {
     stores: Vec<FjallStore>,
 }
@@ -43,7 +43,8 @@ impl Records {
     fn open(cluster: &Cluster) -> Records {
         let path = |node| cluster.dir().join(format!("node{node}/meta/0000"));
         let open = |node| {
-            FjallStore::open(&path(node), tatami_meta::Opening::default()).expect("the store opens")
+            FjallStore::open(&path(node), tatami_meta::StoreOptions::default())
+                .expect("the store opens")
         };
         Records { stores: (0..cluster.nodes()).map(open).collect() }
     }
@@ -78,7 +79,7 @@ impl Records {
             let mut visit = |key: &[u8], _: &[u8]| {
                 let part = u64::from_be_bytes(*key[1..].first_chunk().expect("a number"));
                 // A partition has its directory's number on another shard.
-                if Ino(part).birth() == Ino(dir).birth()
+                if Ino(part).allocating_shard() == Ino(dir).allocating_shard()
                     && Ino(part).counter() == Ino(dir).counter()
                 {
                     parts.insert(part);
@@ -128,7 +129,7 @@ fn fsck(cluster: &Cluster, options: &[&str]) -> (Said, Vec<Value>) {
 
 /// Returns the node with the record of an inode.
 fn home(map: &ShardMap, path: &Path) -> NodeId {
-    map.owner(Ino(number(path)).shard()).expect("there is such a shard").node
+    map.owner(Ino(number(path)).owner_shard()).expect("there is such a shard").node
 }
 
 /// Makes a directory with its record on a node that `is_right` accepts. The file in it makes the
@@ -193,8 +194,8 @@ struct Broken {
 /// The volume is down meanwhile.
 fn damage(cluster: &Cluster) -> Broken {
     let root = cluster.mount(0);
-    let nodes: Vec<_> = (0..cluster.nodes()).map(NodeId).map(ExecutorId::first).collect();
-    let map = ShardMap::even(1, SHARDS_MAX, &nodes).expect("as the volume is made");
+    let nodes: Vec<_> = (0..cluster.nodes()).map(NodeId).map(ExecutorId::first_of_node).collect();
+    let map = ShardMap::with_even_blocks(1, SHARDS_MAX, &nodes).expect("as the volume is made");
     let elsewhere = |node: NodeId| node != home(&map, &root);
     let far = dir_on(&map, &root, "far", elsewhere);
     let not_far = |node: NodeId| node != home(&map, &far);

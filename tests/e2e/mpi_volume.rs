@@ -546,7 +546,7 @@ fn writes_of_several_nodes_are_runs_when_the_file_is_closed() {
     for (ranks, mpi) in [(4, MPIS[0]), (3, MPIS[1])] {
         let mut command = layered(&cluster, mpi, ranks, "endless");
         run(command.arg("@/f").arg(&log).args(["200", "bytes", "50"]));
-        let page = client(&cluster, 1).raw_tiles(Ino(stat(&path).ino())).expect("tiles");
+        let page = client(&cluster, 1).fetch_raw_tiles(Ino(stat(&path).ino())).expect("tiles");
         let new = page.pieces.iter().filter(|piece| !known.contains(&piece.piece));
         let tiles: Vec<usize> = new
             .map(|piece| PieceTiles::decode(&piece.tiles).expect("tiles").tiles().len())
@@ -580,8 +580,9 @@ fn requests(cluster: &Cluster) -> u64 {
     nodes.iter().map(|node| node["meta_requests"].as_u64().expect("a number")).sum()
 }
 
-/// What one more of what the program `counted` does costs, in requests: two runs are compared. Housekeeping and
-/// what mounts happen to know are no part of it, so the least of several is what counts.
+/// What one more of what the program `counted` does costs, in requests: two runs are compared.
+/// Housekeeping and what mounts happen to know are no part of it, so the least of several is what
+/// counts.
 fn cost(least: usize, counts: [u64; 2], mut run: impl FnMut(u64) -> u64) -> f64 {
     let once = |_| {
         let [few, many] = counts.map(&mut run);
@@ -631,8 +632,8 @@ fn all_requests(cluster: &Cluster) -> u64 {
     requests(cluster) + object_requests(cluster)
 }
 
-/// To make a file together, write a block a rank and close it costs 4 requests and two for each node, however many ranks
-/// there are. A file in which nobody writes costs one less for each node.
+/// To make a file together, write a block a rank and close it costs 4 requests and two for each
+/// node, however many ranks there are. A file in which nobody writes costs one less for each node.
 #[test]
 fn an_open_costs_few_requests_however_many_ranks() {
     const PATIENCE: Duration = Duration::from_secs(120);
@@ -649,7 +650,8 @@ fn an_open_costs_few_requests_however_many_ranks() {
             // A directory with many hundreds of names is split between nodes, and costs more.
             let cluster = Cluster::start(NODES);
             let (mut round, deadline) = (0, Instant::now() + PATIENCE);
-            // Housekeeping is counted, too, and a mount asks more while others look at its directory, as when a job begins.
+            // Housekeeping is counted, too, and a mount asks more while others look at its
+            // directory, as when a job begins.
             loop {
                 let each = cost(1, [4, 24], |count| {
                     round += 1;
@@ -661,7 +663,8 @@ fn an_open_costs_few_requests_however_many_ranks() {
                     all_requests(&cluster) - before
                 });
                 println!("{mpi}, {ranks} ranks, {how}: {each} requests a file");
-                // Whatever else happens: a file costs a node one request for descriptors, for all its ranks.
+                // Whatever else happens: a file costs a node one request for descriptors, for all
+                // its ranks.
                 let (objects, files) = (object_requests(&cluster), 28 * round / 2);
                 let writers = if how == "write" { ranks.min(u64::from(NODES)) } else { 0 };
                 assert_eq!(
@@ -687,8 +690,8 @@ fn objects_of(cluster: &Cluster, ino: u64) -> usize {
     files.filter(|name| name.starts_with(&format!("{ino:016x}."))).count()
 }
 
-/// One rank of a node asks the daemon for the descriptors of all: what is made for those that write nothing goes when
-/// the file is closed. Also for an ordinary user.
+/// One rank of a node asks the daemon for the descriptors of all: what is made for those that write
+/// nothing goes when the file is closed. Also for an ordinary user.
 #[test]
 fn ranks_that_write_nothing_leave_no_objects() {
     const RANKS: u64 = 5;
@@ -723,7 +726,8 @@ fn ranks_that_write_nothing_leave_no_objects() {
     cluster.finish();
 }
 
-/// System calls of one process, by name, as strace tells of them. Waiting for other ranks is no part of the work.
+/// System calls of one process, by name, as strace tells of them. Waiting for other ranks is no
+/// part of the work.
 fn system_calls(log: &Path) -> BTreeMap<String, u64> {
     let mut calls = BTreeMap::new();
     for line in fs::read_to_string(log).expect("what strace wrote").lines() {
@@ -741,8 +745,8 @@ fn system_calls(log: &Path) -> BTreeMap<String, u64> {
 #[test]
 fn an_open_costs_few_system_calls() {
     const COUNTS: [u64; 2] = [5, 25];
-    /// 37, of which ten are five requests of two calls each; in a debug build each close of a file is two. What the
-    /// daemon's answers bring in parts is read by a few more.
+    /// 37, of which ten are five requests of two calls each; in a debug build each close of a file
+    /// is two. What the daemon's answers bring in parts is read by a few more.
     const MOST: u64 = 42;
     /// Calls by which a process waits for others.
     const WAITS: [&str; 6] = ["sched_yield", "poll", "epoll_wait", "futex", "clock_nanosleep", "<"];

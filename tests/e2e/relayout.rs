@@ -485,9 +485,10 @@ fn what_a_dead_job_left_is_told_and_settled() {
     let bytes = pattern(5, 0, SIZE);
     for rank in 0..u32::from(NODES) {
         let (part, tiles) = job.write_rank(rank, &bytes);
-        let object = Piece::journal_of(part.piece);
+        let object = Piece::of_journal(part.piece);
         let client = &job.clients[rank as usize];
-        let file = client.object(job.ino, NodeId(rank as u16), object, job.cap).expect("journal");
+        let file =
+            client.open_object(job.ino, NodeId(rank as u16), object, job.cap).expect("journal");
         let told = journal::encode(&tiles);
         assert_eq!(file.write_at(&told, 0), Ok(told.len()));
         file.flush().expect("flushed");
@@ -524,9 +525,10 @@ fn a_damaged_journal_is_told_until_the_loss_is_accepted() {
     let mut damaged = 0;
     for rank in 0..u32::from(NODES) {
         let (part, tiles) = job.write_rank(rank, &bytes);
-        let object = Piece::journal_of(part.piece);
+        let object = Piece::of_journal(part.piece);
         let client = &job.clients[rank as usize];
-        let file = client.object(job.ino, NodeId(rank as u16), object, job.cap).expect("journal");
+        let file =
+            client.open_object(job.ino, NodeId(rank as u16), object, job.cap).expect("journal");
         let mut told = journal::encode(&tiles);
         if rank == 1 {
             // The stamp of the first tile.

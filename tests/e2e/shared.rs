@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use tatami_client::{Client, JobMember};
 use tatami_tests::job::client;
 use tatami_tests::{Cluster, Setup};
-use tatami_wire::job::{JobOp, JobTold};
-use tatami_wire::meta::{MetaOp, MetaReply, NewNode};
-use tatami_wire::tiles::Growth;
+use tatami_wire::job::{JobOp, JobReply};
+use tatami_wire::meta::{InodeTemplate, MetaOp, MetaReply};
+use tatami_wire::tiles::PieceGrowth;
 use tatami_wire::{Access, Cred, Ino, NodeId};
 
 /// No wait in these tests is longer.
@@ -44,7 +44,7 @@ fn costs(cluster: &Cluster, most: u64, mut work: impl FnMut()) {
 
 /// Makes a file on the shard of the root, at node 0.
 fn file(client: &Arc<Client>) -> Ino {
-    let node = NewNode::File(client.new_layout());
+    let node = InodeTemplate::File(client.new_layout());
     let made = client.create(&Cred::ROOT, Ino::ROOT, b"f", node, 0o644, 0, true, None);
     made.expect("create").attr.ino
 }
@@ -64,7 +64,7 @@ fn each_operation_is_one_request_however_many_ranks_contend() {
     costs(&cluster, ROUNDS * 4, || {
         let seen: Vec<Vec<i64>> = std::thread::scope(|scope| {
             let add = |rank: &JobMember| {
-                (0..ROUNDS).map(|_| rank.add(1).expect("add")).collect::<Vec<i64>>()
+                (0..ROUNDS).map(|_| rank.add_to_pointer(1).expect("add")).collect::<Vec<i64>>()
             };
             let all: Vec<_> = ranks.iter().map(|rank| scope.spawn(move || add(rank))).collect();
             all.into_iter().map(|thread| thread.join().expect("no panic")).collect()
@@ -101,8 +101,12 @@ fn the_pointer_survives_its_daemon_and_goes_along_with_its_shard() {
             scope.spawn(|| {
                 while !stop.load(SeqCst) {
                     rank.lock().expect("lock");
-                    let before = rank.add(1).expect("add");
-                    assert_eq!(before, rank.add(1).expect("add") - 1, "somebody else was inside");
+                    let before = rank.add_to_pointer(1).expect("add");
+                    assert_eq!(
+                        before,
+                        rank.add_to_pointer(1).expect("add") - 1,
+                        "somebody else was inside"
+                    );
                     steps.fetch_add(2, SeqCst);
                     rank.unlock().expect("unlock");
                 }
@@ -125,10 +129,10 @@ fn the_pointer_survives_its_daemon_and_goes_along_with_its_shard() {
         some_more();
         stop.store(true, SeqCst);
     });
-    assert_eq!(ranks[1].add(0), Ok(steps.load(SeqCst) as i64), "each step counts once");
+    assert_eq!(ranks[1].add_to_pointer(0), Ok(steps.load(SeqCst) as i64), "each step counts once");
     // After the end of the open, the next one with that number starts at 0.
     drop(ranks);
-    assert_eq!(JobMember::new(client(&cluster, 1), ino, OPEN, 0).add(1), Ok(0));
+    assert_eq!(JobMember::new(client(&cluster, 1), ino, OPEN, 0).add_to_pointer(1), Ok(0));
     cluster.finish();
 }
 
@@ -139,8 +143,8 @@ fn the_lock_of_a_process_that_is_gone_goes_to_the_next() {
     // A process that dies sends nothing. Dropping a member would report its end.
     let gone = client(&cluster, 1);
     let op = MetaOp::Job { ino, open: OPEN, rank: 7, joined: false, op: JobOp::Lock };
-    let told = gone.meta(&Cred::ROOT, op).expect("lock");
-    assert!(matches!(told, MetaReply::Job { told: JobTold::Locked, .. }), "{told:?}");
+    let told = gone.send_meta(&Cred::ROOT, op).expect("lock");
+    assert!(matches!(told, MetaReply::Job { told: JobReply::Locked, .. }), "{told:?}");
     std::thread::scope(|scope| {
         let (has, hears) = std::sync::mpsc::channel();
         let waits = &ranks[0];
@@ -164,25 +168,25 @@ fn the_lock_of_a_process_that_is_gone_goes_to_the_next() {
 fn a_file_stays_open_as_long_as_any_rank_of_the_open_lives() {
     let cluster = Setup::nodes(2).config("[node]\nlease_sec = 2\n").start();
     let (first, other, looks) = (client(&cluster, 0), client(&cluster, 1), client(&cluster, 1));
-    let (name, layout) = (b"f", NewNode::File(first.new_layout()));
+    let (name, layout) = (b"f", InodeTemplate::File(first.new_layout()));
     let made = first.create(&Cred::ROOT, Ino::ROOT, name, layout, 0o644, 0, true, None);
     let ino = made.expect("create").attr.ino;
     first.open(&Cred::ROOT, ino, Access::BOTH).expect("open");
     first.add_pieces(&Cred::ROOT, ino, vec![(NodeId(1), 1)]).expect("a piece");
     let growth = || {
-        let pieces = looks.raw_tiles(ino).expect("tiles").pieces;
+        let pieces = looks.fetch_raw_tiles(ino).expect("tiles").pieces;
         pieces.first().map(|piece| piece.growth)
     };
-    let presence = other.stand_in(first.id(), ino).expect("a connection");
+    let presence = other.keep_client_alive(first.id(), ino).expect("a connection");
     drop(first);
     let lease_is_over = Instant::now() + Duration::from_secs(5);
     while Instant::now() < lease_is_over {
-        assert_eq!(growth(), Some(Growth::Open), "a rank lives");
+        assert_eq!(growth(), Some(PieceGrowth::Open), "a rank lives");
         pause();
     }
     drop(presence);
     let deadline = Instant::now() + PATIENCE;
-    while growth() == Some(Growth::Open) {
+    while growth() == Some(PieceGrowth::Open) {
         assert!(Instant::now() < deadline, "the pieces of a job that is gone are closed");
         pause();
     }

@@ -2,11 +2,11 @@
 //! scale.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use tatami_sim::{Options, run};
+use tatami_sim::{SimOptions, run};
 use tatami_tests::seed::scaled;
 
 /// Runs the worlds with the numbers below `count`, on all processors.
-fn pass(count: u64, world: impl Fn(u64) -> Options + Sync) {
+fn pass(count: u64, world: impl Fn(u64) -> SimOptions + Sync) {
     let next = AtomicU64::new(0);
     let work = || {
         loop {
@@ -28,19 +28,23 @@ fn pass(count: u64, world: impl Fn(u64) -> Options + Sync) {
 
 #[test]
 fn small_worlds_keep_what_a_namespace_promises() {
-    pass(scaled(2000), Options::new);
+    pass(scaled(2000), SimOptions::new);
 }
 
 /// The same for longer, with as many clients at the same time as the checker can follow.
 #[test]
 fn long_lives_keep_what_a_namespace_promises() {
-    let world =
-        |seed| Options { clients: 4, slots: 1, operations: 30, ..Options::new(1 << 32 | seed) };
+    let world = |seed| SimOptions {
+        clients: 4,
+        slots: 1,
+        operations: 30,
+        ..SimOptions::new(1 << 32 | seed)
+    };
     pass(scaled(400), world);
 }
 
 /// Several daemons share the namespace.
 #[test]
 fn worlds_of_several_daemons_keep_what_a_namespace_promises() {
-    pass(scaled(1500), Options::spread);
+    pass(scaled(1500), SimOptions::several_daemons);
 }

@@ -233,15 +233,15 @@ fn tests_in(source: &str) -> BTreeSet<&str> {
     found
 }
 
-/// Sentences of SEMANTICS.md name their tests, as `file::test` in this folder
+/// Sentences of docs/reference/semantics.md name their tests, as `file::test` in this folder
 /// or `path/to/file.rs::test`. The tests are there.
 #[test]
 fn sentences_of_the_semantics_name_tests_that_exist() {
-    let page = text(Path::new("docs/SEMANTICS.md"));
+    let page = text(Path::new("docs/reference/semantics.md"));
     let words = page.split('`').skip(1).step_by(2);
     let named: BTreeSet<(&str, &str)> =
         words.filter(|w| !w.contains(' ')).filter_map(|w| w.rsplit_once("::")).collect();
-    assert!(named.len() >= 20, "docs/SEMANTICS.md names {} tests", named.len());
+    assert!(named.len() >= 20, "docs/reference/semantics.md names {} tests", named.len());
     let mut missing = Vec::new();
     for (file, test) in named.into_iter().filter(|(file, _)| *file != "file") {
         let path = match file.ends_with(".rs") {
@@ -253,7 +253,7 @@ fn sentences_of_the_semantics_name_tests_that_exist() {
             missing.push(format!("{file}::{test}"));
         }
     }
-    report("tests named in docs/SEMANTICS.md that do not exist", &missing);
+    report("tests named in docs/reference/semantics.md that do not exist", &missing);
 }
 
 /// What the README tells people to type: each command is there, and has the options.

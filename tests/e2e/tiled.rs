@@ -165,9 +165,10 @@ fn the_journal_of_a_dead_writer_is_read() {
     let bytes = whole(5);
     for rank in 0..u32::from(NODES) {
         let (part, tiles) = job.write_rank(rank, &bytes);
-        let object = Piece::journal_of(part.piece);
+        let object = Piece::of_journal(part.piece);
         let client = &job.clients[rank as usize];
-        let file = client.object(job.ino, NodeId(rank as u16), object, job.cap).expect("journal");
+        let file =
+            client.open_object(job.ino, NodeId(rank as u16), object, job.cap).expect("journal");
         let told = journal::encode(&tiles);
         assert_eq!(file.write_at(&told, 0), Ok(told.len()));
         file.flush().expect("flushed");

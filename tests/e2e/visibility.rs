@@ -1,5 +1,5 @@
-//! Visibility of the changes of one mount on another: the promises of docs/SEMANTICS.md between
-//! nodes. Every test has a mount per node.
+//! Visibility of the changes of one mount on another: the promises of docs/reference/semantics.md
+//! between nodes. Every test has a mount per node.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;

@@ -56,7 +56,7 @@ pub fn directory_of_each(cluster: &Cluster, nodes: u16) -> Vec<PathBuf> {
         // The first entry moves the directory to its owner shard, and so to its node.
         put(root.join(&name).join("first"), "first");
         let ino = Ino(fs::metadata(root.join(&name)).expect("stat").ino());
-        let node = client.map().owner(ino.shard()).expect("a shard").node.0;
+        let node = client.map().owner(ino.owner_shard()).expect("a shard").node.0;
         found[usize::from(node)].get_or_insert(name);
         if found.iter().all(Option::is_some) {
             break;

@@ -17,7 +17,7 @@ use tempfile::TempDir;
 /// Longest wait until a daemon answers.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The options with which a mount shows the writes of another one at once (docs/MPI.md).
+/// The options with which a mount shows the writes of another one at once (docs/reference/mpi.md).
 const COHERENT: &str =
     "unbuffered,direct_io,big_writes,gfs_stat_timeout=0,attr_timeout=0,entry_timeout=0";
 

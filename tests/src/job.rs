@@ -4,10 +4,10 @@
 use crate::Cluster;
 use std::fs;
 use std::sync::Arc;
-use tatami_client::{Client, Endpoint, Options};
+use tatami_client::{Client, ClientOptions, Endpoint};
 use tatami_layout::{PieceTiles, Shape, View};
-use tatami_wire::meta::{DataState, NewNode};
-use tatami_wire::tiles::Part;
+use tatami_wire::meta::{DataState, InodeTemplate};
+use tatami_wire::tiles::PieceUpdate;
 use tatami_wire::{Access, Cap, Cred, Ino, NodeId, Piece, VolumeKey};
 
 /// Nodes, and ranks.
@@ -25,7 +25,7 @@ pub fn client(cluster: &Cluster, node: u16) -> Arc<Client> {
     let key = fs::read_to_string(cluster.dir().join("key")).expect("the key");
     let digits = key.split_whitespace().next().expect("its digits, before their checksum");
     let key = VolumeKey::from_hex(digits).expect("a key");
-    let options = Options { key: Some(key), ..Options::new(Endpoint::Unix(socket)) };
+    let options = ClientOptions { key: Some(key), ..ClientOptions::new(Endpoint::Unix(socket)) };
     Arc::new(Client::connect(options).expect("connects"))
 }
 
@@ -56,7 +56,7 @@ impl Job {
     /// Creates a file and opens it.
     pub fn create(cluster: &Cluster, name: &str) -> Job {
         let maker = client(cluster, 0);
-        let node = NewNode::File(maker.new_layout());
+        let node = InodeTemplate::File(maker.new_layout());
         let name = name.as_bytes();
         let made = maker.create(&Cred::ROOT, Ino::ROOT, name, node, 0o644, 0, true, None);
         Job::open(cluster, made.expect("create").attr.ino)
@@ -64,12 +64,12 @@ impl Job {
 
     /// Every rank writes its blocks of `bytes`, one behind the other in its piece, in two calls.
     /// Returns the parts that each rank would publish.
-    pub fn write(&self, bytes: &[u8]) -> Vec<Part> {
+    pub fn write(&self, bytes: &[u8]) -> Vec<PieceUpdate> {
         (0..u32::from(NODES)).map(|rank| self.write_rank(rank, bytes).0).collect()
     }
 
     /// Does one rank's part of [`Job::write`]. Returns it with its tiles.
-    pub fn write_rank(&self, rank: u32, bytes: &[u8]) -> (Part, PieceTiles) {
+    pub fn write_rank(&self, rank: u32, bytes: &[u8]) -> (PieceUpdate, PieceTiles) {
         let start = rank as usize * BLOCK;
         let mine: Vec<u8> = bytes[start..]
             .chunks(NODES as usize * BLOCK)
@@ -83,7 +83,8 @@ impl Job {
         let piece = self.first + rank;
         let client = &self.clients[rank as usize];
         let node = NodeId(rank as u16);
-        let data = client.object(self.ino, node, Piece::bytes_of(piece), self.cap).expect("piece");
+        let data =
+            client.open_object(self.ino, node, Piece::of_bytes(piece), self.cap).expect("piece");
         let (head, tail) = mine.split_at(mine.len() / 3);
         for (at, part) in [(0, head), (head.len(), tail)] {
             assert_eq!(data.write_at(part, at as u64), Ok(part.len()));
@@ -91,12 +92,14 @@ impl Job {
             tiles.append(self.stamp + 1, view, at, len, at).expect("appended");
         }
         let blocks = data.stat().expect("stat").blocks;
-        (Part { piece, tiles: tiles.encode().into(), blocks, close: true }, tiles)
+        (PieceUpdate { piece, tiles: tiles.encode().into(), blocks, close: true }, tiles)
     }
 
     /// Publishes the parts at the shard.
-    pub fn publish(&self, parts: Vec<Part>) {
-        self.clients[0].publish(&Cred::ROOT, self.ino, parts, Vec::new(), None).expect("published");
+    pub fn publish(&self, parts: Vec<PieceUpdate>) {
+        self.clients[0]
+            .publish_tiles(&Cred::ROOT, self.ino, parts, Vec::new(), None)
+            .expect("published");
     }
 
     /// Closes the file.

@@ -38,7 +38,7 @@ impl Worker {
 
     /// Does one more operation, which must do the same as the model. With one exception: an append
     /// to a file on another node may report an unknown result if the daemon dies
-    /// (docs/SEMANTICS.md).
+    /// (docs/reference/semantics.md).
     ///
     /// # Errors
     /// A sentence, if the results differ.

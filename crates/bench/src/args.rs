@@ -1,14 +1,14 @@
 //! The command line of `tatami bench`.
 
-use crate::gang::PROCS_MAX;
 use crate::ior::IorArgs;
 use crate::mdtest::MdtestArgs;
 use crate::mpi::MpiArgs;
 use crate::predict::PredictArgs;
 use crate::suite::SuiteArgs;
 use crate::wire::WireArgs;
+use crate::worker_group::PROCS_MAX;
 use std::path::PathBuf;
-use tatami_wire::act::ACTS_MAX;
+use tatami_wire::batch::BATCH_OPS_MAX;
 
 /// Measure this or any other file system.
 #[derive(Clone, Debug, clap::Args)]
@@ -62,7 +62,7 @@ pub(crate) fn procs(text: &str) -> Result<usize, String> {
 /// A sentence with the bounds.
 pub(crate) fn bulk(text: &str) -> Result<usize, String> {
     match text.parse() {
-        Ok(n) if (1..=ACTS_MAX).contains(&n) => Ok(n),
-        _ => Err(format!("a request has 1 to {ACTS_MAX} operations")),
+        Ok(n) if (1..=BATCH_OPS_MAX).contains(&n) => Ok(n),
+        _ => Err(format!("a request has 1 to {BATCH_OPS_MAX} operations")),
     }
 }

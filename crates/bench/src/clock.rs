@@ -9,15 +9,15 @@ use std::fs;
 
 /// Returns nanoseconds of the monotonic clock, which all processes of a machine share.
 pub fn now_ns() -> u64 {
-    ns(clock_gettime(ClockId::Monotonic))
+    timespec_ns(clock_gettime(ClockId::Monotonic))
 }
 
 /// Returns nanoseconds of CPU time (user and system) that this process has used.
 pub fn own_cpu_ns() -> u64 {
-    ns(clock_gettime(ClockId::ProcessCPUTime))
+    timespec_ns(clock_gettime(ClockId::ProcessCPUTime))
 }
 
-fn ns(t: rustix::time::Timespec) -> u64 {
+fn timespec_ns(t: rustix::time::Timespec) -> u64 {
     t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }
 
@@ -27,7 +27,7 @@ const PID_LIMIT: u32 = 1 << 22;
 
 /// Returns nanoseconds of CPU time (user and system) that process `pid` has used, with all its
 /// threads, ended ones too. `None` when there is no such process.
-pub fn cpu_ns_of(pid: u32) -> Option<u64> {
+pub fn process_cpu_ns(pid: u32) -> Option<u64> {
     if pid == 0 || pid >= PID_LIMIT {
         return None;
     }
@@ -81,13 +81,13 @@ impl Steal {
 
     /// Returns the share of wanted CPU time since this reading that the host gave to others, 0 to
     /// 1. Wanted time is the time in which some process of this machine was ready to run.
-    pub fn share(self) -> f64 {
+    pub fn stolen_share(self) -> f64 {
         self.share_until(Steal::now())
     }
 
     fn share_until(self, later: Steal) -> f64 {
         let stolen = later.stolen.saturating_sub(self.stolen) as f64;
-        crate::stats::ratio(stolen, later.wanted.saturating_sub(self.wanted) as f64)
+        crate::stats::ratio_or_zero(stolen, later.wanted.saturating_sub(self.wanted) as f64)
     }
 }
 
@@ -99,9 +99,9 @@ pub struct StealSum {
 }
 
 impl StealSum {
-    /// Returns the share over all stretches, 0 to 1, as [`Steal::share`].
-    pub fn share(self) -> f64 {
-        crate::stats::ratio(self.stolen as f64, self.wanted as f64)
+    /// Returns the share over all stretches, 0 to 1, as [`Steal::stolen_share`].
+    pub fn stolen_share(self) -> f64 {
+        crate::stats::ratio_or_zero(self.stolen as f64, self.wanted as f64)
     }
 }
 
@@ -125,7 +125,7 @@ mod tests {
         while own_cpu_ns() == before {
             x = std::hint::black_box(x.wrapping_mul(3));
         }
-        assert!(cpu_ns_of(std::process::id()).expect("we exist") > before);
-        assert_eq!(cpu_ns_of(PID_LIMIT), None);
+        assert!(process_cpu_ns(std::process::id()).expect("we exist") > before);
+        assert_eq!(process_cpu_ns(PID_LIMIT), None);
     }
 }

@@ -18,7 +18,7 @@ pub enum BenchError {
     #[error("{what} '{name}': {errno}")]
     Volume { what: &'static str, name: String, errno: Errno },
     #[error(transparent)]
-    Connect(#[from] tatami_client::Error),
+    Connect(#[from] tatami_client::ClientError),
     #[error(transparent)]
     Mount(#[from] tatami_mount::MountError),
     #[error(transparent)]
@@ -39,17 +39,17 @@ pub enum BenchError {
 }
 
 /// Adds the operation and the path to an I/O error.
-pub(crate) fn at(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> BenchError {
+pub(crate) fn path_error(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> BenchError {
     move |source| BenchError::Path { what, path: path.to_owned(), source }
 }
 
 /// Adds the operation to an I/O error.
-pub(crate) fn doing(what: &'static str) -> impl FnOnce(io::Error) -> BenchError {
+pub(crate) fn io_error(what: &'static str) -> impl FnOnce(io::Error) -> BenchError {
     move |source| BenchError::Io { what, source }
 }
 
 /// Adds the operation and the name to an error number of the volume.
-pub(crate) fn on(what: &'static str, name: &[u8]) -> impl FnOnce(Errno) -> BenchError {
+pub(crate) fn volume_error(what: &'static str, name: &[u8]) -> impl FnOnce(Errno) -> BenchError {
     // The name is made only on failure: a workload's time counts everything it does.
     move |errno| {
         let name = String::from_utf8_lossy(name).into_owned();

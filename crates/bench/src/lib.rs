@@ -6,38 +6,38 @@
 //! - [`mdtest`] and [`ior`] are the two classic benchmarks, on a path or through the client
 //!   library.
 //! - [`wire`] measures the baseline of a metadata request.
-//! - [`suite`] starts a volume of its own and takes the figures of `docs/PERFORMANCE.md`, each next
+//! - [`suite`] starts a volume of its own and takes the figures of `docs/performance.md`, each next
 //!   to its baseline.
 //! - [`predict`] predicts the speed of many servers.
 //! - [`mpi`] runs the programs of `mpi-bench` with and without the MPI-IO layer.
 
 mod args;
 pub mod clock;
-pub mod echo;
 mod error;
-pub mod gang;
 pub mod ior;
 pub mod mdtest;
 pub mod mpi;
+pub mod null_server;
 pub mod pattern;
 pub mod predict;
-mod reach;
 pub mod size;
 pub mod stats;
-pub mod stream;
 pub mod suite;
 pub mod table;
+pub mod tcp_copy;
+mod volume_access;
 pub mod wire;
 pub mod worker;
+pub mod worker_group;
 
 pub use args::BenchArgs;
 pub use error::BenchError;
-pub use gang::Launcher;
-pub use reach::Reach;
+pub use volume_access::VolumeAccess;
+pub use worker_group::Launcher;
 
 use args::WorkloadArgs;
 use std::io::Write;
-use tatami_client::Options;
+use tatami_client::ClientOptions;
 
 /// Runs the workload of the command line and prints the report.
 ///
@@ -48,7 +48,7 @@ use tatami_client::Options;
 /// ([`BenchError::Output`]). A figure that misses its goal is no error.
 pub fn run(
     args: BenchArgs,
-    options: impl FnOnce() -> Result<Options, BenchError>,
+    options: impl FnOnce() -> Result<ClientOptions, BenchError>,
     out: &mut impl Write,
 ) -> Result<(), BenchError> {
     match args.workload {
@@ -56,15 +56,15 @@ pub fn run(
         WorkloadArgs::NullMount { path, file } => suite::null_mount(&path, file.as_deref()),
         WorkloadArgs::Mdtest(args) => {
             let report = mdtest::run(&args, &Launcher::this_program()?, options)?;
-            show(out, args.json, &report, || report.render())
+            print_report(out, args.json, &report, || report.render())
         }
         WorkloadArgs::Ior(args) => {
             let report = ior::run(&args, &Launcher::this_program()?, options)?;
-            show(out, args.json, &report, || report.render())
+            print_report(out, args.json, &report, || report.render())
         }
         WorkloadArgs::Wire(args) => {
             let report = wire::run(&args, &Launcher::this_program()?)?;
-            show(out, args.json, &report, || report.render())
+            print_report(out, args.json, &report, || report.render())
         }
         WorkloadArgs::Suite(args) => suite::run(&args, out),
         WorkloadArgs::Predict(args) => predict::run(&args, out),
@@ -72,7 +72,7 @@ pub fn run(
     }
 }
 
-fn show(
+fn print_report(
     out: &mut impl Write,
     json: bool,
     report: &impl serde::Serialize,
@@ -87,6 +87,6 @@ fn show(
 }
 
 /// Reports progress on standard error. A closed standard error does not stop the measurement.
-fn tell(line: &str) {
+fn print_progress(line: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{line}");
 }

@@ -26,7 +26,7 @@ pub fn parse(text: &str) -> Result<u64, String> {
 }
 
 /// Writes a number of bytes with the largest suffix that keeps it whole.
-pub fn print(bytes: u64) -> String {
+pub fn format_size(bytes: u64) -> String {
     for (shift, suffix) in [(40, "t"), (30, "g"), (20, "m"), (10, "k")] {
         if bytes != 0 && bytes.is_multiple_of(1 << shift) {
             return format!("{}{suffix}", bytes >> shift);
@@ -62,7 +62,7 @@ mod tests {
     proptest! {
         #[test]
         fn reads_what_it_prints(bytes in 0..=i64::MAX as u64) {
-            prop_assert_eq!(parse(&print(bytes)), Ok(bytes));
+            prop_assert_eq!(parse(&format_size(bytes)), Ok(bytes));
         }
     }
 }

@@ -2,18 +2,18 @@
 
 /// Rows of cells. The first row is the heading.
 #[derive(Clone, Debug, Default)]
-pub struct Table {
+pub struct ReportTable {
     rows: Vec<Vec<String>>,
 }
 
-impl Table {
+impl ReportTable {
     /// Creates a table with these headings.
-    pub fn new(headings: &[&str]) -> Table {
-        Table { rows: vec![headings.iter().map(|h| (*h).to_string()).collect()] }
+    pub fn new(headings: &[&str]) -> ReportTable {
+        ReportTable { rows: vec![headings.iter().map(|h| (*h).to_string()).collect()] }
     }
 
     /// Adds a row.
-    pub fn row(&mut self, cells: Vec<String>) {
+    pub fn add_row(&mut self, cells: Vec<String>) {
         self.rows.push(cells);
     }
 
@@ -41,7 +41,7 @@ impl Table {
     }
 
     /// Renders the same as a Markdown table.
-    pub fn markdown(&self) -> String {
+    pub fn render_markdown(&self) -> String {
         let mut out = String::new();
         for (i, row) in self.rows.iter().enumerate() {
             out += &format!("| {} |\n", row.join(" | "));
@@ -54,7 +54,7 @@ impl Table {
 }
 
 /// Formats a number with about three significant digits.
-pub fn number(x: f64) -> String {
+pub fn format_number(x: f64) -> String {
     match x.abs() {
         a if a >= 100.0 => {
             let digits = format!("{:.0}", x.abs());
@@ -73,7 +73,7 @@ pub fn number(x: f64) -> String {
 }
 
 /// Formats a share of 0 to 1 as a percentage.
-pub fn percent(share: f64) -> String {
+pub fn format_percent(share: f64) -> String {
     format!("{:.0} %", share * 100.0)
 }
 
@@ -83,26 +83,26 @@ mod tests {
 
     #[test]
     fn columns_line_up() {
-        let mut table = Table::new(&["phase", "ops/s"]);
-        table.row(vec!["file create".into(), "12".into()]);
-        table.row(vec!["é".into(), "3,456,789".into()]);
+        let mut table = ReportTable::new(&["phase", "ops/s"]);
+        table.add_row(vec!["file create".into(), "12".into()]);
+        table.add_row(vec!["é".into(), "3,456,789".into()]);
         assert_eq!(
             table.render(),
             "phase            ops/s\nfile create         12\né            3,456,789\n"
         );
         assert_eq!(
-            table.markdown(),
+            table.render_markdown(),
             "| phase | ops/s |\n|---|---:|\n| file create | 12 |\n| é | 3,456,789 |\n"
         );
     }
 
     #[test]
     fn numbers_are_short() {
-        assert_eq!(number(0.1234), "0.12");
-        assert_eq!(number(12.345), "12.3");
-        assert_eq!(number(123.4), "123");
-        assert_eq!(number(1_234_567.0), "1,234,567");
-        assert_eq!(number(-1234.0), "-1,234");
-        assert_eq!(percent(0.256), "26 %");
+        assert_eq!(format_number(0.1234), "0.12");
+        assert_eq!(format_number(12.345), "12.3");
+        assert_eq!(format_number(123.4), "123");
+        assert_eq!(format_number(1_234_567.0), "1,234,567");
+        assert_eq!(format_number(-1234.0), "-1,234");
+        assert_eq!(format_percent(0.256), "26 %");
     }
 }

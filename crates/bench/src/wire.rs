@@ -2,12 +2,12 @@
 //! no work behind them.
 
 use crate::clock::Steal;
-use crate::echo::{Depth, EchoPart};
-use crate::error::{BenchError, doing};
-use crate::gang::{Gang, Launcher, Outcome};
-use crate::stats::Spread;
-use crate::table::{Table, number, percent};
-use crate::worker::Task;
+use crate::error::{BenchError, io_error};
+use crate::null_server::{NullServerPart, WireDepth};
+use crate::stats::RunSpread;
+use crate::table::{ReportTable, format_number, format_percent};
+use crate::worker::WorkerTask;
+use crate::worker_group::{Launcher, PhaseOutcome, WorkerGroup};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
@@ -43,7 +43,7 @@ pub struct WireResult {
     /// `create`, `stat` or `unlink`
     pub operation: String,
     /// Requests per second of all processes together.
-    pub requests_per_sec: Spread,
+    pub requests_per_sec: RunSpread,
     /// CPU time (user and system) of clients and server for one request, in microseconds. Median.
     pub cpu_us_per_request: f64,
     /// Share of CPU time that the host gave to others, 0 to 1. Largest.
@@ -58,7 +58,7 @@ pub struct WireReport {
     /// `unix` or `tcp`
     pub socket: String,
     /// Whether messages were encoded and decoded.
-    pub depth: Depth,
+    pub depth: WireDepth,
     /// Number of client processes.
     pub procs: usize,
     /// By kind of message.
@@ -67,73 +67,75 @@ pub struct WireReport {
 
 /// The figures of one phase of the null server.
 #[derive(Clone, Debug)]
-pub struct Echoed {
+pub struct NullServerPhase {
     /// Time of the clients; CPU time of clients and servers.
-    pub all: Outcome,
+    pub all: PhaseOutcome,
     /// Nanoseconds of CPU time of the servers.
     pub server_ns: u64,
 }
 
-impl Echoed {
+impl NullServerPhase {
     /// Returns microseconds of the servers' CPU time per request.
     pub fn server_us_per_op(&self) -> f64 {
-        crate::stats::ratio(self.server_ns as f64 / 1e3, self.all.ops as f64)
+        crate::stats::ratio_or_zero(self.server_ns as f64 / 1e3, self.all.ops as f64)
     }
 }
 
 /// A null server with its clients. The servers are restarted for every phase; the clients stay.
-pub struct EchoRun<'a> {
+pub struct NullServerRun<'a> {
     launcher: &'a Launcher,
-    clients: Gang,
+    clients: WorkerGroup,
     procs: usize,
     servers: usize,
-    depth: Depth,
+    depth: WireDepth,
     socket: Option<PathBuf>,
 }
 
-impl<'a> EchoRun<'a> {
+impl<'a> NullServerRun<'a> {
     /// Starts the clients.
     ///
     /// # Errors
-    /// As [`Gang::start`].
+    /// As [`WorkerGroup::start`].
     pub fn start(
         launcher: &'a Launcher,
         procs: usize,
         requests: u64,
-        depth: Depth,
+        depth: WireDepth,
         socket: Option<&Path>,
-    ) -> Result<EchoRun<'a>, BenchError> {
-        let tasks = (0..procs).map(|_| Task::Echo(EchoPart::Client { requests, depth })).collect();
+    ) -> Result<NullServerRun<'a>, BenchError> {
+        let tasks = (0..procs)
+            .map(|_| WorkerTask::NullServer(NullServerPart::Client { requests, depth }))
+            .collect();
         let socket = socket.map(Path::to_path_buf);
-        let clients = Gang::start(launcher, tasks)?;
-        Ok(EchoRun { launcher, clients, procs, servers: 1, depth, socket })
+        let clients = WorkerGroup::start(launcher, tasks)?;
+        Ok(NullServerRun { launcher, clients, procs, servers: 1, depth, socket })
     }
 
     /// Uses several servers, reached by TCP. Each client sends each request to a random one.
-    pub fn with_servers(self, servers: usize) -> EchoRun<'a> {
-        EchoRun { servers, socket: None, ..self }
+    pub fn with_servers(self, servers: usize) -> NullServerRun<'a> {
+        NullServerRun { servers, socket: None, ..self }
     }
 
     /// Runs one phase.
     ///
     /// # Errors
     /// The first process that fails.
-    pub fn phase(&mut self, operation: &str) -> Result<Echoed, BenchError> {
-        let part = EchoPart::Server {
+    pub fn run_phase(&mut self, operation: &str) -> Result<NullServerPhase, BenchError> {
+        let part = NullServerPart::Server {
             clients: self.procs,
             socket: self.socket.clone(),
             depth: self.depth,
         };
-        let parts = (0..self.servers).map(|_| Task::Echo(part.clone())).collect();
-        let mut servers = Gang::start(self.launcher, parts)?;
+        let parts = (0..self.servers).map(|_| WorkerTask::NullServer(part.clone())).collect();
+        let mut servers = WorkerGroup::start(self.launcher, parts)?;
         // The servers listen before the clients connect, and accept before the clients send.
-        let addresses = servers.prepare("serve")?.join(",");
-        servers.go()?;
-        let mut all = self.clients.phase(&format!("{operation} {addresses}"))?;
-        let server_ns = Outcome::of(&servers.collect()?).cpu_ns;
+        let addresses = servers.prepare_phase("serve")?.join(",");
+        servers.start_phase()?;
+        let mut all = self.clients.run_phase(&format!("{operation} {addresses}"))?;
+        let server_ns = PhaseOutcome::from_reports(&servers.collect_reports()?).cpu_ns;
         // The servers' report covers all clients, since a server ends with its last connection.
         all.cpu_ns += server_ns;
-        Ok(Echoed { all, server_ns })
+        Ok(NullServerPhase { all, server_ns })
     }
 }
 
@@ -142,11 +144,11 @@ impl<'a> EchoRun<'a> {
 /// # Errors
 /// The first process that fails.
 pub fn run(args: &WireArgs, launcher: &Launcher) -> Result<WireReport, BenchError> {
-    let depth = if args.bytes { Depth::Bytes } else { Depth::Messages };
-    let dir = tempfile::tempdir().map_err(doing("making a place for the socket"))?;
+    let depth = if args.bytes { WireDepth::Bytes } else { WireDepth::Messages };
+    let dir = tempfile::tempdir().map_err(io_error("making a place for the socket"))?;
     let path = dir.path().join("socket");
     let socket = (!args.tcp).then_some(path.as_path());
-    let operations = measure(args, launcher, depth, socket)?;
+    let operations = measure_operations(args, launcher, depth, socket)?;
     Ok(WireReport {
         workload: "wire".into(),
         socket: if args.tcp { "tcp" } else { "unix" }.into(),
@@ -156,26 +158,26 @@ pub fn run(args: &WireArgs, launcher: &Launcher) -> Result<WireReport, BenchErro
     })
 }
 
-fn measure(
+fn measure_operations(
     args: &WireArgs,
     launcher: &Launcher,
-    depth: Depth,
+    depth: WireDepth,
     socket: Option<&Path>,
 ) -> Result<Vec<WireResult>, BenchError> {
-    let mut echo = EchoRun::start(launcher, args.procs, args.requests, depth, socket)?;
+    let mut echo = NullServerRun::start(launcher, args.procs, args.requests, depth, socket)?;
     let mut results = Vec::new();
     for operation in OPERATIONS {
         let (mut rates, mut cpu, mut stolen) = (Vec::new(), Vec::new(), 0.0);
         for _ in 0..args.iterations {
             let steal = Steal::now();
-            let outcome = echo.phase(operation)?.all;
-            rates.push(outcome.rate());
+            let outcome = echo.run_phase(operation)?.all;
+            rates.push(outcome.ops_per_sec());
             cpu.push(outcome.cpu_us_per_op());
-            stolen = f64::max(stolen, steal.share());
+            stolen = f64::max(stolen, steal.stolen_share());
         }
         results.push(WireResult {
             operation: operation.into(),
-            requests_per_sec: Spread::of(&rates),
+            requests_per_sec: RunSpread::from_values(&rates),
             cpu_us_per_request: crate::stats::median(&cpu),
             stolen,
         });
@@ -186,21 +188,27 @@ fn measure(
 impl WireReport {
     /// Renders the report for people.
     pub fn render(&self) -> String {
-        let mut table =
-            Table::new(&["messages of", "min req/s", "median", "max", "CPU µs/req", "stolen"]);
+        let mut table = ReportTable::new(&[
+            "messages of",
+            "min req/s",
+            "median",
+            "max",
+            "CPU µs/req",
+            "stolen",
+        ]);
         for r in &self.operations {
-            table.row(vec![
+            table.add_row(vec![
                 r.operation.clone(),
-                number(r.requests_per_sec.min),
-                number(r.requests_per_sec.median),
-                number(r.requests_per_sec.max),
-                number(r.cpu_us_per_request),
-                percent(r.stolen),
+                format_number(r.requests_per_sec.min),
+                format_number(r.requests_per_sec.median),
+                format_number(r.requests_per_sec.max),
+                format_number(r.cpu_us_per_request),
+                format_percent(r.stolen),
             ]);
         }
         let depth = match self.depth {
-            Depth::Messages => "encoded and decoded",
-            Depth::Bytes => "bytes only",
+            WireDepth::Messages => "encoded and decoded",
+            WireDepth::Bytes => "bytes only",
         };
         format!(
             "wire echo over {} ({depth}): {} processes\n{}",

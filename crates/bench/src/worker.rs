@@ -2,32 +2,32 @@
 //! orders end.
 
 use crate::clock;
-use crate::echo::{Echo, EchoPart};
-use crate::error::{BenchError, doing};
+use crate::error::{BenchError, io_error};
 use crate::ior::{IorPart, IorRank};
 use crate::mdtest::{MdtestPart, MdtestRank};
-use crate::stream::{Stream, StreamPart};
+use crate::null_server::{NullServer, NullServerPart};
+use crate::tcp_copy::{TcpCopy, TcpCopyPart};
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, Write};
 
 /// The task of a process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub enum Task {
+pub enum WorkerTask {
     /// Metadata operations.
     Mdtest(MdtestPart),
     /// Reads and writes.
     Ior(IorPart),
     /// The null server or one of its clients.
-    Echo(EchoPart),
+    NullServer(NullServerPart),
     /// One side of a TCP copy.
-    Stream(StreamPart),
+    Stream(TcpCopyPart),
 }
 
 /// From the starter to a process.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum Order {
+pub enum WorkerOrder {
     /// The task; comes first and once.
-    Take(Box<Task>),
+    Take(Box<WorkerTask>),
     /// Prepares everything that the phase's time must not include.
     Prepare(String),
     /// Run the prepared phase.
@@ -36,18 +36,18 @@ pub enum Order {
 
 /// From a process to its starter.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum Say {
+pub enum WorkerMessage {
     /// The task is taken, or the phase prepared. The text depends on the task.
     Ready(String),
     /// The phase is done.
-    Report(Report),
+    Report(WorkerReport),
     /// The process failed; the text is the reason.
     Failed(String),
 }
 
 /// The work of one process in one phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Report {
+pub struct WorkerReport {
     /// Monotonic clock at the start, in nanoseconds.
     pub start_ns: u64,
     /// Monotonic clock at the end, in nanoseconds.
@@ -62,7 +62,7 @@ pub struct Report {
 
 /// The totals of one phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Done {
+pub struct PhaseTotals {
     /// Operations.
     pub ops: u64,
     /// Bytes.
@@ -75,20 +75,20 @@ pub trait Workload {
     ///
     /// # Errors
     /// Any operation that fails.
-    fn prepare(&mut self, phase: &str) -> Result<String, BenchError>;
+    fn prepare_phase(&mut self, phase: &str) -> Result<String, BenchError>;
     /// Runs the phase that was prepared last.
     ///
     /// # Errors
     /// The first operation that fails.
-    fn run(&mut self, phase: &str) -> Result<Done, BenchError>;
+    fn run_phase(&mut self, phase: &str) -> Result<PhaseTotals, BenchError>;
 }
 
-fn take(task: Task) -> Result<Box<dyn Workload>, BenchError> {
+fn create_workload(task: WorkerTask) -> Result<Box<dyn Workload>, BenchError> {
     Ok(match task {
-        Task::Mdtest(part) => Box::new(MdtestRank::new(part)?),
-        Task::Ior(part) => Box::new(IorRank::new(part)?),
-        Task::Echo(part) => Box::new(Echo::new(part)),
-        Task::Stream(part) => Box::new(Stream::new(part)),
+        WorkerTask::Mdtest(part) => Box::new(MdtestRank::new(part)?),
+        WorkerTask::Ior(part) => Box::new(IorRank::new(part)?),
+        WorkerTask::NullServer(part) => Box::new(NullServer::new(part)),
+        WorkerTask::Stream(part) => Box::new(TcpCopy::new(part)),
     })
 }
 
@@ -98,59 +98,59 @@ fn take(task: Task) -> Result<Box<dyn Workload>, BenchError> {
 /// # Errors
 /// Those of the pipes. A failure of the task is reported instead.
 pub fn main() -> Result<(), BenchError> {
-    serve(&mut std::io::stdin().lock(), &mut std::io::stdout().lock())
+    serve_orders(&mut std::io::stdin().lock(), &mut std::io::stdout().lock())
 }
 
-fn serve(orders: &mut impl BufRead, says: &mut impl Write) -> Result<(), BenchError> {
-    match obey(orders, says) {
+fn serve_orders(orders: &mut impl BufRead, says: &mut impl Write) -> Result<(), BenchError> {
+    match handle_orders(orders, says) {
         // A report suffices: the starter shows the error to the user.
-        Err(e) => say(says, &Say::Failed(e.to_string())),
+        Err(e) => send_message(says, &WorkerMessage::Failed(e.to_string())),
         Ok(()) => Ok(()),
     }
 }
 
-fn obey(orders: &mut impl BufRead, says: &mut impl Write) -> Result<(), BenchError> {
+fn handle_orders(orders: &mut impl BufRead, says: &mut impl Write) -> Result<(), BenchError> {
     let mut workload: Option<Box<dyn Workload>> = None;
     let mut prepared = None;
     let mut line = String::new();
     loop {
         line.clear();
-        if orders.read_line(&mut line).map_err(doing("reading orders"))? == 0 {
+        if orders.read_line(&mut line).map_err(io_error("reading orders"))? == 0 {
             return Ok(());
         }
         let order = serde_json::from_str(&line)
             .map_err(|e| BenchError::Usage(format!("this subcommand is for tatami itself: {e}")))?;
         let early = || BenchError::Usage("an order came before its task or phase".into());
         let answer = match order {
-            Order::Take(task) => {
-                workload = Some(take(*task)?);
-                Say::Ready(String::new())
+            WorkerOrder::Take(task) => {
+                workload = Some(create_workload(*task)?);
+                WorkerMessage::Ready(String::new())
             }
-            Order::Prepare(phase) => {
-                let told = workload.as_mut().ok_or_else(early)?.prepare(&phase)?;
+            WorkerOrder::Prepare(phase) => {
+                let told = workload.as_mut().ok_or_else(early)?.prepare_phase(&phase)?;
                 prepared = Some(phase);
-                Say::Ready(told)
+                WorkerMessage::Ready(told)
             }
-            Order::Go => {
+            WorkerOrder::Go => {
                 let phase = prepared.take().ok_or_else(early)?;
                 let workload = workload.as_mut().ok_or_else(early)?;
                 // Reads the CPU clock first and last, so that the wall clock covers the phase
                 // alone.
                 let (cpu, start_ns) = (clock::own_cpu_ns(), clock::now_ns());
-                let Done { ops, bytes } = workload.run(&phase)?;
+                let PhaseTotals { ops, bytes } = workload.run_phase(&phase)?;
                 let end_ns = clock::now_ns();
                 let cpu_ns = clock::own_cpu_ns() - cpu;
-                Say::Report(Report { start_ns, end_ns, cpu_ns, ops, bytes })
+                WorkerMessage::Report(WorkerReport { start_ns, end_ns, cpu_ns, ops, bytes })
             }
         };
-        say(says, &answer)?;
+        send_message(says, &answer)?;
     }
 }
 
-fn say(says: &mut impl Write, what: &Say) -> Result<(), BenchError> {
+fn send_message(says: &mut impl Write, what: &WorkerMessage) -> Result<(), BenchError> {
     let mut line = serde_json::to_vec(what).expect("reports are plain data");
     line.push(b'\n');
-    says.write_all(&line).and_then(|()| says.flush()).map_err(doing("reporting"))
+    says.write_all(&line).and_then(|()| says.flush()).map_err(io_error("reporting"))
 }
 
 #[cfg(test)]
@@ -159,7 +159,7 @@ mod tests {
 
     fn talk(orders: &str) -> String {
         let mut says = Vec::new();
-        serve(&mut orders.as_bytes(), &mut says).expect("memory takes all reports");
+        serve_orders(&mut orders.as_bytes(), &mut says).expect("memory takes all reports");
         String::from_utf8(says).expect("JSON is text")
     }
 

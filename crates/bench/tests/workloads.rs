@@ -22,7 +22,7 @@ fn parse<A: clap::Args>(line: &[&str]) -> A {
     Cli::<A>::parse_from([&["test"], line].concat()).args
 }
 
-fn no_volume() -> Result<tatami_client::Options, BenchError> {
+fn no_volume() -> Result<tatami_client::ClientOptions, BenchError> {
     Err(BenchError::Usage("there is no volume in this test".into()))
 }
 
@@ -142,7 +142,7 @@ fn predictions_follow_from_times_alone(_: &Launcher) {
         let args = parse::<PredictArgs>(&[&line[..], &more].concat());
         let mut said = Vec::new();
         predict::run(&args, &mut said).expect("nothing needs to be measured");
-        let report = predict::Report::read(out.as_ref()).expect("it was written");
+        let report = predict::PredictReport::read(out.as_ref()).expect("it was written");
         (String::from_utf8(said).expect("text"), report)
     };
     let (said, report) = predict("first.json");
@@ -152,13 +152,13 @@ fn predictions_follow_from_times_alone(_: &Launcher) {
     }
     // Four kinds in one directory and in private ones, and those of displaced files.
     assert_eq!(report.rows.iter().filter(|row| !row.old).count(), 2 * 2 * 8);
-    assert!(report.rows.iter().all(|row| row.rate > 0.0 && row.idle() < 1.0));
+    assert!(report.rows.iter().all(|row| row.rate > 0.0 && row.idle_share() < 1.0));
     assert!(report.rows.iter().filter(|row| row.servers == 1).all(|row| row.efficiency == 1.0));
     assert_eq!((report.growths.len(), report.checks.len()), (4, 1));
     let plot = std::fs::read_to_string(path("predicted-ethernet.svg")).expect("a plot");
     assert!(plot.contains("mkdir, private"));
     std::fs::write(path("times"), "{}").expect("a file");
-    assert!(predict::Report::read(path("times").as_ref()).is_err());
+    assert!(predict::PredictReport::read(path("times").as_ref()).is_err());
 }
 
 type Test = (&'static str, fn(&Launcher));

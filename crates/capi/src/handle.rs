@@ -3,21 +3,23 @@
 // Each function's pointers come from the caller, as the header says; see the crate's documentation.
 #![allow(clippy::missing_safety_doc, non_camel_case_types)]
 
-use crate::guard::{Failure, count, last, status};
-use crate::shapes::{buffer, get, tio_shape};
+use crate::guard::{CallFailure, last_error, run_counted, run_status};
+use crate::shapes::{buffer_argument, shape_ref, tio_shape};
 use crate::text;
 use parking_lot::Mutex;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::path::Path;
 use tatami_layout::Shape;
-use tatami_tiled::place::{self, Claim};
-use tatami_tiled::{Begin, Buffer, Environment, File, Flags, Token, file, machine, stat, volume};
+use tatami_tiled::claim::{self, Claim};
+use tatami_tiled::{
+    Buffer, CollectiveOpen, Environment, Flags, OpenToken, RankFile, file, machine, stat, volume,
+};
 
 const VERSION: u32 = 4;
 
 /// `tio_file`: a rank's handle, and the bytes of its last seal.
 pub struct tio_file {
-    file: File,
+    file: RankFile,
     sealed: Mutex<Vec<u8>>,
 }
 
@@ -25,18 +27,18 @@ pub struct tio_file {
 ///
 /// # Safety
 /// NULL, or a handle that no thread closes meanwhile.
-unsafe fn handle<'a>(file: *const tio_file) -> Result<&'a tio_file, Failure> {
+unsafe fn handle_ref<'a>(file: *const tio_file) -> Result<&'a tio_file, CallFailure> {
     // SAFETY: the caller's.
-    unsafe { file.as_ref() }.ok_or(Failure::Argument("the file handle is NULL"))
+    unsafe { file.as_ref() }.ok_or(CallFailure::Argument("the file handle is NULL"))
 }
 
 /// Stores a result.
 ///
 /// # Safety
 /// NULL, or room for a `T`.
-unsafe fn put<T>(to: *mut T, value: T) -> Result<i32, Failure> {
+unsafe fn store_result<T>(to: *mut T, value: T) -> Result<i32, CallFailure> {
     if to.is_null() {
-        return Err(Failure::Argument("there is no room for the result"));
+        return Err(CallFailure::Argument("there is no room for the result"));
     }
     // SAFETY: the caller's.
     unsafe { to.write(value) };
@@ -52,7 +54,7 @@ pub extern "C" fn tio_version() -> u32 {
 /// See the header.
 #[unsafe(no_mangle)]
 pub extern "C" fn tio_error() -> *const c_char {
-    last()
+    last_error()
 }
 
 /// The result of [`tio_claims`] for a file of a volume that is named by a link.
@@ -65,12 +67,12 @@ pub unsafe extern "C" fn tio_claims(
     flags: c_int,
     hints: *const *const c_char,
 ) -> c_int {
-    status(|| {
+    run_status(|| {
         // SAFETY: the caller's.
-        let (path, hints) = unsafe { (text::path(path)?, text::hints(hints)) };
-        let claim = file::claim(path, Flags(flags as u32), &hints, &Environment::read())?;
+        let (path, hints) = unsafe { (text::path_argument(path)?, text::hints_argument(hints)) };
+        let claim = file::claim_path(path, Flags(flags as u32), &hints, &Environment::read())?;
         Ok(match claim {
-            Claim::No => 0,
+            Claim::NotOurs => 0,
             Claim::Volume { linked: true, .. } => CLAIMED_LINK,
             _ => 1,
         })
@@ -85,19 +87,19 @@ pub unsafe extern "C" fn tio_node(
     node: *mut u32,
     inbox: *mut u64,
 ) -> c_int {
-    status(|| {
+    run_status(|| {
         // SAFETY: the caller's.
-        let path = unsafe { text::path(path) }?;
-        let (has_claimed, path) = (file::has_claimed(path), place::without_prefix(path).0);
+        let path = unsafe { text::path_argument(path) }?;
+        let (has_claimed, path) = (file::has_claimed(path), claim::without_prefix(path).0);
         let number = volume::node_of(path, claim == CLAIMED_LINK, has_claimed);
         if !inbox.is_null() {
             let own = number.map_or(0, |_| volume::inbox_number());
             // SAFETY: the caller's.
-            unsafe { put(inbox, own) }?;
+            unsafe { store_result(inbox, own) }?;
         }
-        let number = number.unwrap_or_else(machine::id);
+        let number = number.unwrap_or_else(machine::machine_id);
         // SAFETY: the caller's.
-        unsafe { put(node, number) }
+        unsafe { store_result(node, number) }
     })
 }
 
@@ -113,42 +115,42 @@ pub unsafe extern "C" fn tio_begin(
     token: *mut c_void,
     token_len: *mut usize,
 ) -> c_int {
-    status(|| {
+    run_status(|| {
         // SAFETY: the caller's.
-        let (path, hints) = unsafe { (text::path(path)?, text::hints(hints)) };
+        let (path, hints) = unsafe { (text::path_argument(path)?, text::hints_argument(hints)) };
         let nodes: &[u32] = match nodes.is_null() {
             true => &[],
             // SAFETY: the caller's: a number for each rank.
             false => unsafe { std::slice::from_raw_parts(nodes, ranks as usize) },
         };
-        let begin = Begin {
+        let begin = CollectiveOpen {
             path,
             flags: Flags(flags as u32),
             mode,
             hints: &hints,
             environment: &Environment::read(),
             ranks,
-            machine: same(nodes),
+            machine: common_machine(nodes),
             nodes,
         };
         // SAFETY: the caller's.
         let room = unsafe { token_len.as_ref() }.copied().unwrap_or(0);
         if token.is_null() || room < tatami_tiled::token::TOKEN_MAX {
-            return Err(Failure::Argument("there is no room for the token"));
+            return Err(CallFailure::Argument("there is no room for the token"));
         }
-        let bytes = tatami_tiled::begin(&begin)?.encode();
+        let bytes = tatami_tiled::begin_open(&begin)?.encode();
         // SAFETY: a token is shorter than TOKEN_MAX, for which there is room.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), token.cast(), bytes.len()) };
         // SAFETY: the caller's.
-        unsafe { put(token_len, bytes.len()) }
+        unsafe { store_result(token_len, bytes.len()) }
     })
 }
 
 /// Returns the number of this machine if all ranks are on it, else 0. The caller is rank 0. Ranks
 /// with one mount of a volume are on one machine.
-fn same(nodes: &[u32]) -> u32 {
+fn common_machine(nodes: &[u32]) -> u32 {
     let is_one = nodes.iter().all(|node| Some(node) == nodes.first());
-    if is_one { machine::id() } else { 0 }
+    if is_one { machine::machine_id() } else { 0 }
 }
 
 /// See the header.
@@ -163,24 +165,25 @@ pub unsafe extern "C" fn tio_open(
     inboxes: *const u64,
     out: *mut *mut tio_file,
 ) -> c_int {
-    status(|| {
+    run_status(|| {
         // SAFETY: the caller's.
-        let (path, hints) = unsafe { (text::path(path)?, text::hints(hints)) };
+        let (path, hints) = unsafe { (text::path_argument(path)?, text::hints_argument(hints)) };
         if token.is_null() || out.is_null() {
-            return Err(Failure::Argument("there is no token, or no room for the handle"));
+            return Err(CallFailure::Argument("there is no token, or no room for the handle"));
         }
         // SAFETY: the caller's.
         let token = unsafe { std::slice::from_raw_parts(token.cast::<u8>(), token_len) };
-        let token = Token::decode(token, path)?;
+        let token = OpenToken::decode(token, path)?;
         let inboxes: &[u64] = match inboxes.is_null() {
             true => &[],
-            // SAFETY: the caller's: a number for each rank of the open, whose token says how many there are.
+            // SAFETY: the caller's: a number for each rank of the open, whose token says how many
+            // there are.
             false => unsafe { std::slice::from_raw_parts(inboxes, token.ranks as usize) },
         };
-        let file = File::open_among(path, Flags(flags as u32), &hints, rank, token, inboxes)?;
+        let file = RankFile::open_among(path, Flags(flags as u32), &hints, rank, token, inboxes)?;
         let sealed = Mutex::new(Vec::new());
         // SAFETY: the caller's.
-        unsafe { put(out, Box::into_raw(Box::new(tio_file { file, sealed }))) }
+        unsafe { store_result(out, Box::into_raw(Box::new(tio_file { file, sealed }))) }
     })
 }
 
@@ -188,7 +191,7 @@ pub unsafe extern "C" fn tio_open(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tio_stamp(file: *mut tio_file) -> u64 {
     // SAFETY: the caller's.
-    let stamp = count(|| Ok(unsafe { handle(file) }?.file.stamp() as i64));
+    let stamp = run_counted(|| Ok(unsafe { handle_ref(file) }?.file.next_stamp() as i64));
     u64::try_from(stamp).unwrap_or(0)
 }
 
@@ -196,16 +199,16 @@ pub unsafe extern "C" fn tio_stamp(file: *mut tio_file) -> u64 {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tio_epoch(file: *mut tio_file, stamp: u64) -> c_int {
     // SAFETY: the caller's.
-    status(|| Ok(unsafe { handle(file) }?.file.epoch(stamp).map(|()| 0)?))
+    run_status(|| Ok(unsafe { handle_ref(file) }?.file.begin_epoch(stamp).map(|()| 0)?))
 }
 
 /// Returns the filetype of a view.
 ///
 /// # Safety
 /// As for [`get`].
-unsafe fn filetype(shape: *const tio_shape) -> Result<Shape, Failure> {
+unsafe fn filetype_argument(shape: *const tio_shape) -> Result<Shape, CallFailure> {
     // SAFETY: the caller's.
-    unsafe { get(shape) }.cloned().ok_or(Failure::Argument("the filetype is NULL"))
+    unsafe { shape_ref(shape) }.cloned().ok_or(CallFailure::Argument("the filetype is NULL"))
 }
 
 /// See the header.
@@ -215,10 +218,10 @@ pub unsafe extern "C" fn tio_view_check(
     etype_size: u64,
     shape: *const tio_shape,
 ) -> c_int {
-    status(|| {
+    run_status(|| {
         // SAFETY: the caller's.
-        let filetype = unsafe { filetype(shape) }?;
-        tatami_tiled::file::view(Path::new("a file"), disp, etype_size, filetype)?;
+        let filetype = unsafe { filetype_argument(shape) }?;
+        tatami_tiled::file::make_view(Path::new("a file"), disp, etype_size, filetype)?;
         Ok(0)
     })
 }
@@ -231,10 +234,10 @@ pub unsafe extern "C" fn tio_view(
     etype_size: u64,
     shape: *const tio_shape,
 ) -> c_int {
-    status(|| {
+    run_status(|| {
         // SAFETY: the caller's.
-        let (file, filetype) = unsafe { (&handle(file)?.file, filetype(shape)?) };
-        let view = tatami_tiled::file::view(file.path(), disp, etype_size, filetype)?;
+        let (file, filetype) = unsafe { (&handle_ref(file)?.file, filetype_argument(shape)?) };
+        let view = tatami_tiled::file::make_view(file.path(), disp, etype_size, filetype)?;
         file.set_view(view);
         Ok(0)
     })
@@ -249,9 +252,11 @@ pub unsafe extern "C" fn tio_write(
     n: u64,
     mem: *const tio_shape,
 ) -> i64 {
-    count(|| {
+    run_counted(|| {
         // SAFETY: the caller's; a write only reads the buffer.
-        let (file, data) = unsafe { (&handle(file)?.file, buffer(buf.cast_mut(), n, get(mem))?) };
+        let (file, data) = unsafe {
+            (&handle_ref(file)?.file, buffer_argument(buf.cast_mut(), n, shape_ref(mem))?)
+        };
         Ok(file.write(stream, &data)? as i64)
     })
 }
@@ -265,10 +270,10 @@ pub unsafe extern "C" fn tio_read(
     n: u64,
     mem: *const tio_shape,
 ) -> i64 {
-    count(|| {
+    run_counted(|| {
         // SAFETY: the caller's.
         let (file, mut into): (_, Buffer<'_>) =
-            unsafe { (&handle(file)?.file, buffer(buf, n, get(mem))?) };
+            unsafe { (&handle_ref(file)?.file, buffer_argument(buf, n, shape_ref(mem))?) };
         Ok(file.read(stream, &mut into)? as i64)
     })
 }
@@ -277,35 +282,35 @@ pub unsafe extern "C" fn tio_read(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tio_offset_of(file: *mut tio_file, stream: u64, out: *mut u64) -> c_int {
     // SAFETY: the caller's.
-    status(|| unsafe { put(out, handle(file)?.file.offset_of(stream)) })
+    run_status(|| unsafe { store_result(out, handle_ref(file)?.file.offset_of(stream)) })
 }
 
 /// See the header.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tio_stream_at_end(file: *mut tio_file, out: *mut u64) -> c_int {
     // SAFETY: the caller's.
-    status(|| unsafe { put(out, handle(file)?.file.stream_at_end()?) })
+    run_status(|| unsafe { store_result(out, handle_ref(file)?.file.stream_at_end()?) })
 }
 
 /// See the header.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tio_size(file: *mut tio_file, out: *mut u64) -> c_int {
     // SAFETY: the caller's.
-    status(|| unsafe { put(out, handle(file)?.file.size()?) })
+    run_status(|| unsafe { store_result(out, handle_ref(file)?.file.file_size()?) })
 }
 
 /// See the header.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tio_set_size(file: *mut tio_file, size: u64) -> c_int {
     // SAFETY: the caller's.
-    status(|| Ok(unsafe { handle(file) }?.file.set_size(size).map(|()| 0)?))
+    run_status(|| Ok(unsafe { handle_ref(file) }?.file.set_size(size).map(|()| 0)?))
 }
 
 /// See the header.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tio_preallocate(file: *mut tio_file, size: u64) -> c_int {
     // SAFETY: the caller's.
-    status(|| Ok(unsafe { handle(file) }?.file.preallocate(size).map(|()| 0)?))
+    run_status(|| Ok(unsafe { handle_ref(file) }?.file.preallocate(size).map(|()| 0)?))
 }
 
 /// See the header.
@@ -316,16 +321,16 @@ pub unsafe extern "C" fn tio_seal(
     bytes: *mut *const c_void,
     len: *mut usize,
 ) -> c_int {
-    status(|| {
+    run_status(|| {
         // SAFETY: the caller's.
-        let handle = unsafe { handle(file) }?;
-        let new = handle.file.seal(durable != 0)?;
+        let handle = unsafe { handle_ref(file) }?;
+        let new = handle.file.seal_piece(durable != 0)?;
         let mut sealed = handle.sealed.lock();
         *sealed = new;
         // SAFETY: the caller's; the vector stays as it is until the next seal.
-        unsafe { put(bytes, sealed.as_ptr().cast())? };
+        unsafe { store_result(bytes, sealed.as_ptr().cast())? };
         // SAFETY: the caller's.
-        unsafe { put(len, sealed.len()) }
+        unsafe { store_result(len, sealed.len()) }
     })
 }
 
@@ -339,12 +344,12 @@ pub unsafe extern "C" fn tio_publish(
     durable: c_int,
     closing: c_int,
 ) -> c_int {
-    status(|| {
+    run_status(|| {
         // SAFETY: the caller's.
-        let file = &unsafe { handle(file) }?.file;
+        let file = &unsafe { handle_ref(file) }?.file;
         let n = n as usize;
         if n > 0 && (bytes.is_null() || lens.is_null()) {
-            return Err(Failure::Argument("what the ranks sealed is NULL"));
+            return Err(CallFailure::Argument("what the ranks sealed is NULL"));
         }
         let mut sealed: Vec<&[u8]> = Vec::with_capacity(n);
         for rank in 0..n {
@@ -356,7 +361,7 @@ pub unsafe extern "C" fn tio_publish(
                 false => unsafe { std::slice::from_raw_parts(at.cast(), len) },
             });
         }
-        file.publish(&sealed, durable != 0, closing != 0)?;
+        file.publish_pieces(&sealed, durable != 0, closing != 0)?;
         Ok(0)
     })
 }
@@ -364,11 +369,11 @@ pub unsafe extern "C" fn tio_publish(
 /// See the header.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tio_sealed(file: *mut tio_file, published: c_int) -> c_int {
-    status(|| {
+    run_status(|| {
         // SAFETY: the caller's.
-        let handle = unsafe { handle(file) }?;
+        let handle = unsafe { handle_ref(file) }?;
         if published == 0 {
-            handle.file.published();
+            handle.file.mark_published();
         }
         Ok(0)
     })
@@ -377,9 +382,9 @@ pub unsafe extern "C" fn tio_sealed(file: *mut tio_file, published: c_int) -> c_
 /// See the header.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tio_close(file: *mut tio_file) -> c_int {
-    status(|| {
+    run_status(|| {
         if file.is_null() {
-            return Err(Failure::Argument("the file handle is NULL"));
+            return Err(CallFailure::Argument("the file handle is NULL"));
         }
         // SAFETY: it came from Box::into_raw, and the caller gives it back.
         drop(unsafe { Box::from_raw(file) });
@@ -390,9 +395,9 @@ pub unsafe extern "C" fn tio_close(file: *mut tio_file) -> c_int {
 /// See the header.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tio_set_atomic(file: *mut tio_file, on: c_int) -> c_int {
-    status(|| {
+    run_status(|| {
         // SAFETY: the caller's.
-        unsafe { handle(file) }?.file.set_atomic(on != 0);
+        unsafe { handle_ref(file) }?.file.set_atomic(on != 0);
         Ok(0)
     })
 }
@@ -401,14 +406,14 @@ pub unsafe extern "C" fn tio_set_atomic(file: *mut tio_file, on: c_int) -> c_int
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tio_lock(file: *mut tio_file) -> c_int {
     // SAFETY: the caller's.
-    status(|| Ok(unsafe { handle(file) }?.file.lock().map(|()| 0)?))
+    run_status(|| Ok(unsafe { handle_ref(file) }?.file.lock().map(|()| 0)?))
 }
 
 /// See the header.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tio_unlock(file: *mut tio_file) -> c_int {
     // SAFETY: the caller's.
-    status(|| Ok(unsafe { handle(file) }?.file.unlock().map(|()| 0)?))
+    run_status(|| Ok(unsafe { handle_ref(file) }?.file.unlock().map(|()| 0)?))
 }
 
 /// See the header.
@@ -419,22 +424,22 @@ pub unsafe extern "C" fn tio_shared_add(
     before: *mut i64,
 ) -> c_int {
     // SAFETY: the caller's.
-    status(|| unsafe { put(before, handle(file)?.file.shared_add(delta)?) })
+    run_status(|| unsafe { store_result(before, handle_ref(file)?.file.shared_add(delta)?) })
 }
 
 /// See the header.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tio_shared_set(file: *mut tio_file, value: i64) -> c_int {
     // SAFETY: the caller's.
-    status(|| Ok(unsafe { handle(file) }?.file.shared_set(value).map(|()| 0)?))
+    run_status(|| Ok(unsafe { handle_ref(file) }?.file.shared_set(value).map(|()| 0)?))
 }
 
 /// See the header.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tio_hints(file: *mut tio_file, buf: *mut c_char, len: usize) -> c_int {
-    status(|| {
+    run_status(|| {
         // SAFETY: the caller's.
-        let lines = unsafe { handle(file) }?.file.hint_lines();
+        let lines = unsafe { handle_ref(file) }?.file.hint_lines();
         if !buf.is_null() && len > 0 {
             let fits = lines.len().min(len - 1);
             // SAFETY: the caller's: `len` bytes.
@@ -451,7 +456,7 @@ pub unsafe extern "C" fn tio_hints(file: *mut tio_file, buf: *mut c_char, len: u
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tio_delete(path: *const c_char) -> c_int {
     // SAFETY: the caller's.
-    status(|| Ok(stat::delete(unsafe { text::path(path) }?).map(|()| 0)?))
+    run_status(|| Ok(stat::delete_file(unsafe { text::path_argument(path) }?).map(|()| 0)?))
 }
 
 /// `tio_stat`: the attributes of a file, shown as one ordinary file.
@@ -467,9 +472,9 @@ pub struct tio_stat {
 /// See the header.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tio_stat_path(path: *const c_char, out: *mut tio_stat) -> c_int {
-    status(|| {
+    run_status(|| {
         // SAFETY: the caller's.
-        let found = stat::stat(unsafe { text::path(path) }?)?;
+        let found = stat::stat_file(unsafe { text::path_argument(path) }?)?;
         let stat = tio_stat {
             size: found.size,
             mode: found.mode,
@@ -478,6 +483,6 @@ pub unsafe extern "C" fn tio_stat_path(path: *const c_char, out: *mut tio_stat) 
             mtime_nsec: found.modified.1,
         };
         // SAFETY: the caller's.
-        unsafe { put(out, stat) }
+        unsafe { store_result(out, stat) }
     })
 }

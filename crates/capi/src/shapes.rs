@@ -3,7 +3,7 @@
 // Each function's pointers come from the caller, as the header says; see the crate's documentation.
 #![allow(clippy::missing_safety_doc, non_camel_case_types)]
 
-use crate::guard::{Failure, count, remember};
+use crate::guard::{CallFailure, remember_error, run_counted};
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -13,21 +13,21 @@ use tatami_tiled::Buffer;
 /// `tio_shape`: a shape behind a counted reference.
 pub struct tio_shape(Shape);
 
-type Made = *mut tio_shape;
+type ShapePointer = *mut tio_shape;
 
-fn make(shape: impl FnOnce() -> Option<Result<Shape, ShapeError>>) -> Made {
+fn make_shape(shape: impl FnOnce() -> Option<Result<Shape, ShapeError>>) -> ShapePointer {
     match catch_unwind(AssertUnwindSafe(shape)) {
         Ok(Some(Ok(shape))) => Arc::into_raw(Arc::new(tio_shape(shape))).cast_mut(),
         Ok(Some(Err(error))) => {
-            remember(&error.to_string());
+            remember_error(&error.to_string());
             std::ptr::null_mut()
         }
         Ok(None) => {
-            remember("a pointer to a shape or an array is NULL");
+            remember_error("a pointer to a shape or an array is NULL");
             std::ptr::null_mut()
         }
         Err(_) => {
-            remember("an internal defect of libtatami_io (a panic)");
+            remember_error("an internal defect of libtatami_io (a panic)");
             std::ptr::null_mut()
         }
     }
@@ -37,7 +37,7 @@ fn make(shape: impl FnOnce() -> Option<Result<Shape, ShapeError>>) -> Made {
 ///
 /// # Safety
 /// NULL, or a shape that no thread releases meanwhile.
-pub(crate) unsafe fn get<'a>(shape: *const tio_shape) -> Option<&'a Shape> {
+pub(crate) unsafe fn shape_ref<'a>(shape: *const tio_shape) -> Option<&'a Shape> {
     // SAFETY: the caller's.
     unsafe { shape.as_ref() }.map(|shape| &shape.0)
 }
@@ -46,7 +46,7 @@ pub(crate) unsafe fn get<'a>(shape: *const tio_shape) -> Option<&'a Shape> {
 ///
 /// # Safety
 /// `n` elements, or NULL if there are none.
-unsafe fn array<'a, T>(at: *const T, n: usize) -> Option<&'a [T]> {
+unsafe fn array_slice<'a, T>(at: *const T, n: usize) -> Option<&'a [T]> {
     match (n, at.is_null()) {
         (0, _) => Some(&[]),
         (_, true) => None,
@@ -58,14 +58,14 @@ unsafe fn array<'a, T>(at: *const T, n: usize) -> Option<&'a [T]> {
 /// See the header.
 #[unsafe(no_mangle)]
 pub extern "C" fn tio_bytes(len: u64) -> *mut tio_shape {
-    make(|| Some(Shape::bytes(len)))
+    make_shape(|| Some(Shape::bytes(len)))
 }
 
 /// See the header.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tio_contiguous(count: u64, child: *const tio_shape) -> *mut tio_shape {
     // SAFETY: the caller's.
-    make(|| unsafe { get(child) }.map(|child| Shape::contiguous(count, child)))
+    make_shape(|| unsafe { shape_ref(child) }.map(|child| Shape::contiguous(count, child)))
 }
 
 /// See the header.
@@ -76,8 +76,10 @@ pub unsafe extern "C" fn tio_hvector(
     stride: i64,
     child: *const tio_shape,
 ) -> *mut tio_shape {
-    // SAFETY: the caller's.
-    make(|| unsafe { get(child) }.map(|child| Shape::hvector(count, blocklen, stride, child)))
+    make_shape(|| {
+        // SAFETY: the caller's.
+        unsafe { shape_ref(child) }.map(|child| Shape::hvector(count, blocklen, stride, child))
+    })
 }
 
 /// See the header.
@@ -88,10 +90,11 @@ pub unsafe extern "C" fn tio_hindexed(
     displacements: *const i64,
     child: *const tio_shape,
 ) -> *mut tio_shape {
-    make(|| {
+    make_shape(|| {
         // SAFETY: the caller's.
-        let (lens, disps, child) =
-            unsafe { (array(blocklens, n)?, array(displacements, n)?, get(child)?) };
+        let (lens, disps, child) = unsafe {
+            (array_slice(blocklens, n)?, array_slice(displacements, n)?, shape_ref(child)?)
+        };
         let blocks: Vec<(u64, i64)> = lens.iter().copied().zip(disps.iter().copied()).collect();
         Some(Shape::hindexed(&blocks, child))
     })
@@ -105,14 +108,15 @@ pub unsafe extern "C" fn tio_struct(
     displacements: *const i64,
     children: *const *const tio_shape,
 ) -> *mut tio_shape {
-    make(|| {
+    make_shape(|| {
         // SAFETY: the caller's.
-        let (lens, disps, children) =
-            unsafe { (array(blocklens, n)?, array(displacements, n)?, array(children, n)?) };
+        let (lens, disps, children) = unsafe {
+            (array_slice(blocklens, n)?, array_slice(displacements, n)?, array_slice(children, n)?)
+        };
         let mut blocks = Vec::with_capacity(n);
         for ((len, disp), child) in lens.iter().zip(disps).zip(children) {
             // SAFETY: the caller's.
-            blocks.push((*len, *disp, unsafe { get(*child) }?.clone()));
+            blocks.push((*len, *disp, unsafe { shape_ref(*child) }?.clone()));
         }
         Some(Shape::structure(&blocks))
     })
@@ -126,7 +130,7 @@ pub unsafe extern "C" fn tio_resized(
     child: *const tio_shape,
 ) -> *mut tio_shape {
     // SAFETY: the caller's.
-    make(|| unsafe { get(child) }.map(|child| Shape::resized(lb, extent, child)))
+    make_shape(|| unsafe { shape_ref(child) }.map(|child| Shape::resized(lb, extent, child)))
 }
 
 /// See the header.
@@ -152,42 +156,42 @@ pub unsafe extern "C" fn tio_shape_release(shape: *mut tio_shape) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tio_shape_size(shape: *const tio_shape) -> u64 {
     // SAFETY: the caller's.
-    unsafe { get(shape) }.map_or(0, Shape::size)
+    unsafe { shape_ref(shape) }.map_or(0, Shape::size)
 }
 
 /// See the header.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tio_shape_lb(shape: *const tio_shape) -> i64 {
     // SAFETY: the caller's.
-    unsafe { get(shape) }.map_or(0, Shape::lb)
+    unsafe { shape_ref(shape) }.map_or(0, Shape::lb)
 }
 
 /// See the header.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tio_shape_extent(shape: *const tio_shape) -> i64 {
     // SAFETY: the caller's.
-    unsafe { get(shape) }.map_or(0, Shape::extent)
+    unsafe { shape_ref(shape) }.map_or(0, Shape::extent)
 }
 
 /// See the header.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tio_shape_true_lb(shape: *const tio_shape) -> i64 {
     // SAFETY: the caller's.
-    unsafe { get(shape) }.map_or(0, Shape::true_lb)
+    unsafe { shape_ref(shape) }.map_or(0, Shape::true_lb)
 }
 
 /// See the header.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tio_shape_true_extent(shape: *const tio_shape) -> i64 {
     // SAFETY: the caller's.
-    unsafe { get(shape) }.map_or(0, Shape::true_extent)
+    unsafe { shape_ref(shape) }.map_or(0, Shape::true_extent)
 }
 
 /// See the header.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tio_shape_is_contiguous(shape: *const tio_shape) -> i32 {
     // SAFETY: the caller's.
-    i32::from(unsafe { get(shape) }.is_some_and(Shape::is_contiguous))
+    i32::from(unsafe { shape_ref(shape) }.is_some_and(Shape::is_contiguous))
 }
 
 /// See the header.
@@ -199,10 +203,10 @@ pub unsafe extern "C" fn tio_pack(
     dense: *mut c_void,
     dense_len: usize,
 ) -> i64 {
-    count(|| {
+    run_counted(|| {
         // SAFETY: the caller's; `from` is only read.
-        let buffer = unsafe { buffer(from.cast_mut(), n, get(mem)) }?;
-        let len = checked(&buffer, dense.is_null(), dense_len)?;
+        let buffer = unsafe { buffer_argument(from.cast_mut(), n, shape_ref(mem)) }?;
+        let len = check_room(&buffer, dense.is_null(), dense_len)?;
         if len > 0 {
             // SAFETY: the caller's.
             buffer.gather(0, unsafe { std::slice::from_raw_parts_mut(dense.cast(), len) });
@@ -220,11 +224,11 @@ pub unsafe extern "C" fn tio_unpack(
     n: u64,
     mem: *const tio_shape,
 ) -> i64 {
-    count(|| {
+    run_counted(|| {
         // SAFETY: the caller's.
-        let mut buffer = unsafe { buffer(to, n, get(mem)) }?;
+        let mut buffer = unsafe { buffer_argument(to, n, shape_ref(mem)) }?;
         let len = dense_len.min(usize::try_from(buffer.len()).unwrap_or(usize::MAX));
-        checked(&buffer, dense.is_null(), usize::MAX)?;
+        check_room(&buffer, dense.is_null(), usize::MAX)?;
         if len > 0 {
             // SAFETY: the caller's.
             buffer.scatter(0, unsafe { std::slice::from_raw_parts(dense.cast(), len) });
@@ -233,11 +237,11 @@ pub unsafe extern "C" fn tio_unpack(
     })
 }
 
-fn checked(buffer: &Buffer<'_>, null: bool, room: usize) -> Result<usize, Failure> {
+fn check_room(buffer: &Buffer<'_>, null: bool, room: usize) -> Result<usize, CallFailure> {
     let len = usize::try_from(buffer.len()).unwrap_or(usize::MAX);
     match len <= room && !(null && len > 0) {
         true => Ok(len),
-        false => Err(Failure::Argument("the dense buffer is too small")),
+        false => Err(CallFailure::Argument("the dense buffer is too small")),
     }
 }
 
@@ -245,18 +249,18 @@ fn checked(buffer: &Buffer<'_>, null: bool, room: usize) -> Result<usize, Failur
 ///
 /// # Safety
 /// As for [`Buffer::new`].
-pub(crate) unsafe fn buffer<'a>(
+pub(crate) unsafe fn buffer_argument<'a>(
     at: *mut c_void,
     n: u64,
     mem: Option<&'a Shape>,
-) -> Result<Buffer<'a>, Failure> {
-    let shape = mem.unwrap_or_else(|| byte());
+) -> Result<Buffer<'a>, CallFailure> {
+    let shape = mem.unwrap_or_else(|| byte_shape());
     // SAFETY: the caller's.
     unsafe { Buffer::new(at.cast(), n, shape) }
-        .map_err(|_| Failure::Argument("the buffer is NULL or too large"))
+        .map_err(|_| CallFailure::Argument("the buffer is NULL or too large"))
 }
 
-fn byte() -> &'static Shape {
+fn byte_shape() -> &'static Shape {
     static BYTE: std::sync::OnceLock<Shape> = std::sync::OnceLock::new();
     #[allow(clippy::expect_used)] // one byte fits
     BYTE.get_or_init(|| Shape::bytes(1).expect("a byte is no overflow"))

@@ -1,6 +1,6 @@
 //! C strings and arrays of them.
 
-use crate::guard::Failure;
+use crate::guard::CallFailure;
 use std::ffi::{CStr, OsStr, c_char};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -13,14 +13,14 @@ const HINTS_MAX: usize = 4096;
 ///
 /// # Safety
 /// NULL, or a string that ends in NUL and lives as long as the result is used.
-pub unsafe fn path<'a>(text: *const c_char) -> Result<&'a Path, Failure> {
+pub unsafe fn path_argument<'a>(text: *const c_char) -> Result<&'a Path, CallFailure> {
     if text.is_null() {
-        return Err(Failure::Argument("no path was given"));
+        return Err(CallFailure::Argument("no path was given"));
     }
     // SAFETY: the caller's.
     let bytes = unsafe { CStr::from_ptr(text) }.to_bytes();
     match bytes.is_empty() {
-        true => Err(Failure::Argument("the path is empty")),
+        true => Err(CallFailure::Argument("the path is empty")),
         false => Ok(Path::new(OsStr::from_bytes(bytes))),
     }
 }
@@ -29,7 +29,7 @@ pub unsafe fn path<'a>(text: *const c_char) -> Result<&'a Path, Failure> {
 ///
 /// # Safety
 /// NULL, or an array as the header describes it.
-pub unsafe fn hints(array: *const *const c_char) -> Hints {
+pub unsafe fn hints_argument(array: *const *const c_char) -> Hints {
     let mut pairs = Vec::new();
     if !array.is_null() {
         for i in 0..HINTS_MAX {

@@ -2,7 +2,7 @@
 //! case looks like a stopped daemon. For most of them `tatami up` does not help.
 
 use crate::daemon;
-use crate::place::Place;
+use crate::volume_dir::VolumeDir;
 use std::io::ErrorKind;
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::unix::fs::MetadataExt;
@@ -31,7 +31,11 @@ impl Absence {
     }
 
     /// Finds the cause of a failed connection to the node.
-    pub fn of(place: &Place, entry: &NodeEntry, error: &ConnectError) -> Absence {
+    pub fn from_connect_error(
+        place: &VolumeDir,
+        entry: &NodeEntry,
+        error: &ConnectError,
+    ) -> Absence {
         let flag = place.dir_flag();
         let socket_failed = match error {
             ConnectError::Unreachable { endpoint, source } => match endpoint {
@@ -40,7 +44,7 @@ impl Absence {
             },
             ConnectError::Handshake { .. } => None,
         };
-        if !error.may_pass() {
+        if !error.is_transient() {
             return Absence::new(
                 error.to_string(),
                 format!("see its log, {}", daemon::log_file(&entry.dir).display()),
@@ -59,7 +63,7 @@ impl Absence {
                 ),
             );
         }
-        let process = daemon::running(entry);
+        let process = daemon::running_daemon(entry);
         let no_socket = [Some(ErrorKind::NotFound), Some(ErrorKind::ConnectionRefused)];
         if no_socket.contains(&socket_failed)
             && place.is_here(entry)
@@ -101,9 +105,9 @@ impl Absence {
     }
 
     /// Returns the absence of a node that accepted the request and did not reply within `timeout`.
-    pub fn of_silent(place: &Place, entry: &NodeEntry, timeout: Duration) -> Absence {
+    pub fn from_timeout(place: &VolumeDir, entry: &NodeEntry, timeout: Duration) -> Absence {
         let silent = format!("silent for {} s", timeout.as_secs());
-        let why = match daemon::running(entry) {
+        let why = match daemon::running_daemon(entry) {
             Some(process) => {
                 format!("its daemon (process {}) runs and does not answer ({silent})", process.pid)
             }

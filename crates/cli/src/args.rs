@@ -27,12 +27,12 @@ volume cannot be reached or is not healthy. `tatami fsck` has those of fsck(8)."
 )]
 pub struct Cli {
     #[command(subcommand)]
-    pub command: Command,
+    pub command: CliCommand,
 }
 
 /// The commands.
 #[derive(Debug, clap::Subcommand)]
-pub enum Command {
+pub enum CliCommand {
     /// Start a file system on this machine and mount it
     #[command(after_help = "\
 Examples:
@@ -208,7 +208,7 @@ Examples:
   tatami bench suite           all figures, beside the local disk
   tatami bench predict --servers 1,16,1024 --network ethernet
   tatami bench mpi --mpi openmpi --only btio --markdown")]
-    Bench(bench_cmd::Args),
+    Bench(bench_cmd::BenchCmdArgs),
     /// Run a program that sees one node's mount at the common path
     #[command(after_help = "\
 Examples:
@@ -227,7 +227,7 @@ Examples:
   tatami mpirun --launcher mpiexec.mpich -n 4 ./simulation
 
 All further arguments go to the launcher unchanged. Open MPI and MPICH are supported;
-docs/MPI.md lists the variables to set for other launchers, such as srun.")]
+docs/reference/mpi.md lists the variables to set for other launchers, such as srun.")]
     Mpirun(mpi_cmd::MpirunArgs),
     /// Check whether the MPI-IO layer is active in a program, with the reason if not
     #[command(after_help = "\

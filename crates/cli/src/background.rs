@@ -4,10 +4,10 @@
 //! The notes lie beside those of mounts: below `/run/tatami`, or below the runtime directory of an
 //! ordinary user.
 
-use crate::error::{Context, Failure, Outcome};
-use crate::place::write_whole;
-use crate::process::Record;
-use crate::term::{self, BAD, HEAD, Out};
+use crate::error::{CommandFailure, CommandResult, FailureContext};
+use crate::process::ProcessRecord;
+use crate::term::{self, BAD, HEAD, TermOutput};
+use crate::volume_dir::replace_file;
 use parking_lot::Mutex;
 use rustix::fs::Mode;
 use serde::{Deserialize, Serialize};
@@ -16,19 +16,19 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
-use tatami_cluster::mounted::places;
+use tatami_cluster::mount_note::note_dirs;
 use tatami_cluster::trusted::TrustedDir;
 
 /// Shortest interval between two writes of the progress.
-const STEP: Duration = Duration::from_millis(200);
+const WRITE_INTERVAL: Duration = Duration::from_millis(200);
 /// How long a note is kept after its process has ended.
-const KEEP: Duration = Duration::from_secs(24 * 3600);
+const KEEP_TIME: Duration = Duration::from_secs(24 * 3600);
 /// Most failures in one note.
 const FAILURES_MAX: usize = 100;
 
 /// The state of one background process, as its note file stores it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Note {
+pub struct RelayoutNote {
     /// The paths on its command line.
     paths: Vec<String>,
     /// The file that it copies now.
@@ -43,77 +43,81 @@ pub struct Note {
     failures: Vec<String>,
     /// The process has finished all its files.
     ended: bool,
-    process: Record,
+    process: ProcessRecord,
 }
 
 /// A note file that this process keeps up to date.
 #[derive(Debug)]
-pub struct Notes {
+pub struct RelayoutNoteFile {
     path: PathBuf,
-    state: Mutex<(Note, Instant)>,
+    state: Mutex<(RelayoutNote, Instant)>,
 }
 
-impl Notes {
+impl RelayoutNoteFile {
     /// Creates the note at `path` and detaches this process from the terminal. Then it writes the
     /// process id to standard output, where the starting command waits for it.
     ///
     /// # Errors
     /// The note cannot be written.
-    pub fn begin(path: &Path, paths: Vec<String>) -> Outcome<Notes> {
+    pub fn create_detached(path: &Path, paths: Vec<String>) -> CommandResult<RelayoutNoteFile> {
         if let Err(error) = rustix::process::setsid() {
             tracing::debug!(%error, "it has a session of its own already");
         }
-        let (file, failures, process) = (String::new(), Vec::new(), Record::of_self());
+        let (file, failures, process) = (String::new(), Vec::new(), ProcessRecord::of_self());
         let (size, copied, changed, same) = (0, 0, 0, 0);
         let ended = false;
-        let note = Note { paths, file, size, copied, changed, same, failures, ended, process };
-        let notes = Notes { path: path.to_path_buf(), state: Mutex::new((note, Instant::now())) };
-        notes.change(true, |_| {})?;
+        let note =
+            RelayoutNote { paths, file, size, copied, changed, same, failures, ended, process };
+        let notes = RelayoutNoteFile {
+            path: path.to_path_buf(),
+            state: Mutex::new((note, Instant::now())),
+        };
+        notes.update_note(true, |_| {})?;
         // The command that waits for this line may have ended.
         let _ = writeln!(std::io::stdout(), "{}", notes.state.lock().0.process.pid);
         Ok(notes)
     }
 
-    fn change(&self, now: bool, change: impl FnOnce(&mut Note)) -> Outcome {
+    fn update_note(&self, now: bool, change: impl FnOnce(&mut RelayoutNote)) -> CommandResult {
         let mut state = self.state.lock();
         change(&mut state.0);
-        if !now && state.1.elapsed() < STEP {
+        if !now && state.1.elapsed() < WRITE_INTERVAL {
             return Ok(());
         }
         state.1 = Instant::now();
         let what = || format!("note {}", self.path.display());
-        write_whole(&self.path, &toml::to_string(&state.0).context(what)?)
+        replace_file(&self.path, &toml::to_string(&state.0).context(what)?)
     }
 
     /// Updates the note and ignores failures: a stale note is no reason to stop the copy.
-    fn try_change(&self, now: bool, change: impl FnOnce(&mut Note)) {
-        if let Err(failure) = self.change(now, change) {
+    fn try_update_note(&self, now: bool, change: impl FnOnce(&mut RelayoutNote)) {
+        if let Err(failure) = self.update_note(now, change) {
             tracing::debug!("{}", failure.what);
         }
     }
 
     /// Records the start of a file of `size` bytes. A repeated attempt starts the file again.
-    pub fn file(&self, name: &str, size: u64) {
-        self.try_change(true, |note| {
+    pub fn begin_file(&self, name: &str, size: u64) {
+        self.try_update_note(true, |note| {
             (note.file, note.size, note.copied) = (name.to_owned(), size, 0);
         });
     }
 
     /// Adds `bytes` to the copied bytes of the current file.
-    pub fn copied(&self, bytes: u64) {
-        self.try_change(false, |note| note.copied += bytes);
+    pub fn add_copied(&self, bytes: u64) {
+        self.try_update_note(false, |note| note.copied += bytes);
     }
 
     /// Records a finished file.
-    pub fn done(&self, changed: bool) {
-        self.try_change(false, |note| {
+    pub fn record_file(&self, changed: bool) {
+        self.try_update_note(false, |note| {
             *(if changed { &mut note.changed } else { &mut note.same }) += 1;
         });
     }
 
     /// Records a failure.
-    pub fn failed(&self, failure: &Failure) {
-        self.try_change(true, |note| {
+    pub fn record_failure(&self, failure: &CommandFailure) {
+        self.try_update_note(true, |note| {
             if note.failures.len() < FAILURES_MAX {
                 note.failures.push(failure.report());
             }
@@ -121,23 +125,23 @@ impl Notes {
     }
 
     /// Records that all files are finished.
-    pub fn end(&self) {
-        self.try_change(true, |note| note.ended = true);
+    pub fn mark_ended(&self) {
+        self.try_update_note(true, |note| note.ended = true);
     }
 }
 
-fn below(place: &Path) -> PathBuf {
+fn relayout_dir(place: &Path) -> PathBuf {
     place.join("relayout")
 }
 
 /// Returns a path for a new note, in the first directory that this user can write to.
-fn new_path() -> Outcome<PathBuf> {
+fn new_note_path() -> CommandResult<PathBuf> {
     let mut last = None;
-    for place in places() {
-        let place = below(&place);
+    for place in note_dirs() {
+        let place = relayout_dir(&place);
         match TrustedDir::open_or_create(&place, Mode::from_raw_mode(0o755)) {
             Ok(_) if rustix::fs::access(&place, rustix::fs::Access::WRITE_OK).is_ok() => {
-                forget_old(&place);
+                remove_old_notes(&place);
                 let id = std::process::id();
                 let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_millis();
                 return Ok(place.join(format!("{since}.{id}.toml")));
@@ -146,24 +150,25 @@ fn new_path() -> Outcome<PathBuf> {
             Err(error) => last = Some(error),
         }
     }
-    let failure = Failure::new("there is no directory for the progress of background processes");
+    let failure =
+        CommandFailure::new("there is no directory for the progress of background processes");
     Err(match last {
         Some(error) => failure.because(error),
         None => failure,
     })
 }
 
-fn forget_old(place: &Path) {
-    for (path, note) in notes_in(place) {
+fn remove_old_notes(place: &Path) {
+    for (path, note) in read_notes(place) {
         let age = path.metadata().and_then(|meta| meta.modified()).ok();
-        let old = age.and_then(|at| at.elapsed().ok()).is_some_and(|age| age > KEEP);
-        if old && note.process.running().is_none() {
+        let old = age.and_then(|at| at.elapsed().ok()).is_some_and(|age| age > KEEP_TIME);
+        if old && note.process.find_running().is_none() {
             let _ = std::fs::remove_file(path);
         }
     }
 }
 
-fn notes_in(place: &Path) -> Vec<(PathBuf, Note)> {
+fn read_notes(place: &Path) -> Vec<(PathBuf, RelayoutNote)> {
     let Ok(entries) = std::fs::read_dir(place) else { return Vec::new() };
     let read = |path: PathBuf| {
         let note = toml::from_str(&std::fs::read_to_string(&path).ok()?).ok()?;
@@ -177,14 +182,14 @@ fn notes_in(place: &Path) -> Vec<(PathBuf, Note)> {
 ///
 /// # Errors
 /// Those of the system; `--background` behind the first file; a note that cannot be written.
-pub fn start() -> Outcome<i32> {
-    let note = new_path()?;
+pub fn start_background() -> CommandResult<i32> {
+    let note = new_note_path()?;
     let mut report = OsString::from("--report=");
     report.push(&note);
     let mut arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
     match arguments.iter().position(|argument| argument == "--background" || argument == "--") {
         Some(at) if arguments[at] == "--background" => arguments[at] = report,
-        _ => return Err(Failure::usage("--background must come before the files")),
+        _ => return Err(CommandFailure::usage("--background must come before the files")),
     }
     let what = || "cannot start a background process".to_owned();
     let program = std::env::current_exe().context(what)?;
@@ -195,24 +200,25 @@ pub fn start() -> Outcome<i32> {
     if let Some(out) = child.stdout.take() {
         BufReader::new(out).read_line(&mut line).context(what)?;
     }
-    line.trim()
-        .parse()
-        .map_err(|_| Failure::new(what()).because(format!("it could not write {}", note.display())))
+    line.trim().parse().map_err(|_| {
+        CommandFailure::new(what()).because(format!("it could not write {}", note.display()))
+    })
 }
 
 /// Prints the progress and the results of all background processes.
 ///
 /// # Errors
 /// Those of writing.
-pub fn status(json: bool) -> Outcome {
-    let mut all: Vec<_> = places().iter().flat_map(|place| notes_in(&below(place))).collect();
+pub fn print_status(json: bool) -> CommandResult {
+    let mut all: Vec<_> =
+        note_dirs().iter().flat_map(|place| read_notes(&relayout_dir(place))).collect();
     all.sort_by(|a, b| a.0.cmp(&b.0));
-    let mut out = Out::new();
+    let mut out = TermOutput::new();
     if json {
-        let told = |(_, note): &(PathBuf, Note)| {
+        let told = |(_, note): &(PathBuf, RelayoutNote)| {
             serde_json::json!({
                 "pid": note.process.pid,
-                "state": note.state(),
+                "state": note.state_name(),
                 "paths": note.paths,
                 "file": note.file,
                 "size": note.size,
@@ -222,42 +228,45 @@ pub fn status(json: bool) -> Outcome {
                 "failures": note.failures,
             })
         };
-        out.json(&serde_json::json!({ "relayouts": all.iter().map(told).collect::<Vec<_>>() }))?;
+        out.write_json(
+            &serde_json::json!({ "relayouts": all.iter().map(told).collect::<Vec<_>>() }),
+        )?;
     } else if all.is_empty() {
         writeln!(out, "No relayout runs in the background, and none ended in the last 24 hours.")?;
     }
     for (_, note) in all.iter().filter(|_| !json) {
-        note.print(&mut out)?;
+        note.print_note(&mut out)?;
     }
     out.flush()?;
     Ok(())
 }
 
-impl Note {
+impl RelayoutNote {
     /// Returns the state in one word.
-    fn state(&self) -> &'static str {
+    fn state_name(&self) -> &'static str {
         match (self.ended, self.failures.is_empty()) {
             (true, true) => "done",
             (true, false) => "failed",
-            (false, _) if self.process.running().is_some() => "running",
+            (false, _) if self.process.find_running().is_some() => "running",
             (false, _) => "died",
         }
     }
 
-    fn print(&self, out: &mut Out) -> Outcome {
+    fn print_note(&self, out: &mut TermOutput) -> CommandResult {
         let title = format!("process {}, {}", self.process.pid, self.paths.join(" "));
-        let title = out.paint(HEAD, &term::safe(title.as_bytes()));
+        let title = out.paint_text(HEAD, &term::escape_name(title.as_bytes()));
         let files = |count: u64, what: &str| match count {
             1 => format!("1 file {what}"),
             _ => format!("{count} files {what}"),
         };
-        let mut parts = vec![match self.state() {
+        let mut parts = vec![match self.state_name() {
             "running" if self.size > 0 => {
                 let percent = self.copied.min(self.size).saturating_mul(100) / self.size;
-                let (file, size) = (term::safe(self.file.as_bytes()), term::size(self.size));
+                let (file, size) =
+                    (term::escape_name(self.file.as_bytes()), term::format_size(self.size));
                 format!("at {file}, {percent} % of {size}")
             }
-            "died" => format!("died; {} is unchanged", term::safe(self.file.as_bytes())),
+            "died" => format!("died; {} is unchanged", term::escape_name(self.file.as_bytes())),
             state => state.to_owned(),
         }];
         parts.push(files(self.changed, "changed"));
@@ -266,7 +275,7 @@ impl Note {
         }
         writeln!(out, "{title}: {}", parts.join("; "))?;
         for failure in &self.failures {
-            let text = out.paint(BAD, &term::safe(failure.as_bytes()));
+            let text = out.paint_text(BAD, &term::escape_name(failure.as_bytes()));
             writeln!(out, "  {text}")?;
         }
         Ok(())

@@ -1,15 +1,15 @@
 //! `tatami bench`: runs the workloads of `tatami_bench`.
 
-use crate::error::{Failure, Outcome};
-use crate::place::At;
-use crate::term::Out;
+use crate::error::{CommandFailure, CommandResult};
+use crate::term::TermOutput;
+use crate::volume_dir::VolumeArgs;
 use tatami_bench::{BenchArgs, BenchError};
 
 /// `tatami bench`
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct BenchCmdArgs {
     #[command(flatten)]
-    at: At,
+    at: VolumeArgs,
     #[command(flatten)]
     bench: BenchArgs,
 }
@@ -18,20 +18,22 @@ pub struct Args {
 ///
 /// # Errors
 /// The workload did not finish.
-pub fn run(args: &Args) -> Outcome {
+pub fn run(args: &BenchCmdArgs) -> CommandResult {
     let options = || {
         let place = args.at.open().map_err(|e| BenchError::Usage(e.report()))?;
         let open = || {
-            let volume = place.volume()?;
-            let first =
-                volume.nodes.first().ok_or_else(|| Failure::new("the volume has no nodes"))?;
-            place.options(&volume, first)
+            let volume = place.load_volume()?;
+            let first = volume
+                .nodes
+                .first()
+                .ok_or_else(|| CommandFailure::new("the volume has no nodes"))?;
+            place.client_options(&volume, first)
         };
         open().map_err(|e| BenchError::Usage(e.report()))
     };
-    tatami_bench::run(args.bench.clone(), options, &mut Out::new()).map_err(|e| match e {
-        BenchError::Usage(text) => Failure::usage(text),
-        BenchError::Output(e) => Failure::from(e),
-        other => Failure::new("the workload did not finish").because(other),
+    tatami_bench::run(args.bench.clone(), options, &mut TermOutput::new()).map_err(|e| match e {
+        BenchError::Usage(text) => CommandFailure::usage(text),
+        BenchError::Output(e) => CommandFailure::from(e),
+        other => CommandFailure::new("the workload did not finish").because(other),
     })
 }

@@ -3,8 +3,8 @@
 //! Precedence: a flag, an environment variable, the file, a setting of an earlier `tatami up`, the
 //! default.
 
-use crate::error::{Context, Failure, Outcome};
-use crate::keys::{self, KEYS, Key, Value};
+use crate::error::{CommandFailure, CommandResult, FailureContext};
+use crate::keys::{self, ConfigKey, KEYS, KeyValue};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ const FILE_MAX: u64 = 1 << 20;
 
 /// The origin of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Origin {
+pub enum ValueOrigin {
     /// No origin: the default applies.
     Default,
     /// A flag of an earlier `tatami up`.
@@ -29,29 +29,29 @@ pub enum Origin {
     Flag(&'static str),
 }
 
-impl fmt::Display for Origin {
+impl fmt::Display for ValueOrigin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Origin::Default => f.write_str("default"),
-            Origin::Remembered => f.write_str("last up"),
-            Origin::File(path, line) => write!(f, "{}:{line}", path.display()),
-            Origin::Variable(name) => f.write_str(name),
-            Origin::Flag(name) => write!(f, "--{name}"),
+            ValueOrigin::Default => f.write_str("default"),
+            ValueOrigin::Remembered => f.write_str("last up"),
+            ValueOrigin::File(path, line) => write!(f, "{}:{line}", path.display()),
+            ValueOrigin::Variable(name) => f.write_str(name),
+            ValueOrigin::Flag(name) => write!(f, "--{name}"),
         }
     }
 }
 
 /// Configuration keys given as flags.
 #[derive(Clone, Debug, Default)]
-pub struct Overrides(pub Vec<(&'static Key, String)>);
+pub struct ConfigOverrides(pub Vec<(&'static ConfigKey, String)>);
 
-impl clap::FromArgMatches for Overrides {
+impl clap::FromArgMatches for ConfigOverrides {
     fn from_arg_matches(matches: &clap::ArgMatches) -> Result<Self, clap::Error> {
         let given = KEYS.iter().filter_map(|key| {
             let value: &String = matches.try_get_one(key.flag).ok().flatten()?;
             Some((key, value.clone()))
         });
-        Ok(Overrides(given.collect()))
+        Ok(ConfigOverrides(given.collect()))
     }
 
     fn update_from_arg_matches(&mut self, matches: &clap::ArgMatches) -> Result<(), clap::Error> {
@@ -60,7 +60,7 @@ impl clap::FromArgMatches for Overrides {
     }
 }
 
-impl clap::Args for Overrides {
+impl clap::Args for ConfigOverrides {
     fn augment_args(command: clap::Command) -> clap::Command {
         KEYS.iter().fold(command, |command, key| {
             // So many flags on every command would hide those that matter:
@@ -81,24 +81,24 @@ impl clap::Args for Overrides {
     }
 }
 
-impl Overrides {
+impl ConfigOverrides {
     /// Returns the overrides as arguments, for a daemon that this process starts.
-    pub fn arguments(&self) -> impl Iterator<Item = String> {
+    pub fn to_arguments(&self) -> impl Iterator<Item = String> {
         self.0.iter().map(|(key, value)| format!("--{}={value}", key.flag))
     }
 }
 
 /// All keys with their values.
 #[derive(Clone, Debug)]
-pub struct Config {
+pub struct VolumeConfig {
     /// In the order of [`KEYS`].
-    values: Vec<(Value, Origin)>,
+    values: Vec<(KeyValue, ValueOrigin)>,
     /// The file that was read, if there is one.
     pub file: Option<PathBuf>,
 }
 
 /// The sources of values.
-pub struct Layers<'a> {
+pub struct ConfigLayers<'a> {
     /// The volume's directory: where relative paths start.
     pub dir: &'a Path,
     /// The file, and whether the user named it. A named file must exist.
@@ -108,92 +108,92 @@ pub struct Layers<'a> {
     /// Looks up an environment variable.
     pub variable: &'a dyn Fn(&str) -> Option<String>,
     /// From the command line.
-    pub flags: &'a Overrides,
+    pub flags: &'a ConfigOverrides,
 }
 
-impl Config {
+impl VolumeConfig {
     /// Combines the layers; a later layer overrides an earlier one.
     ///
     /// # Errors
     /// Unknown keys, values out of range, a file that cannot be read. Errors in the file have the
     /// line
     /// and the names that were possibly meant.
-    pub fn load(layers: &Layers) -> Outcome<Config> {
-        let values = KEYS.iter().map(|key| (key.default_value(layers.dir), Origin::Default));
-        let mut config = Config { values: values.collect(), file: None };
-        let mut set = |key: &'static Key, value: Value, origin: Origin| {
+    pub fn from_layers(layers: &ConfigLayers) -> CommandResult<VolumeConfig> {
+        let values = KEYS.iter().map(|key| (key.default_value(layers.dir), ValueOrigin::Default));
+        let mut config = VolumeConfig { values: values.collect(), file: None };
+        let mut set = |key: &'static ConfigKey, value: KeyValue, origin: ValueOrigin| {
             let at = KEYS.iter().position(|k| std::ptr::eq(k, key)).expect("keys are of the table");
-            config.values[at] = (key.resolve(value, layers.dir), origin);
+            config.values[at] = (key.resolve_path(value, layers.dir), origin);
         };
         for (name, text) in layers.remembered {
             // A value that another version wrote may not be valid here. Then the default applies.
-            if let Some(key) = keys::find(name)
+            if let Some(key) = keys::find_key(name)
                 && let Ok(value) = key.parse(text)
             {
-                set(key, value, Origin::Remembered);
+                set(key, value, ValueOrigin::Remembered);
             }
         }
         let (path, named) = layers.file;
         let text = read_file(path, named)?;
-        for (key, value, line) in parse(path, text.as_deref().unwrap_or_default())? {
-            set(key, value, Origin::File(path.to_owned(), line));
+        for (key, value, line) in parse_file(path, text.as_deref().unwrap_or_default())? {
+            set(key, value, ValueOrigin::File(path.to_owned(), line));
         }
         for key in &KEYS {
             if let Some(text) = (layers.variable)(key.env) {
                 let value = key.parse(&text).map_err(|why| {
-                    Failure::usage(format!("environment variable {}: {why}", key.env))
+                    CommandFailure::usage(format!("environment variable {}: {why}", key.env))
                         .try_this(format!("unset {}", key.env))
                 })?;
-                set(key, value, Origin::Variable(key.env));
+                set(key, value, ValueOrigin::Variable(key.env));
             }
         }
         for (key, text) in &layers.flags.0 {
             let value = key
                 .parse(text)
-                .map_err(|why| Failure::usage(format!("flag --{}: {why}", key.flag)))?;
-            set(key, value, Origin::Flag(key.flag));
+                .map_err(|why| CommandFailure::usage(format!("flag --{}: {why}", key.flag)))?;
+            set(key, value, ValueOrigin::Flag(key.flag));
         }
         config.file = text.is_some().then(|| path.to_owned());
         Ok(config)
     }
 
     /// Returns key, value and origin of every key.
-    pub fn all(&self) -> impl Iterator<Item = (&'static Key, &Value, &Origin)> {
+    pub fn iter_keys(&self) -> impl Iterator<Item = (&'static ConfigKey, &KeyValue, &ValueOrigin)> {
         KEYS.iter().zip(&self.values).map(|(key, (value, origin))| (key, value, origin))
     }
 
     /// Returns value and origin of one key, by a name of [`keys::name`].
-    pub fn get(&self, name: &str) -> (&Value, &Origin) {
-        let found = self.all().find(|(key, ..)| key.name == name);
+    pub fn get(&self, name: &str) -> (&KeyValue, &ValueOrigin) {
+        let found = self.iter_keys().find(|(key, ..)| key.name == name);
         found.map(|(_, value, origin)| (value, origin)).expect("names are those of the table")
     }
 
     /// Returns the value of a key of type bool.
-    pub fn flag(&self, name: &str) -> bool {
-        matches!(self.get(name).0, Value::Bool(true))
+    pub fn bool_value(&self, name: &str) -> bool {
+        matches!(self.get(name).0, KeyValue::Bool(true))
     }
 
     /// Returns the value of a key of type number.
-    pub fn number(&self, name: &str) -> u64 {
+    pub fn int_value(&self, name: &str) -> u64 {
         match self.get(name).0 {
-            Value::Int(n) => *n,
+            KeyValue::Int(n) => *n,
             other => unreachable!("{name} is {other:?}, not a number"),
         }
     }
 
     /// Returns the value of a key of type text or path.
-    pub fn text(&self, name: &str) -> String {
+    pub fn text_value(&self, name: &str) -> String {
         self.get(name).0.to_string()
     }
 
     /// Returns the value of a key that ends in `_sec` or `_ms`.
-    pub fn duration(&self, name: &str) -> Duration {
-        let n = self.number(name);
+    pub fn duration_value(&self, name: &str) -> Duration {
+        let n = self.int_value(name);
         if name.ends_with("_ms") { Duration::from_millis(n) } else { Duration::from_secs(n) }
     }
 }
 
-fn read_file(path: &Path, named: bool) -> Outcome<Option<String>> {
+fn read_file(path: &Path, named: bool) -> CommandResult<Option<String>> {
     use std::io::Read;
     let what = || format!("cannot read the configuration file {}", path.display());
     let file = match std::fs::File::open(path) {
@@ -201,23 +201,28 @@ fn read_file(path: &Path, named: bool) -> Outcome<Option<String>> {
         Err(e) if !named && e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         // Without permission to read the directory of another user's volume, the defaults apply.
         Err(e) if !named && e.kind() == std::io::ErrorKind::PermissionDenied => return Ok(None),
-        Err(e) => return Err(Failure::usage(what()).because(e)),
+        Err(e) => return Err(CommandFailure::usage(what()).because(e)),
     };
     let mut text = String::new();
     file.take(FILE_MAX + 1).read_to_string(&mut text).context(what)?;
     if text.len() as u64 > FILE_MAX {
-        return Err(Failure::usage(what()).because(format!("it is longer than {FILE_MAX} bytes")));
+        return Err(
+            CommandFailure::usage(what()).because(format!("it is longer than {FILE_MAX} bytes"))
+        );
     }
     Ok(Some(text))
 }
 
 /// Reads the file key by key. Serde's `deny_unknown_fields` would refuse the same files. This walk
 /// over the table also finds the line and the similar names.
-fn parse(path: &Path, text: &str) -> Outcome<Vec<(&'static Key, Value, usize)>> {
+fn parse_file(
+    path: &Path,
+    text: &str,
+) -> CommandResult<Vec<(&'static ConfigKey, KeyValue, usize)>> {
     // Counts bytes, not characters: a position may lie within a character.
     let line_of = |at: usize| text.bytes().take(at).filter(|b| *b == b'\n').count() + 1;
     let wrong = |at: usize, what: String| {
-        Failure::usage(format!("{}, line {}: {what}", path.display(), line_of(at)))
+        CommandFailure::usage(format!("{}, line {}: {what}", path.display(), line_of(at)))
     };
     let document = DeTable::parse(text)
         .map_err(|e| wrong(e.span().map_or(0, |s| s.start), e.message().to_owned()))?;
@@ -236,10 +241,10 @@ fn parse(path: &Path, text: &str) -> Outcome<Vec<(&'static Key, Value, usize)>> 
                     return Err(wrong(at, what));
                 }
                 other => {
-                    let key = keys::find(&full).ok_or_else(|| {
-                        unknown(wrong(at, format!("unknown key `{full}`")), &full)
+                    let key = keys::find_key(&full).ok_or_else(|| {
+                        suggest_key(wrong(at, format!("unknown key `{full}`")), &full)
                     })?;
-                    let value = from_toml(other).and_then(|value| key.check(value));
+                    let value = from_toml(other).and_then(|value| key.check_value(value));
                     let value = value.map_err(|why| wrong(at, format!("`{full}`: {why}")))?;
                     found.push((key, value, line_of(at)));
                 }
@@ -249,19 +254,19 @@ fn parse(path: &Path, text: &str) -> Outcome<Vec<(&'static Key, Value, usize)>> 
     Ok(found)
 }
 
-fn from_toml(value: &DeValue) -> Result<Value, String> {
+fn from_toml(value: &DeValue) -> Result<KeyValue, String> {
     match value {
-        DeValue::Boolean(b) => Ok(Value::Bool(*b)),
-        DeValue::String(s) => Ok(Value::Text(s.to_string())),
+        DeValue::Boolean(b) => Ok(KeyValue::Bool(*b)),
+        DeValue::String(s) => Ok(KeyValue::Text(s.to_string())),
         DeValue::Integer(n) => u64::from_str_radix(n.as_str(), n.radix())
-            .map(Value::Int)
+            .map(KeyValue::Int)
             .map_err(|_| format!("{} is out of range", n.as_str())),
         other => Err(format!("a value can't be of type {}", other.type_str())),
     }
 }
 
-fn unknown(failure: Failure, name: &str) -> Failure {
-    let mut near = keys::near(name).into_iter();
+fn suggest_key(failure: CommandFailure, name: &str) -> CommandFailure {
+    let mut near = keys::similar_names(name).into_iter();
     let meant = match near.next() {
         Some(first) => {
             near.fold(format!("did you mean `{first}`"), |text, other| {
@@ -278,7 +283,7 @@ fn unknown(failure: Failure, name: &str) -> Failure {
 ///
 /// # Errors
 /// A usage error with the similar names.
-pub fn check_variables(names: impl Iterator<Item = String>) -> Outcome {
+pub fn check_variables(names: impl Iterator<Item = String>) -> CommandResult {
     for variable in names {
         let ours = KEYS.iter().filter_map(|key| key.name.split_once('.')).any(|(section, _)| {
             variable
@@ -289,7 +294,7 @@ pub fn check_variables(names: impl Iterator<Item = String>) -> Outcome {
         if ours && !KEYS.iter().any(|key| key.env == variable) {
             let name = variable["TATAMI_".len()..].to_lowercase().replacen('_', ".", 1);
             let what = format!("unknown environment variable {variable} (key `{name}`)");
-            return Err(unknown(Failure::usage(what), &name));
+            return Err(suggest_key(CommandFailure::usage(what), &name));
         }
     }
     Ok(())
@@ -303,14 +308,14 @@ mod tests {
         file: String,
         remembered: BTreeMap<String, String>,
         variables: BTreeMap<String, String>,
-        flags: Overrides,
+        flags: ConfigOverrides,
     }
 
-    fn load(given: &Given) -> Outcome<Config> {
+    fn load(given: &Given) -> CommandResult<VolumeConfig> {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let path = dir.path().join("tatami.toml");
         std::fs::write(&path, &given.file).expect("written");
-        Config::load(&Layers {
+        VolumeConfig::from_layers(&ConfigLayers {
             dir: Path::new("/volume"),
             file: (&path, true),
             remembered: &given.remembered,
@@ -324,29 +329,29 @@ mod tests {
             file: String::new(),
             remembered: BTreeMap::new(),
             variables: BTreeMap::new(),
-            flags: Overrides::default(),
+            flags: ConfigOverrides::default(),
         }
     }
 
     /// Returns some value of the key that is not its default; `n` chooses.
-    fn sample(key: &Key, n: u64) -> (String, Value) {
+    fn sample(key: &ConfigKey, n: u64) -> (String, KeyValue) {
         match key.range {
-            keys::Range::Bool => {
-                let flip = key.default_value(Path::new("/")) == Value::Bool(n.is_multiple_of(2));
-                (flip.to_string(), Value::Bool(flip))
+            keys::KeyRange::Bool => {
+                let flip = key.default_value(Path::new("/")) == KeyValue::Bool(n.is_multiple_of(2));
+                (flip.to_string(), KeyValue::Bool(flip))
             }
-            keys::Range::Int(min, _) => ((min + n).to_string(), Value::Int(min + n)),
-            keys::Range::OneOf(words) => {
+            keys::KeyRange::Int(min, _) => ((min + n).to_string(), KeyValue::Int(min + n)),
+            keys::KeyRange::OneOf(words) => {
                 let word = words[n as usize % words.len()];
-                (word.to_owned(), Value::Text(word.to_owned()))
+                (word.to_owned(), KeyValue::Text(word.to_owned()))
             }
-            _ => (format!("/v{n}"), Value::Text(format!("/v{n}"))),
+            _ => (format!("/v{n}"), KeyValue::Text(format!("/v{n}"))),
         }
     }
 
-    fn toml_line(key: &Key, text: &str) -> String {
+    fn toml_line(key: &ConfigKey, text: &str) -> String {
         let quoted = match key.range {
-            keys::Range::Bool | keys::Range::Int(..) => text.to_owned(),
+            keys::KeyRange::Bool | keys::KeyRange::Int(..) => text.to_owned(),
             _ => format!("\"{text}\""),
         };
         format!("{} = {quoted}\n", key.name)
@@ -379,7 +384,7 @@ mod tests {
         let mut given = nothing();
         given.file = "# comment\n[mount]\npassthruogh = true\n".into();
         let error = load(&given).expect_err("unknown");
-        assert_eq!(error.exit, crate::error::Exit::Usage);
+        assert_eq!(error.exit, crate::error::ExitStatus::Usage);
         let text = error.report();
         assert!(text.contains("tatami.toml, line 3: unknown key `mount.passthruogh`"), "{text}");
         assert!(text.contains("did you mean `mount.passthrough`?"), "{text}");
@@ -421,9 +426,9 @@ mod tests {
             "(\\[(mount|node|x)\\]\n)?((path|lease_sec|passthrough|log|é) ?= \
             ?(true|-?[0-9]{1,20}|0x[0-9a-f]{1,17}|\"[^\"]{0,9}\"|\\[\\]|\\{a=1\\}|1.5)\n){0,4}",
         ]) {
-            if let Ok(found) = parse(Path::new("t.toml"), &text) {
+            if let Ok(found) = parse_file(Path::new("t.toml"), &text) {
                 for (key, value, line) in found {
-                    proptest::prop_assert!(key.check(value).is_ok());
+                    proptest::prop_assert!(key.check_value(value).is_ok());
                     proptest::prop_assert!(line >= 1 && line <= text.lines().count());
                 }
             }
@@ -434,6 +439,6 @@ mod tests {
     fn relative_paths_start_at_the_volume() {
         let mut given = nothing();
         given.file = "mount.path = \"here\"\n".into();
-        assert_eq!(load(&given).expect("good").text(keys::name::MOUNT_PATH), "/volume/here");
+        assert_eq!(load(&given).expect("good").text_value(keys::name::MOUNT_PATH), "/volume/here");
     }
 }

@@ -1,10 +1,10 @@
 //! `tatami config`: the values in force and their origins.
 
-use crate::error::Outcome;
-use crate::keys::{KEYS, Value};
-use crate::place::At;
-use crate::term::{DIM, HEAD, Out, Table};
-use crate::up::wrap;
+use crate::error::CommandResult;
+use crate::keys::{KEYS, KeyValue};
+use crate::term::{DIM, HEAD, TermOutput, TextTable};
+use crate::up::wrap_words;
+use crate::volume_dir::VolumeArgs;
 use anstyle::Style;
 use std::io::Write;
 
@@ -12,11 +12,11 @@ use std::io::Write;
 #[derive(Debug, clap::Args)]
 pub struct ConfigArgs {
     #[command(flatten)]
-    at: At,
+    at: VolumeArgs,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
-    /// Print all keys with their meaning, range and default, as in docs/CONFIG.md
+    /// Print all keys with their meaning, range and default, as in docs/reference/configuration.md
     #[arg(long, conflicts_with = "json")]
     defaults: bool,
 }
@@ -25,10 +25,10 @@ pub struct ConfigArgs {
 ///
 /// # Errors
 /// A wrong configuration.
-pub fn run(args: &ConfigArgs) -> Outcome {
-    let mut out = Out::new();
+pub fn run(args: &ConfigArgs) -> CommandResult {
+    let mut out = TermOutput::new();
     if args.defaults {
-        out.write_all(reference().as_bytes())?;
+        out.write_all(render_reference().as_bytes())?;
         out.flush()?;
         return Ok(());
     }
@@ -36,12 +36,12 @@ pub fn run(args: &ConfigArgs) -> Outcome {
     if args.json {
         let keys: serde_json::Map<String, serde_json::Value> = place
             .config
-            .all()
+            .iter_keys()
             .map(|(key, value, origin)| {
                 let value = match value {
-                    Value::Bool(b) => serde_json::json!(b),
-                    Value::Int(n) => serde_json::json!(n),
-                    Value::Text(s) => serde_json::json!(s),
+                    KeyValue::Bool(b) => serde_json::json!(b),
+                    KeyValue::Int(n) => serde_json::json!(n),
+                    KeyValue::Text(s) => serde_json::json!(s),
                 };
                 let entry = serde_json::json!({
                     "value": value,
@@ -55,34 +55,34 @@ pub fn run(args: &ConfigArgs) -> Outcome {
             })
             .collect();
         let file = place.config.file.as_ref().map(|f| f.display().to_string());
-        out.json(&serde_json::json!({
+        out.write_json(&serde_json::json!({
             "dir": place.dir.display().to_string(), "file": file, "keys": keys,
         }))?;
         return Ok(());
     }
-    writeln!(out, "{} {}", out.paint(HEAD, "directory"), place.dir.display())?;
+    writeln!(out, "{} {}", out.paint_text(HEAD, "directory"), place.dir.display())?;
     match &place.config.file {
-        Some(file) => writeln!(out, "{}      {}", out.paint(HEAD, "file"), file.display())?,
-        None => writeln!(out, "{}      none", out.paint(HEAD, "file"))?,
+        Some(file) => writeln!(out, "{}      {}", out.paint_text(HEAD, "file"), file.display())?,
+        None => writeln!(out, "{}      none", out.paint_text(HEAD, "file"))?,
     }
     writeln!(out)?;
-    let mut table = Table::new(&["KEY", "VALUE", "FROM", "FLAG"]);
-    for (key, value, origin) in place.config.all() {
+    let mut table = TextTable::new(&["KEY", "VALUE", "FROM", "FLAG"]);
+    for (key, value, origin) in place.config.iter_keys() {
         let plain = Style::new();
-        table.row([
+        table.add_row([
             (key.name.into(), plain),
             (value.to_string(), HEAD),
             (origin.to_string(), plain),
             (format!("--{}", key.flag), DIM),
         ]);
     }
-    out.table(&table)?;
+    out.write_table(&table)?;
     out.flush()?;
     Ok(())
 }
 
-/// Returns the text of `docs/CONFIG.md`. A test compares the two.
-pub fn reference() -> String {
+/// Returns the text of `docs/reference/configuration.md`. A test compares the two.
+pub fn render_reference() -> String {
     let mut text = String::from(
         "# Configuration\n\n\
          One TOML file, `DIR/tatami.toml` unless `--config FILE` or `TATAMI_CONFIG` names\n\
@@ -109,7 +109,7 @@ pub fn reference() -> String {
         ));
     }
     for key in &KEYS {
-        text.push_str(&format!("\n## {}\n\n{}\n", key.name, wrap(key.doc, 80).join("\n")));
+        text.push_str(&format!("\n## {}\n\n{}\n", key.name, wrap_words(key.doc, 80).join("\n")));
     }
     text.push_str(
         "\n## Other variables\n\n\
@@ -119,14 +119,14 @@ pub fn reference() -> String {
          | file | is |\n|---|---|\n\
          | `tatami.toml` | the configuration; yours to edit |\n\
          | `volume.toml` | the nodes with their addresses, sockets and data directories; see \
-         [FORMAT.md](FORMAT.md) |\n\
+         [formats](formats.md) |\n\
          | `key` | the secret of the volume, mode 0600: a process that has it may act as any \
          user |\n\
          | `last-up.toml` | settings of the last `tatami up`, and the data directories in use |\n\
          | `mounts/` | a record of each mount: its mount point, node and process |\n\
          | `mount-logs/` | a log of each mount |\n\
          | `node0/` … | the data directory of a node; in it `FORMAT`, `lock`, `meta/` and \
-         `objects/` (see [FORMAT.md](FORMAT.md)), its `socket`, its `log` (renamed to `log.old` \
+         `objects/` (see [formats](formats.md)), its `socket`, its `log` (renamed to `log.old` \
          at a start when it is over 16 MiB) and, while it runs, `pid` |\n",
     );
     text
@@ -138,11 +138,11 @@ mod tests {
 
     #[test]
     fn the_page_and_the_table_agree() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/CONFIG.md");
-        let page = std::fs::read_to_string(path).expect("docs/CONFIG.md is there");
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/configuration.md");
+        let page = std::fs::read_to_string(path).expect("docs/reference/configuration.md is there");
         assert!(
-            page == reference(),
-            "docs/CONFIG.md is out of date: tatami config --defaults > docs/CONFIG.md"
+            page == render_reference(),
+            "docs/reference/configuration.md is out of date: tatami config --defaults > docs/reference/configuration.md"
         );
     }
 }

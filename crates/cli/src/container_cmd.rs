@@ -1,12 +1,12 @@
 //! Containers in `tatami recover`, `tatami relayout` and `tatami where`.
 
-use crate::error::{Failure, Outcome};
-use crate::term::{self, DIM, HEAD, Out, Table};
+use crate::error::{CommandFailure, CommandResult};
+use crate::term::{self, DIM, HEAD, TermOutput, TextTable};
 use anstyle::Style;
 use std::io::Write;
 use std::path::Path;
-use tatami_tiled::describe::{Description, describe};
-use tatami_tiled::settle::Damaged;
+use tatami_tiled::describe::{ContainerSummary, describe_container};
+use tatami_tiled::recovery::DamagePolicy;
 use tatami_tiled::{marker, relayout};
 
 /// Most stretches of a file that `tatami where` lists.
@@ -14,29 +14,31 @@ const LISTED: usize = 64;
 /// Most stretches in its JSON output.
 const LISTED_JSON: usize = 65_536;
 
-fn failed(what: &str, path: &Path, error: tatami_tiled::Error) -> Failure {
-    Failure::new(format!("cannot {what} {}", path.display())).because(error)
+fn container_failure(what: &str, path: &Path, error: tatami_tiled::TiledError) -> CommandFailure {
+    CommandFailure::new(format!("cannot {what} {}", path.display())).because(error)
 }
 
-/// Recovers a container that dead jobs left open. With `accept_loss` it keeps the whole records of damaged journals, and
-/// writes a damaged marker anew.
-/// Prints the report to `out`, or returns it if `json`.
+/// Recovers a container that dead jobs left open. With `accept_loss` it keeps the whole records of
+/// damaged journals, and writes a damaged marker anew. Prints the report to `out`, or returns it if
+/// `json`.
 ///
 /// # Errors
 /// A path that is no container, or cannot be written; damage that is not accepted.
-pub fn recover(
-    out: &mut Out,
+pub fn recover_container(
+    out: &mut TermOutput,
     path: &Path,
     json: bool,
     accept_loss: bool,
-) -> Outcome<Option<serde_json::Value>> {
-    let damaged = if accept_loss { Damaged::Accept } else { Damaged::Refuse };
+) -> CommandResult<Option<serde_json::Value>> {
+    let damaged = if accept_loss { DamagePolicy::Accept } else { DamagePolicy::Refuse };
     let marked = accept_loss
-        && tatami_tiled::restore_marker(path).map_err(|e| failed("recover", path, e))?;
-    let went_back =
-        accept_loss && tatami_tiled::go_back(path).map_err(|e| failed("recover", path, e))?;
-    let settled = tatami_tiled::recover(path, damaged).map_err(|e| failed("recover", path, e))?;
-    let seen = describe(path, 0).map_err(|e| failed("look at", path, e))?;
+        && tatami_tiled::restore_marker(path).map_err(|e| container_failure("recover", path, e))?;
+    let went_back = accept_loss
+        && tatami_tiled::restore_synced_index(path)
+            .map_err(|e| container_failure("recover", path, e))?;
+    let settled = tatami_tiled::recover_container(path, damaged)
+        .map_err(|e| container_failure("recover", path, e))?;
+    let seen = describe_container(path, 0).map_err(|e| container_failure("look at", path, e))?;
     let live = seen.opens.iter().filter(|open| !open.dead).count();
     if json {
         let jobs: Vec<_> = settled
@@ -46,7 +48,7 @@ pub fn recover(
                     "open": format!("{:016x}", s.open), "ranks": s.ranks,
                     "writers": s.writers, "bytes": s.bytes, "lost": s.lost,
                     "damaged": s.damaged.iter().map(|(name, damage)| {
-                        format!("{}: {damage}", marker::journal(*name))
+                        format!("{}: {damage}", marker::journal_name(*name))
                     }).collect::<Vec<_>>(),
                 })
             })
@@ -57,7 +59,7 @@ pub fn recover(
             "went_back": went_back, "marker_written": marked,
         })));
     }
-    let title = out.paint(HEAD, &path.display().to_string());
+    let title = out.paint_text(HEAD, &path.display().to_string());
     if marked {
         writeln!(out, "{title}: its marker was damaged or missing, and is written anew")?;
     }
@@ -77,7 +79,11 @@ pub fn recover(
             job.bytes,
         )?;
         for (name, damage) in &job.damaged {
-            writeln!(out, "  {} was {damage}: the records there are lost", marker::journal(*name))?;
+            writeln!(
+                out,
+                "  {} was {damage}: the records there are lost",
+                marker::journal_name(*name)
+            )?;
         }
         if job.lost > 0 {
             writeln!(out, "  {} bytes that were not synced were lost in the power cut", job.lost)?;
@@ -93,11 +99,11 @@ pub fn recover(
 ///
 /// # Errors
 /// A path that is neither; those of the file system.
-pub fn to_container(path: &Path) -> Outcome<&'static str> {
+pub fn to_container(path: &Path) -> CommandResult<&'static str> {
     if tatami_tiled::is_container(path) {
         return Ok("is a container already");
     }
-    relayout::to_container(path).map_err(|e| failed("relayout", path, e))?;
+    relayout::to_container(path).map_err(|e| container_failure("relayout", path, e))?;
     Ok("is a container now")
 }
 
@@ -105,37 +111,43 @@ pub fn to_container(path: &Path) -> Outcome<&'static str> {
 ///
 /// # Errors
 /// A file that a program is writing, a full disk, a path that is neither.
-pub fn to_whole(path: &Path, threads: usize) -> Outcome<String> {
+pub fn to_whole(path: &Path, threads: usize) -> CommandResult<String> {
     if !tatami_tiled::is_container(path) && path.is_file() {
         return Ok("is an ordinary file already".to_owned());
     }
-    let total = describe(path, 0).map_err(|e| failed("look at", path, e))?.size;
+    let total =
+        describe_container(path, 0).map_err(|e| container_failure("look at", path, e))?.size;
     let bar = term::byte_bar(total);
     let size = relayout::to_whole(path, threads, &|bytes| bar.inc(bytes));
     bar.finish_and_clear();
-    let size = size.map_err(|e| failed("relayout", path, e))?;
-    Ok(format!("is an ordinary file now, {}", term::size(size)))
+    let size = size.map_err(|e| container_failure("relayout", path, e))?;
+    Ok(format!("is an ordinary file now, {}", term::format_size(size)))
 }
 
 /// Lists the pieces of the container at `path` and the stretch of the file in each.
 ///
 /// # Errors
 /// A container that cannot be read.
-pub fn locate(out: &mut Out, path: &Path, json: bool) -> Outcome<Option<serde_json::Value>> {
+pub fn locate_container(
+    out: &mut TermOutput,
+    path: &Path,
+    json: bool,
+) -> CommandResult<Option<serde_json::Value>> {
     let limit = if json { LISTED_JSON } else { LISTED };
-    let told = describe(path, limit).map_err(|e| failed("look at", path, e))?;
+    let told =
+        describe_container(path, limit).map_err(|e| container_failure("look at", path, e))?;
     if json {
-        return Ok(Some(as_json(path, &told)));
+        return Ok(Some(description_json(path, &told)));
     }
-    print(out, path, &told)?;
+    print_description(out, path, &told)?;
     Ok(None)
 }
 
-fn piece_name(name: Option<marker::Name>) -> String {
-    name.map_or_else(|| marker::BASE.to_owned(), marker::piece)
+fn piece_name(name: Option<marker::PieceName>) -> String {
+    name.map_or_else(|| marker::BASE.to_owned(), marker::piece_name)
 }
 
-fn as_json(path: &Path, told: &Description) -> serde_json::Value {
+fn description_json(path: &Path, told: &ContainerSummary) -> serde_json::Value {
     let pieces: Vec<_> = told
         .pieces
         .iter()
@@ -167,14 +179,14 @@ fn as_json(path: &Path, told: &Description) -> serde_json::Value {
     })
 }
 
-fn print(out: &mut Out, path: &Path, told: &Description) -> Outcome {
+fn print_description(out: &mut TermOutput, path: &Path, told: &ContainerSummary) -> CommandResult {
     let plain = Style::new();
-    let title = out.paint(HEAD, &path.display().to_string());
+    let title = out.paint_text(HEAD, &path.display().to_string());
     let (size, pieces) = (told.size, told.pieces.len());
     writeln!(
         out,
         "{title}: {size} bytes ({}), a container of {pieces} pieces, index {} bytes",
-        term::size(size),
+        term::format_size(size),
         told.index
     )?;
     for open in &told.opens {
@@ -184,23 +196,23 @@ fn print(out: &mut Out, path: &Path, told: &Description) -> Outcome {
             false => writeln!(out, "a job of {ranks} ranks has it open for writing")?,
         }
     }
-    let mut table = Table::new(&["PIECE", ">RANK", ">STORED", ">IN USE"]);
+    let mut table = TextTable::new(&["PIECE", ">RANK", ">STORED", ">IN USE"]);
     for piece in &told.pieces {
-        let used = if told.more { "-".to_owned() } else { term::size(piece.used) };
-        table.row([
+        let used = if told.more { "-".to_owned() } else { term::format_size(piece.used) };
+        table.add_row([
             (piece_name(piece.name), plain),
             (piece.name.map_or_else(String::new, |name| name.rank.to_string()), plain),
-            (term::size(piece.stored), plain),
+            (term::format_size(piece.stored), plain),
             (used, plain),
         ]);
     }
     if !told.pieces.is_empty() {
-        out.table(&table)?;
+        out.write_table(&table)?;
     }
-    let mut table = Table::new(&[">OFFSET", ">LENGTH", "PIECE", ">AT"]);
+    let mut table = TextTable::new(&[">OFFSET", ">LENGTH", "PIECE", ">AT"]);
     for stretch in &told.stretches {
         let piece = stretch.piece.map_or_else(|| "a hole".to_owned(), piece_name);
-        table.row([
+        table.add_row([
             (stretch.offset.to_string(), plain),
             (stretch.len.to_string(), plain),
             (piece, plain),
@@ -208,7 +220,7 @@ fn print(out: &mut Out, path: &Path, told: &Description) -> Outcome {
         ]);
     }
     if !told.stretches.is_empty() {
-        out.table(&table)?;
+        out.write_table(&table)?;
     }
     if told.more {
         writeln!(out, "there are more: --json lists up to {LISTED_JSON} stretches")?;

@@ -1,23 +1,23 @@
 //! `tatami cp`: copies between the volume and this machine, or within the volume.
 
-use crate::error::{Failure, Outcome};
-use crate::files::{CHUNK, open};
-use crate::import::{self, Item};
-use crate::place::At;
+use crate::error::{CommandFailure, CommandResult};
+use crate::files::{CHUNK, open_volume};
+use crate::import::{self, ImportItem};
 use crate::term;
-use crate::volume_path::{AnyPath, last, umask};
+use crate::volume_dir::VolumeArgs;
+use crate::volume_path::{AnyPath, last_component, read_umask};
 use indicatif::ProgressBar;
 use std::io::{Read, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
-use tatami_client::tree::{FileHandle, Tree, join};
-use tatami_wire::{Errno, Ino, Kind, Timestamp};
+use tatami_client::tree::{FileHandle, VolumeTree, join_path};
+use tatami_wire::{Errno, Ino, InodeKind, Timestamp};
 
 /// `tatami cp`
 #[derive(Debug, clap::Args)]
 pub struct CpArgs {
     #[command(flatten)]
-    at: At,
+    at: VolumeArgs,
     /// Copy directories with all their entries
     #[arg(short = 'r', short_alias = 'R', long)]
     recursive: bool,
@@ -34,8 +34,8 @@ pub struct CpArgs {
 
 /// The attributes of a file that a copy needs.
 #[derive(Clone, Copy)]
-pub struct Facts {
-    pub kind: Kind,
+pub struct FileFacts {
+    pub kind: InodeKind,
     pub mode: u16,
     pub size: u64,
     pub mtime: Timestamp,
@@ -43,35 +43,35 @@ pub struct Facts {
     pub identity: (u64, u64),
 }
 
-/// The identity of an inode of the volume, for [`Facts::identity`].
-fn in_volume(ino: Ino) -> (u64, u64) {
+/// The identity of an inode of the volume, for [`FileFacts::identity`].
+fn volume_identity(ino: Ino) -> (u64, u64) {
     (u64::MAX, ino.0)
 }
 
 /// A file being written, in the volume or on this machine.
-enum Sink {
+enum CopySink {
     Local(std::fs::File),
     Volume(Box<FileHandle>),
 }
 
 /// The same operations on the volume and on this machine.
-pub struct Sides<'a> {
-    pub tree: &'a Tree,
+pub struct CopyTrees<'a> {
+    pub tree: &'a VolumeTree,
     pub umask: u16,
 }
 
-impl Sides<'_> {
-    pub fn facts(&self, path: &AnyPath, follow: bool) -> Result<Facts, Errno> {
+impl CopyTrees<'_> {
+    pub fn read_facts(&self, path: &AnyPath, follow: bool) -> Result<FileFacts, Errno> {
         match path {
             AnyPath::Volume(path) => {
                 let a = self.tree.stat(path, follow)?;
-                let identity = in_volume(a.ino);
-                Ok(Facts { kind: a.kind, mode: a.mode, size: a.size, mtime: a.mtime, identity })
+                let identity = volume_identity(a.ino);
+                Ok(FileFacts { kind: a.kind, mode: a.mode, size: a.size, mtime: a.mtime, identity })
             }
             AnyPath::Local(path) => {
                 let m = if follow { path.metadata()? } else { path.symlink_metadata()? };
-                Ok(Facts {
-                    kind: Kind::from_mode(m.mode()).ok_or(Errno::EINVAL)?,
+                Ok(FileFacts {
+                    kind: InodeKind::from_mode(m.mode()).ok_or(Errno::EINVAL)?,
                     mode: (m.mode() & 0o7777) as u16,
                     size: m.size(),
                     mtime: Timestamp { sec: m.mtime(), nsec: m.mtime_nsec() as u32 },
@@ -81,7 +81,7 @@ impl Sides<'_> {
         }
     }
 
-    fn names(&self, path: &AnyPath) -> Result<Vec<Vec<u8>>, Errno> {
+    fn list_names(&self, path: &AnyPath) -> Result<Vec<Vec<u8>>, Errno> {
         match path {
             AnyPath::Volume(path) => {
                 let entries = self.tree.read_dir(path, false)?;
@@ -98,19 +98,19 @@ impl Sides<'_> {
         }
     }
 
-    pub fn read(&self, path: &AnyPath) -> Result<Box<dyn Read>, Errno> {
+    pub fn open_source(&self, path: &AnyPath) -> Result<Box<dyn Read>, Errno> {
         Ok(match path {
             AnyPath::Volume(path) => Box::new(self.tree.open(path)?),
             AnyPath::Local(path) => Box::new(std::fs::File::open(path)?),
         })
     }
 
-    fn write(&self, path: &AnyPath, mode: u16) -> Result<Sink, Errno> {
+    fn create_sink(&self, path: &AnyPath, mode: u16) -> Result<CopySink, Errno> {
         Ok(match path {
             AnyPath::Volume(path) => {
-                Sink::Volume(Box::new(self.tree.create(path, mode & 0o777, self.umask)?))
+                CopySink::Volume(Box::new(self.tree.create(path, mode & 0o777, self.umask)?))
             }
-            AnyPath::Local(path) => Sink::Local(
+            AnyPath::Local(path) => CopySink::Local(
                 std::fs::OpenOptions::new()
                     .write(true)
                     .create(true)
@@ -134,12 +134,12 @@ impl Sides<'_> {
             .map_err(Errno::from),
         };
         match made {
-            Err(Errno::EEXIST) if self.facts(path, true)?.kind == Kind::Dir => Ok(()),
+            Err(Errno::EEXIST) if self.read_facts(path, true)?.kind == InodeKind::Dir => Ok(()),
             other => other,
         }
     }
 
-    fn link(&self, from: &AnyPath, to: &AnyPath) -> Result<(), Errno> {
+    fn copy_link(&self, from: &AnyPath, to: &AnyPath) -> Result<(), Errno> {
         let target = match from {
             AnyPath::Volume(path) => self.tree.read_link(path)?,
             AnyPath::Local(path) => std::fs::read_link(path)?.into_os_string().into_vec(),
@@ -153,9 +153,9 @@ impl Sides<'_> {
         }
     }
 
-    fn keep(&self, path: &AnyPath, facts: &Facts) -> Result<(), Errno> {
+    fn preserve_attrs(&self, path: &AnyPath, facts: &FileFacts) -> Result<(), Errno> {
         match path {
-            AnyPath::Volume(path) => self.tree.set(path, facts.to_keep()).map(drop),
+            AnyPath::Volume(path) => self.tree.set_attrs(path, facts.preserved_attrs()).map(drop),
             AnyPath::Local(path) => {
                 let mode = std::fs::Permissions::from_mode(u32::from(facts.mode));
                 std::fs::set_permissions(path, mode)?;
@@ -174,16 +174,16 @@ impl Sides<'_> {
 }
 
 /// Returns `path` with `name` appended, in the volume or on this machine.
-pub fn below(path: &AnyPath, name: &[u8]) -> AnyPath {
+pub fn append_name(path: &AnyPath, name: &[u8]) -> AnyPath {
     match path {
-        AnyPath::Volume(path) => AnyPath::Volume(join(path, name)),
+        AnyPath::Volume(path) => AnyPath::Volume(join_path(path, name)),
         AnyPath::Local(path) => AnyPath::Local(path.join(std::ffi::OsStr::from_bytes(name))),
     }
 }
 
 fn last_name(path: &AnyPath) -> Vec<u8> {
     match path {
-        AnyPath::Volume(path) => last(path).to_vec(),
+        AnyPath::Volume(path) => last_component(path).to_vec(),
         AnyPath::Local(path) => {
             let name = path.file_name().map(|n| n.as_bytes().to_vec());
             // `.` and `..` have a name only after they are resolved.
@@ -197,25 +197,25 @@ fn last_name(path: &AnyPath) -> Vec<u8> {
 ///
 /// # Errors
 /// The first path that cannot be copied.
-pub fn cp(args: &CpArgs) -> Outcome {
+pub fn cp(args: &CpArgs) -> CommandResult {
     let (to, from) = args.paths.split_last().expect("clap asks for two");
     if args.paths.iter().all(|p| matches!(p, AnyPath::Local(_))) {
-        return Err(Failure::usage("none of the paths is in the volume")
+        return Err(CommandFailure::usage("none of the paths is in the volume")
             .try_this("put a colon in front: tatami cp FILE :/DIR/; within this machine, use cp"));
     }
-    let (_, tree) = open(&args.at)?;
-    let sides = Sides { tree: &tree, umask: umask() };
-    let into = match sides.facts(to, true) {
-        Ok(facts) => facts.kind == Kind::Dir,
+    let (_, tree) = open_volume(&args.at)?;
+    let sides = CopyTrees { tree: &tree, umask: read_umask() };
+    let into = match sides.read_facts(to, true) {
+        Ok(facts) => facts.kind == InodeKind::Dir,
         Err(Errno::ENOENT) => false,
-        Err(e) => return Err(to.failed("cannot copy to", e)),
+        Err(e) => return Err(to.operation_failure("cannot copy to", e)),
     };
     let wants_dir = match to {
         AnyPath::Volume(path) => path.ends_with(b"/"),
         AnyPath::Local(path) => path.as_os_str().as_bytes().ends_with(b"/"),
     };
     if !into && (from.len() > 1 || (wants_dir && !args.recursive)) {
-        let failure = Failure::new(format!("{to} is not a directory"));
+        let failure = CommandFailure::new(format!("{to} is not a directory"));
         let remedy = match to {
             AnyPath::Volume(_) => format!("tatami mkdir -p {to}"),
             AnyPath::Local(_) => format!("mkdir -p {to}"),
@@ -223,95 +223,108 @@ pub fn cp(args: &CpArgs) -> Outcome {
         return Err(failure.try_this(remedy));
     }
     for from in from {
-        let to = if into { below(to, &last_name(from)) } else { to.clone() };
-        copy_one(args, &sides, from, to)?;
+        let to = if into { append_name(to, &last_name(from)) } else { to.clone() };
+        copy_path(args, &sides, from, to)?;
     }
     Ok(())
 }
 
-fn copy_one(args: &CpArgs, sides: &Sides, from: &AnyPath, to: AnyPath) -> Outcome {
+fn copy_path(args: &CpArgs, sides: &CopyTrees, from: &AnyPath, to: AnyPath) -> CommandResult {
     // A symbolic link on the command line is followed. Links found below a directory are copied as
     // links.
-    let facts = sides.facts(from, !args.recursive).map_err(|e| from.failed("cannot copy", e))?;
-    if facts.kind == Kind::Dir && !args.recursive {
-        let failure = from.failed("cannot copy", Errno::EISDIR);
+    let facts = sides
+        .read_facts(from, !args.recursive)
+        .map_err(|e| from.operation_failure("cannot copy", e))?;
+    if facts.kind == InodeKind::Dir && !args.recursive {
+        let failure = from.operation_failure("cannot copy", Errno::EISDIR);
         return Err(failure.try_this(format!("tatami cp -r {from} {to}")));
     }
     let bar = term::byte_bar(facts.size);
-    let mut todo = vec![Item { from: from.clone(), to, facts, made: None }];
-    let mut dirs: Vec<(AnyPath, Facts)> = Vec::new();
+    let mut todo = vec![ImportItem { from: from.clone(), to, facts, made: None }];
+    let mut dirs: Vec<(AnyPath, FileFacts)> = Vec::new();
     // The copy skips the directory that it makes itself: a copy into its own source would never
     // end.
     let mut made = None;
-    while let Some(Item { from, to, facts, made: known }) = todo.pop() {
+    while let Some(ImportItem { from, to, facts, made: known }) = todo.pop() {
         let tell = |from: &AnyPath, to: &AnyPath| {
             if args.verbose {
-                bar.suspend(|| term::note(&format!("{from} -> {to}")));
+                bar.suspend(|| term::print_note(&format!("{from} -> {to}")));
             }
         };
         tell(&from, &to);
-        let failed = |e| from.failed("cannot copy", e);
+        let failed = |e| from.operation_failure("cannot copy", e);
         match facts.kind {
-            Kind::Dir => {
-                let names = sides.names(&from).map_err(failed)?;
+            InodeKind::Dir => {
+                let names = sides.list_names(&from).map_err(failed)?;
                 let own = match known {
-                    Some(ino) => in_volume(ino),
+                    Some(ino) => volume_identity(ino),
                     None => {
-                        sides.mkdir(&to, facts.mode).map_err(|e| to.failed("cannot make", e))?;
-                        sides.facts(&to, true).map_err(failed)?.identity
+                        sides
+                            .mkdir(&to, facts.mode)
+                            .map_err(|e| to.operation_failure("cannot make", e))?;
+                        sides.read_facts(&to, true).map_err(failed)?.identity
                     }
                 };
                 let top = *made.get_or_insert(own);
-                let mut items = import::items(sides, &from, &to, &names)?;
+                let mut items = import::list_items(sides, &from, &to, &names)?;
                 items.retain(|item| item.facts.identity != top);
-                let files = items.iter().filter(|item| item.facts.kind == Kind::File);
+                let files = items.iter().filter(|item| item.facts.kind == InodeKind::File);
                 bar.inc_length(files.map(|item| item.facts.size).sum());
                 if let (AnyPath::Local(_), AnyPath::Volume(_)) = (&from, &to) {
-                    let files = items.iter().filter(|item| item.facts.kind != Kind::Dir);
+                    let files = items.iter().filter(|item| item.facts.kind != InodeKind::Dir);
                     files.for_each(|item| tell(&item.from, &item.to));
-                    items = import::import(sides, Ino(own.1), items, args.preserve, &bar)?;
+                    items = import::import_items(sides, Ino(own.1), items, args.preserve, &bar)?;
                 }
                 todo.extend(items.into_iter().rev());
                 dirs.push((to, facts));
             }
-            Kind::Symlink => sides.link(&from, &to).map_err(|e| to.failed("cannot make", e))?,
-            Kind::File => {
-                if sides.facts(&to, true).is_ok_and(|t| t.identity == facts.identity) {
-                    return Err(Failure::new(format!("{from} and {to} are the same file")));
+            InodeKind::Symlink => {
+                sides.copy_link(&from, &to).map_err(|e| to.operation_failure("cannot make", e))?
+            }
+            InodeKind::File => {
+                if sides.read_facts(&to, true).is_ok_and(|t| t.identity == facts.identity) {
+                    return Err(CommandFailure::new(format!("{from} and {to} are the same file")));
                 }
                 copy_file(sides, &from, &to, &facts, &bar)?;
                 if args.preserve {
-                    sides.keep(&to, &facts).map_err(|e| to.failed("cannot set times of", e))?;
+                    sides
+                        .preserve_attrs(&to, &facts)
+                        .map_err(|e| to.operation_failure("cannot set times of", e))?;
                 }
             }
-            _ => bar
-                .suspend(|| term::note(&format!("{from}: skipped, because it is a special file"))),
+            _ => bar.suspend(|| {
+                term::print_note(&format!("{from}: skipped, because it is a special file"))
+            }),
         }
     }
     // The innermost first: each copy inside a directory changes the times of that directory.
     for (to, facts) in dirs.iter().rev().filter(|_| args.preserve) {
-        sides.keep(to, facts).map_err(|e| to.failed("cannot set times of", e))?;
+        sides
+            .preserve_attrs(to, facts)
+            .map_err(|e| to.operation_failure("cannot set times of", e))?;
     }
     bar.finish_and_clear();
     Ok(())
 }
 
 fn copy_file(
-    sides: &Sides,
+    sides: &CopyTrees,
     from: &AnyPath,
     to: &AnyPath,
-    facts: &Facts,
+    facts: &FileFacts,
     bar: &ProgressBar,
-) -> Outcome {
-    let mut source = sides.read(from).map_err(|e| from.failed("cannot read", e))?;
-    let mut sink = sides.write(to, facts.mode).map_err(|e| to.failed("cannot write", e))?;
+) -> CommandResult {
+    let mut source =
+        sides.open_source(from).map_err(|e| from.operation_failure("cannot read", e))?;
+    let mut sink =
+        sides.create_sink(to, facts.mode).map_err(|e| to.operation_failure("cannot write", e))?;
     let paths = (from, to);
     match &mut sink {
-        Sink::Local(file) => fill(paths, facts.size, &mut *source, file, bar)?,
-        Sink::Volume(file) => fill(paths, facts.size, &mut *source, file.as_mut(), bar)?,
+        CopySink::Local(file) => copy_bytes(paths, facts.size, &mut *source, file, bar)?,
+        CopySink::Volume(file) => copy_bytes(paths, facts.size, &mut *source, file.as_mut(), bar)?,
     }
-    if let Sink::Volume(file) = sink {
-        file.close().map_err(|e| to.failed("cannot write", e))?;
+    if let CopySink::Volume(file) = sink {
+        file.close().map_err(|e| to.operation_failure("cannot write", e))?;
     }
     Ok(())
 }
@@ -320,23 +333,24 @@ fn copy_file(
 ///
 /// # Errors
 /// Those of reading and writing.
-pub fn fill(
+pub fn copy_bytes(
     (from, to): (&AnyPath, &AnyPath),
     size: u64,
     source: &mut dyn Read,
     sink: &mut dyn Write,
     bar: &ProgressBar,
-) -> Outcome {
-    bar.set_message(term::safe(&last_name(from)));
+) -> CommandResult {
+    bar.set_message(term::escape_name(&last_name(from)));
     let mut buffer = vec![0; CHUNK.min(size.max(64 << 10) as usize)];
     loop {
         let n = match source.read(&mut buffer) {
             Ok(0) => return Ok(()),
             Ok(n) => n,
             Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
-            Err(e) => return Err(from.failed("cannot read", Errno::from(e))),
+            Err(e) => return Err(from.operation_failure("cannot read", Errno::from(e))),
         };
-        sink.write_all(&buffer[..n]).map_err(|e| to.failed("cannot write", Errno::from(e)))?;
+        sink.write_all(&buffer[..n])
+            .map_err(|e| to.operation_failure("cannot write", Errno::from(e)))?;
         bar.inc(n as u64);
     }
 }
@@ -348,10 +362,10 @@ mod tests {
     #[test]
     fn names_are_put_below_either_side() {
         let volume = AnyPath::Volume(b"/a".to_vec());
-        assert_eq!(below(&volume, b"b"), AnyPath::Volume(b"/a/b".to_vec()));
+        assert_eq!(append_name(&volume, b"b"), AnyPath::Volume(b"/a/b".to_vec()));
         assert_eq!(last_name(&volume), b"a");
         let local = AnyPath::Local("/x".into());
-        assert_eq!(below(&local, b"b"), AnyPath::Local("/x/b".into()));
+        assert_eq!(append_name(&local, b"b"), AnyPath::Local("/x/b".into()));
         assert!(!last_name(&AnyPath::Local(".".into())).is_empty());
     }
 }

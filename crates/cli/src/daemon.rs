@@ -1,12 +1,12 @@
 //! Daemons of nodes: running one in this process, starting and stopping them in the background.
 
 use crate::absence::Absence;
-use crate::error::{Context, Failure, Outcome};
+use crate::error::{CommandFailure, CommandResult, FailureContext};
 use crate::keys::name;
-use crate::place::{AskError, At, Place};
-use crate::process::{self, Record};
-use crate::ready::{self, Ready, Starting};
+use crate::process::{self, ProcessRecord};
+use crate::start_process::{self, ReadyPipe, StartingProcess};
 use crate::term;
+use crate::volume_dir::{AdminCallError, VolumeArgs, VolumeDir};
 use rustix::fs::Mode;
 use rustix::process::Signal;
 use std::ffi::OsString;
@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tatami_cluster::trusted::TrustedDir;
 use tatami_cluster::{KeyFile, NodeEntry, VolumeFile};
-use tatami_node::{Node, NodeOptions};
+use tatami_node::{NodeDaemon, NodeOptions};
 use tatami_wire::NodeId;
 use tatami_wire::admin::{AdminCall, AdminReply};
 
@@ -48,7 +48,7 @@ pub struct RunArgs {
     pub config: Option<PathBuf>,
     /// Keys of the configuration, as flags.
     #[command(flatten)]
-    pub overrides: crate::config::Overrides,
+    pub overrides: crate::config::ConfigOverrides,
     /// Descriptor of a pipe for the report that the process is ready
     #[arg(long, value_name = "FD", hide = true)]
     pub ready_fd: Option<i32>,
@@ -68,21 +68,21 @@ pub fn log_file(node_dir: &Path) -> PathBuf {
 ///
 /// # Errors
 /// The daemon does not start, or ends with an error.
-pub fn run(args: &RunArgs) -> Outcome {
-    let mut ready = Ready::take(args.ready_fd)?;
-    tatami_node::note_deaths();
-    let (node, pid_file) = launch(args).map_err(|e| ready.failed(e))?;
-    ready.ready();
+pub fn run_daemon(args: &RunArgs) -> CommandResult {
+    let mut ready = ReadyPipe::from_descriptor(args.ready_fd)?;
+    tatami_node::record_panics();
+    let (node, pid_file) = launch_node(args).map_err(|e| ready.report_failure(e))?;
+    ready.report_ready();
     let result = node.run();
     // The file is removed before the lock on the directory is released. Another process may have
     // removed the directory and made it again; then the file is not ours.
-    if Record::load(&pid_file) == Some(Record::of_self()) {
+    if ProcessRecord::load(&pid_file) == Some(ProcessRecord::of_self()) {
         let _ = std::fs::remove_file(pid_file);
     }
-    result.map_err(|e| Failure::new(e.to_string()))
+    result.map_err(|e| CommandFailure::new(e.to_string()))
 }
 
-fn launch(args: &RunArgs) -> Outcome<(Node, PathBuf)> {
+fn launch_node(args: &RunArgs) -> CommandResult<(NodeDaemon, PathBuf)> {
     let absolute = |path: &Path| std::path::absolute(path).context(|| path.display().to_string());
     let beside = args.dir.as_deref().map(absolute).transpose()?;
     let beside = beside.as_deref().and_then(Path::parent);
@@ -90,7 +90,7 @@ fn launch(args: &RunArgs) -> Outcome<(Node, PathBuf)> {
         (Some(file), _) => absolute(file)?,
         (None, Some(dir)) => dir.join("volume.toml"),
         (None, None) => {
-            return Err(Failure::usage(
+            return Err(CommandFailure::usage(
                 "no node is named: neither --dir nor --volume-file is given",
             )
             .try_this(
@@ -100,41 +100,45 @@ fn launch(args: &RunArgs) -> Outcome<(Node, PathBuf)> {
     };
     let base = volume_file.parent().unwrap_or(Path::new("/")).to_owned();
     TrustedDir::open(&base)?;
-    let at = At {
+    let at = VolumeArgs {
         dir: Some(base.clone()),
         config: args.config.clone(),
         overrides: args.overrides.clone(),
     };
     let place = at.open()?;
-    crate::log::start(&place.config, true)?;
-    let volume = VolumeFile::load(&volume_file).map_err(|e| Failure::new(e.to_string()))?;
-    let entry = which(&place, &volume, args)?;
+    crate::log::start_logging(&place.config, true)?;
+    let volume = VolumeFile::load(&volume_file).map_err(|e| CommandFailure::new(e.to_string()))?;
+    let entry = select_node(&place, &volume, args)?;
     let key_file = args.key_file.clone().unwrap_or_else(|| base.join("key"));
-    let key = KeyFile::load(&key_file).map_err(|e| Failure::new(e.to_string()))?;
+    let key = KeyFile::load(&key_file).map_err(|e| CommandFailure::new(e.to_string()))?;
     let dir = args.dir.as_deref().map(absolute).transpose()?.unwrap_or_else(|| entry.dir.clone());
     let mut options = NodeOptions::new(dir.clone(), volume.map(), NodeId(entry.id), key);
-    options.lease = place.config.duration(name::NODE_LEASE);
-    options.reserve = place.config.number(name::NODE_RESERVE) << 20;
+    options.lease = place.config.duration_value(name::NODE_LEASE);
+    options.reserve = place.config.int_value(name::NODE_RESERVE) << 20;
     options.durability = volume.durability;
-    options.allow_other = place.config.flag(name::MOUNT_ALLOW_OTHER);
+    options.allow_other = place.config.bool_value(name::MOUNT_ALLOW_OTHER);
     options.version = env!("CARGO_PKG_VERSION").to_owned();
-    let register = made_file(&base, entry);
+    let register = register_file(&base, entry);
     options.had_directory =
-        has_directory(&register, &volume) || place.remembered(&made_key(entry)).is_some();
-    let node = Node::start(options).map_err(|e| Failure::new(e.to_string()))?;
-    if let Err(error) = note_directory(&register, &volume) {
+        is_registered(&register, &volume) || place.remembered_setting(&in_use_key(entry)).is_some();
+    let node = NodeDaemon::start(options).map_err(|e| CommandFailure::new(e.to_string()))?;
+    if let Err(error) = register_directory(&register, &volume) {
         tracing::warn!(
             "{}: status cannot report a later loss of the data directory",
             error.report()
         );
     }
     let pid_file = pid_file(&dir);
-    Record::of_self().save(&pid_file)?;
+    ProcessRecord::of_self().save(&pid_file)?;
     Ok((node, pid_file))
 }
 
 /// Returns the node of the arguments: by its name, or by its directory.
-fn which<'a>(place: &Place, volume: &'a VolumeFile, args: &RunArgs) -> Outcome<&'a NodeEntry> {
+fn select_node<'a>(
+    place: &VolumeDir,
+    volume: &'a VolumeFile,
+    args: &RunArgs,
+) -> CommandResult<&'a NodeEntry> {
     if let Some(node) = &args.node {
         return place.find_node(volume, node);
     }
@@ -142,16 +146,19 @@ fn which<'a>(place: &Place, volume: &'a VolumeFile, args: &RunArgs) -> Outcome<&
     match (dir, &volume.nodes[..]) {
         (None, [only]) => Ok(only),
         (Some(dir), nodes) => nodes.iter().find(|n| n.dir == dir).ok_or_else(|| {
-            Failure::usage(format!("no node of the volume has the directory {}", dir.display()))
-                .try_this("name the node: --node N")
+            CommandFailure::usage(format!(
+                "no node of the volume has the directory {}",
+                dir.display()
+            ))
+            .try_this("name the node: --node N")
         }),
-        _ => Err(Failure::usage("the volume has several nodes").try_this("--node N")),
+        _ => Err(CommandFailure::usage("the volume has several nodes").try_this("--node N")),
     }
 }
 
 /// Returns the process of the node's daemon, if it runs on this machine.
-pub fn running(entry: &NodeEntry) -> Option<process::Running> {
-    process::recorded(&pid_file(&entry.dir))
+pub fn running_daemon(entry: &NodeEntry) -> Option<process::RunningProcess> {
+    process::find_recorded(&pid_file(&entry.dir))
 }
 
 /// Returns whether the daemon of this node runs and answers. Waits for the end of a daemon that is
@@ -159,21 +166,25 @@ pub fn running(entry: &NodeEntry) -> Option<process::Running> {
 ///
 /// # Errors
 /// The daemon runs and does not answer.
-pub fn answers(place: &Place, volume: &VolumeFile, entry: &NodeEntry) -> Outcome<bool> {
-    let Some(process) = running(entry) else { return Ok(false) };
-    let Err(error) = place.ask(volume, entry, &AdminCall::Ping) else { return Ok(true) };
+pub fn is_answering(
+    place: &VolumeDir,
+    volume: &VolumeFile,
+    entry: &NodeEntry,
+) -> CommandResult<bool> {
+    let Some(process) = running_daemon(entry) else { return Ok(false) };
+    let Err(error) = place.send_admin(volume, entry, &AdminCall::Ping) else { return Ok(true) };
     // A daemon that is shutting down refuses connections; one that hangs does not reply.
-    if !error.is_timeout() && process.wait(DYING_WAIT) {
+    if !error.is_timeout() && process.wait_for_end(DYING_WAIT) {
         return Ok(false);
     }
     let what = format!("{} runs (process {}) and does not answer", entry.name, process.pid);
-    if let AskError::Connect(error) = &error
+    if let AdminCallError::Connect(error) = &error
         && !error.is_timeout()
     {
-        let Absence { why, remedy, .. } = Absence::of(place, entry, error);
-        return Err(Failure::degraded(what).because(why).try_this(remedy));
+        let Absence { why, remedy, .. } = Absence::from_connect_error(place, entry, error);
+        return Err(CommandFailure::degraded(what).because(why).try_this(remedy));
     }
-    Err(Failure::degraded(what).because(error).try_this(format!(
+    Err(CommandFailure::degraded(what).because(error).try_this(format!(
         "see its log, {}; to end it: tatami node stop --force{} {}",
         log_file(&entry.dir).display(),
         place.dir_flag(),
@@ -185,11 +196,12 @@ pub fn answers(place: &Place, volume: &VolumeFile, entry: &NodeEntry) -> Outcome
 ///
 /// # Errors
 /// Those of the system.
-pub fn start(place: &Place, entry: &NodeEntry) -> Outcome<Starting> {
-    if place.remembered(&made_key(entry)).is_some() && !entry.dir.join("FORMAT").exists() {
+pub fn start_daemon(place: &VolumeDir, entry: &NodeEntry) -> CommandResult<StartingProcess> {
+    if place.remembered_setting(&in_use_key(entry)).is_some() && !entry.dir.join("FORMAT").exists()
+    {
         // The daemon would take an empty directory for a new node, and the files of the old node
         // would be lost.
-        return Err(Failure::new(format!("the data of {} is not there", entry.name))
+        return Err(CommandFailure::new(format!("the data of {} is not there", entry.name))
             .because(format!(
                 "{} held the data of a node, and its file FORMAT is missing now",
                 entry.dir.display()
@@ -209,30 +221,34 @@ pub fn start(place: &Place, entry: &NodeEntry) -> Outcome<Starting> {
     arguments.extend(["--node".into(), OsString::from(&entry.name)]);
     arguments.extend(["--volume-file".into(), place.volume_file().into()]);
     arguments.extend(["--key-file".into(), place.key_file().into()]);
-    arguments.extend(place.at.arguments());
-    ready::start(&entry.name, &arguments, Some(&log_file(&entry.dir)))
+    arguments.extend(place.at.to_arguments());
+    start_process::start_background(&entry.name, &arguments, Some(&log_file(&entry.dir)))
 }
 
 /// Allows the node to begin empty, if its data directory is missing.
 ///
 /// # Errors
 /// Those of the file system.
-pub fn let_begin_empty(place: &Place, volume: &VolumeFile, entry: &NodeEntry) -> Outcome {
-    if place.remembered(&made_key(entry)).is_some() {
-        note_directory(&made_file(&place.dir, entry), volume)?;
+pub fn allow_empty_start(
+    place: &VolumeDir,
+    volume: &VolumeFile,
+    entry: &NodeEntry,
+) -> CommandResult {
+    if place.remembered_setting(&in_use_key(entry)).is_some() {
+        register_directory(&register_file(&place.dir, entry), volume)?;
     }
-    place.forget(&made_key(entry))
+    place.forget_setting(&in_use_key(entry))
 }
 
 /// Returns the register file of a node: its presence records that the node has had a data
 /// directory. It lies beside the volume file, because the data directory itself may be lost.
-fn made_file(base: &Path, entry: &NodeEntry) -> PathBuf {
+fn register_file(base: &Path, entry: &NodeEntry) -> PathBuf {
     base.join("made").join(entry.id.to_string())
 }
 
 /// Records that the node has a data directory, so that `status` can report its loss later.
-fn note_directory(register: &Path, volume: &VolumeFile) -> Outcome {
-    if has_directory(register, volume) {
+fn register_directory(register: &Path, volume: &VolumeFile) -> CommandResult {
+    if is_registered(register, volume) {
         return Ok(());
     }
     let (Some(parent), Some(name)) = (register.parent(), register.file_name()) else {
@@ -244,16 +260,16 @@ fn note_directory(register: &Path, volume: &VolumeFile) -> Outcome {
             let mode = Mode::from_raw_mode(0o644);
             dir.replace_file(&name.to_string_lossy(), text.as_bytes(), mode, true)
         })
-        .map_err(|e| Failure::new(format!("cannot write {}", register.display())).because(e))
+        .map_err(|e| CommandFailure::new(format!("cannot write {}", register.display())).because(e))
 }
 
 /// Returns whether a node of this volume is registered as having, or having had, a data directory.
-fn has_directory(register: &Path, volume: &VolumeFile) -> bool {
+fn is_registered(register: &Path, volume: &VolumeFile) -> bool {
     std::fs::read_to_string(register).is_ok_and(|text| text.trim_end() == volume.volume.to_string())
 }
 
 /// Returns the key under which `up` remembers that the node's data directory is in use.
-pub fn made_key(entry: &NodeEntry) -> String {
+pub fn in_use_key(entry: &NodeEntry) -> String {
     format!("made-{}", entry.id)
 }
 
@@ -262,8 +278,8 @@ pub fn made_key(entry: &NodeEntry) -> String {
 ///
 /// # Errors
 /// Those of the file system.
-pub fn note_made(place: &Place, entry: &NodeEntry) -> Outcome {
-    place.remember(&[(made_key(entry).as_str(), entry.dir.display().to_string())])
+pub fn record_in_use(place: &VolumeDir, entry: &NodeEntry) -> CommandResult {
+    place.remember_settings(&[(in_use_key(entry).as_str(), entry.dir.display().to_string())])
 }
 
 /// Returns a failure that names the executors of these nodes that refuse to start because their
@@ -272,13 +288,13 @@ pub fn note_made(place: &Place, entry: &NodeEntry) -> Outcome {
 ///
 /// # Errors
 /// A node does not answer the request, or refuses it.
-pub fn settle_damage<'a>(
-    place: &Place,
+pub fn resolve_damage<'a>(
+    place: &VolumeDir,
     volume: &VolumeFile,
     entries: impl IntoIterator<Item = &'a NodeEntry>,
     accept_loss: bool,
-) -> Outcome<Option<Failure>> {
-    let refused = |entry: &NodeEntry| match place.ask(volume, entry, &AdminCall::Status) {
+) -> CommandResult<Option<CommandFailure>> {
+    let refused = |entry: &NodeEntry| match place.send_admin(volume, entry, &AdminCall::Status) {
         Ok(AdminReply::Status(status)) => status.refused,
         // `status` reports other faults of the node.
         Ok(_) | Err(_) => Vec::new(),
@@ -288,15 +304,20 @@ pub fn settle_damage<'a>(
         let mut here = refused(entry);
         if accept_loss && !here.is_empty() {
             let order = AdminCall::AcceptLoss;
-            match place.ask_within(ACCEPT_WAIT, volume, entry, &order) {
-                Ok(AdminReply::Told(done)) => {
-                    done.iter().for_each(|done| term::note(&format!("{}: {done}", entry.name)));
+            match place.send_admin_within(ACCEPT_WAIT, volume, entry, &order) {
+                Ok(AdminReply::Report(done)) => {
+                    done.iter()
+                        .for_each(|done| term::print_note(&format!("{}: {done}", entry.name)));
                 }
-                Ok(_) => return Err(Failure::new(format!("{}: unexpected reply", entry.name))),
+                Ok(_) => {
+                    return Err(CommandFailure::new(format!("{}: unexpected reply", entry.name)));
+                }
                 Err(e) => {
-                    return Err(
-                        Failure::new(format!("{} did not accept the loss", entry.name)).because(e)
-                    );
+                    return Err(CommandFailure::new(format!(
+                        "{} did not accept the loss",
+                        entry.name
+                    ))
+                    .because(e));
                 }
             }
             here = refused(entry);
@@ -305,7 +326,7 @@ pub fn settle_damage<'a>(
     }
     Ok((!all.is_empty()).then(|| {
         let what = "a part of the namespace is damaged and not served; the rest runs";
-        let failure = Failure::degraded(what).because(all.join("\n"));
+        let failure = CommandFailure::degraded(what).because(all.join("\n"));
         match accept_loss {
             true => failure,
             false => failure.try_this(format!(
@@ -321,23 +342,28 @@ pub fn settle_damage<'a>(
 ///
 /// # Errors
 /// The daemon does not end.
-pub fn stop(place: &Place, volume: &VolumeFile, entry: &NodeEntry, force: bool) -> Outcome<bool> {
-    let Some(process) = running(entry) else { return Ok(false) };
+pub fn stop_daemon(
+    place: &VolumeDir,
+    volume: &VolumeFile,
+    entry: &NodeEntry,
+    force: bool,
+) -> CommandResult<bool> {
+    let Some(process) = running_daemon(entry) else { return Ok(false) };
     // A daemon that was restarted in between may answer under another process id. Then that daemon
     // receives the request, and the wait below ends at once.
-    if let Err(error) = place.ask(volume, entry, &AdminCall::Shutdown) {
+    if let Err(error) = place.send_admin(volume, entry, &AdminCall::Shutdown) {
         tracing::debug!(node = entry.name, %error, "no reply to the request; sending a signal");
         // A daemon that did not reply for the whole timeout would not handle SIGTERM either.
         let hangs = force && error.is_timeout();
-        process.signal(if hangs { Signal::KILL } else { Signal::TERM });
+        process.send_signal(if hangs { Signal::KILL } else { Signal::TERM });
     }
-    let mut ended = process.wait(if force { KILLED_WAIT } else { END_WAIT });
+    let mut ended = process.wait_for_end(if force { KILLED_WAIT } else { END_WAIT });
     if !ended && force {
-        process.signal(Signal::KILL);
-        ended = process.wait(KILLED_WAIT);
+        process.send_signal(Signal::KILL);
+        ended = process.wait_for_end(KILLED_WAIT);
     }
     if !ended {
-        return Err(Failure::new(format!(
+        return Err(CommandFailure::new(format!(
             "{} (process {}) did not end within {} s",
             entry.name,
             process.pid,
@@ -357,18 +383,18 @@ pub fn stop(place: &Place, volume: &VolumeFile, entry: &NodeEntry, force: bool) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::keys::{Value, find};
+    use crate::keys::{KeyValue, find_key};
 
     #[test]
     fn defaults_are_those_of_the_library() {
-        let default = |name| find(name).expect("a key").default_value(Path::new("/"));
+        let default = |name| find_key(name).expect("a key").default_value(Path::new("/"));
         let lease = NodeOptions::LEASE.as_secs();
-        assert_eq!(default(name::NODE_LEASE), Value::Int(lease));
-        assert_eq!(default(name::NODE_RESERVE), Value::Int(NodeOptions::RESERVE >> 20));
+        assert_eq!(default(name::NODE_LEASE), KeyValue::Int(lease));
+        assert_eq!(default(name::NODE_RESERVE), KeyValue::Int(NodeOptions::RESERVE >> 20));
         let durability = tatami_wire::admin::Durability::default().name();
-        assert_eq!(default(name::VOLUME_DURABILITY), Value::Text(durability.into()));
+        assert_eq!(default(name::VOLUME_DURABILITY), KeyValue::Text(durability.into()));
         let patience =
-            tatami_client::Options::new(tatami_client::Endpoint::Tcp("x:1".into())).patience;
-        assert_eq!(default(name::CLIENT_PATIENCE), Value::Int(patience.as_secs()));
+            tatami_client::ClientOptions::new(tatami_client::Endpoint::Tcp("x:1".into())).patience;
+        assert_eq!(default(name::CLIENT_PATIENCE), KeyValue::Int(patience.as_secs()));
     }
 }

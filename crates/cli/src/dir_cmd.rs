@@ -1,23 +1,23 @@
 //! `tatami dir`: the partitions of a directory, their entries, and their nodes.
 
-use crate::error::Outcome;
-use crate::place::{At, executor_name};
-use crate::session::{Found, Sessions};
-use crate::term::{self, DIM, HEAD, Out, Table};
+use crate::error::CommandResult;
+use crate::session::{FoundPath, VolumeSessions};
+use crate::term::{self, DIM, HEAD, TermOutput, TextTable};
+use crate::volume_dir::{VolumeArgs, executor_name};
 use crate::volume_path::AnyPath;
 use anstyle::Style;
 use serde::Serialize;
 use std::io::Write;
-use tatami_client::tree::Tree;
+use tatami_client::tree::VolumeTree;
 use tatami_cluster::VolumeFile;
-use tatami_wire::meta::{MetaOp, MetaReply, Partition};
+use tatami_wire::meta::{MetaOp, MetaReply, PartitionInfo};
 use tatami_wire::{Errno, ExecutorId};
 
 /// `tatami dir`
 #[derive(Debug, clap::Args)]
 pub struct DirArgs {
     #[command(flatten)]
-    at: At,
+    at: VolumeArgs,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -27,15 +27,15 @@ pub struct DirArgs {
 }
 
 #[derive(Serialize)]
-struct Told {
+struct DirReport {
     path: String,
     ino: u64,
     entries: u64,
-    partitions: Vec<PartTold>,
+    partitions: Vec<PartitionReport>,
 }
 
 #[derive(Serialize)]
-struct PartTold {
+struct PartitionReport {
     /// Lowest and highest hash of the names in the partition, 63 bits each.
     from: u64,
     last: u64,
@@ -56,45 +56,53 @@ struct PartTold {
 ///
 /// # Errors
 /// A path that is neither in the volume nor on a mount, or is no directory.
-pub fn run(args: &DirArgs) -> Outcome {
-    let mut out = Out::new();
+pub fn run(args: &DirArgs) -> CommandResult {
+    let mut out = TermOutput::new();
     let mut all = Vec::new();
-    let mut sessions = Sessions::new(&args.at);
+    let mut sessions = VolumeSessions::new(&args.at);
     for any in &args.paths {
-        let Found { tree, volume, path } = sessions.find(any)?;
-        let told = look(&tree, &volume, &path).map_err(|e| any.failed("cannot look at", e))?;
+        let FoundPath { tree, volume, path } = sessions.find_path(any)?;
+        let told = read_partitions(&tree, &volume, &path)
+            .map_err(|e| any.operation_failure("cannot look at", e))?;
         if !args.json {
             if !all.is_empty() {
                 writeln!(out)?;
             }
-            print(&mut out, any, &told)?;
+            print_partitions(&mut out, any, &told)?;
         }
         all.push(told);
     }
     if args.json {
-        out.json(&serde_json::json!({ "volume": sessions.volume(), "directories": all }))?;
+        out.write_json(
+            &serde_json::json!({ "volume": sessions.volume_name(), "directories": all }),
+        )?;
     }
     out.flush()?;
     Ok(())
 }
 
-fn look(tree: &Tree, volume: &VolumeFile, path: &[u8]) -> Result<Told, Errno> {
+fn read_partitions(
+    tree: &VolumeTree,
+    volume: &VolumeFile,
+    path: &[u8],
+) -> Result<DirReport, Errno> {
     let ino = tree.stat(path, true)?.ino;
     let client = tree.client();
-    let MetaReply::Partitions(parts) = client.meta(tree.cred(), MetaOp::Partitions { dir: ino })?
+    let MetaReply::Partitions(parts) =
+        client.send_meta(tree.cred(), MetaOp::ListPartitions { dir: ino })?
     else {
         return Err(Errno::EPROTO);
     };
     let map = client.map();
-    let told = |part: &Partition| {
+    let told = |part: &PartitionInfo| {
         let owner = map.owner(part.shard);
-        let first = owner.map(|owner| ExecutorId::first(owner.node));
+        let first = owner.map(|owner| ExecutorId::first_of_node(owner.node));
         let [name, server] = [first, owner].map(|executor| {
             executor.map(|executor| executor_name(volume, executor)).unwrap_or_default()
         });
-        PartTold {
+        PartitionReport {
             from: part.range.from,
-            last: part.range.last(),
+            last: part.range.last_hash(),
             bits: part.range.bits,
             shard: part.shard.0,
             node: owner.map(|owner| owner.node.0),
@@ -104,7 +112,7 @@ fn look(tree: &Tree, volume: &VolumeFile, path: &[u8]) -> Result<Told, Errno> {
             entries: part.entries,
         }
     };
-    Ok(Told {
+    Ok(DirReport {
         path: String::from_utf8_lossy(path).into_owned(),
         ino: ino.0,
         entries: parts.iter().map(|part| part.entries).sum(),
@@ -112,33 +120,33 @@ fn look(tree: &Tree, volume: &VolumeFile, path: &[u8]) -> Result<Told, Errno> {
     })
 }
 
-fn print(out: &mut Out, any: &AnyPath, told: &Told) -> Outcome {
+fn print_partitions(out: &mut TermOutput, any: &AnyPath, told: &DirReport) -> CommandResult {
     let plain = Style::new();
-    let title = out.paint(HEAD, &any.to_string());
+    let title = out.paint_text(HEAD, &any.to_string());
     let (entries, parts) =
-        (counted(told.entries, "entry", "entries"), told.partitions.len() as u64);
-    writeln!(out, "{title}: {entries} in {}", counted(parts, "partition", "partitions"))?;
-    let mut table = Table::new(&["HASHES", ">SHARD", "NODE", ">ENTRIES", "SHARE"]);
+        (format_count(told.entries, "entry", "entries"), told.partitions.len() as u64);
+    writeln!(out, "{title}: {entries} in {}", format_count(parts, "partition", "partitions"))?;
+    let mut table = TextTable::new(&["HASHES", ">SHARD", "NODE", ">ENTRIES", "SHARE"]);
     for part in &told.partitions {
         let share = part.entries as f64 / told.entries.max(1) as f64;
-        table.row([
-            (hashes(part), DIM),
+        table.add_row([
+            (format_hashes(part), DIM),
             (part.shard.to_string(), plain),
             (part.server.clone(), HEAD),
             (part.entries.to_string(), plain),
-            (term::bar(share), DIM),
+            (term::share_bar(share), DIM),
         ]);
     }
-    out.table(&table)?;
+    out.write_table(&table)?;
     Ok(())
 }
 
-fn counted(n: u64, one: &str, more: &str) -> String {
+fn format_count(n: u64, one: &str, more: &str) -> String {
     format!("{n} {}", if n == 1 { one } else { more })
 }
 
 /// Returns the hash range of a partition, as leading digits.
-fn hashes(part: &PartTold) -> String {
+fn format_hashes(part: &PartitionReport) -> String {
     match part.bits {
         0 => "all".to_owned(),
         bits => {
@@ -157,7 +165,7 @@ mod tests {
 
     #[test]
     fn a_part_of_the_hashes_reads_as_their_first_digits() {
-        let part = |n: u64, bits: u8| PartTold {
+        let part = |n: u64, bits: u8| PartitionReport {
             from: n << (63 - bits),
             last: ((n + 1) << (63 - bits)) - 1,
             bits,
@@ -168,11 +176,11 @@ mod tests {
             server: String::new(),
             entries: 0,
         };
-        let all = PartTold { last: (1 << 63) - 1, ..part(0, 0) };
-        assert_eq!(hashes(&all), "all");
-        assert_eq!(hashes(&part(0, 4)), "0…");
-        assert_eq!(hashes(&part(15, 4)), "f…");
-        assert_eq!(hashes(&part(0xa5, 8)), "a5…");
-        assert_eq!(hashes(&part(1, 1)), "8… to f…");
+        let all = PartitionReport { last: (1 << 63) - 1, ..part(0, 0) };
+        assert_eq!(format_hashes(&all), "all");
+        assert_eq!(format_hashes(&part(0, 4)), "0…");
+        assert_eq!(format_hashes(&part(15, 4)), "f…");
+        assert_eq!(format_hashes(&part(0xa5, 8)), "a5…");
+        assert_eq!(format_hashes(&part(1, 1)), "8… to f…");
     }
 }

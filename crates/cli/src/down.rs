@@ -1,19 +1,19 @@
 //! `tatami down`: unmounts the volume and stops its daemons.
 
 use crate::daemon;
-use crate::error::{Context, Failure, Outcome};
+use crate::error::{CommandFailure, CommandResult, FailureContext};
 use crate::mountinfo;
 use crate::mounts::{self, MountRecord};
-use crate::place::{At, Place};
-use crate::term::{self, Out};
+use crate::term::{self, TermOutput};
 use crate::users;
+use crate::volume_dir::{VolumeArgs, VolumeDir};
 use std::io::Write;
 
 /// `tatami down`
 #[derive(Debug, clap::Args)]
 pub struct DownArgs {
     #[command(flatten)]
-    at: At,
+    at: VolumeArgs,
     /// Detach mounts even while programs use them, and kill daemons that do not end
     #[arg(long)]
     force: bool,
@@ -23,29 +23,29 @@ pub struct DownArgs {
 ///
 /// # Errors
 /// A mount is in use (then nothing is stopped), or a process does not end.
-pub fn run(args: &DownArgs) -> Outcome {
+pub fn run(args: &DownArgs) -> CommandResult {
     let place = args.at.open()?;
-    crate::log::start(&place.config, false)?;
-    let volume = place.volume()?;
+    crate::log::start_logging(&place.config, false)?;
+    let volume = place.load_volume()?;
     let _lock = place.lock()?;
     // If the user calls this from within a mount, this process must not keep the mount busy.
     std::env::set_current_dir("/").context(|| "cannot leave the working directory".to_owned())?;
     let how = format!("tatami down --force{}", place.dir_flag());
-    let records = MountRecord::of_volume(&place.dir);
+    let records = MountRecord::list_volume(&place.dir);
     if !args.force {
         // All mounts are checked before the first is unmounted, so that a busy one stops nothing.
         refuse_busy(&records, &how)?;
     }
-    let spinner = term::spinner("unmounting");
+    let spinner = term::new_spinner("unmounting");
     let mut unmounted = 0;
     for record in &records {
         spinner.set_message(format!("unmounting {}", record.path.display()));
-        unmounted += usize::from(mountinfo::at(&record.path).is_some());
-        mounts::end(&place.dir, &record.path, args.force, &how)?;
+        unmounted += usize::from(mountinfo::mount_at(&record.path).is_some());
+        mounts::end_mount(&place.dir, &record.path, args.force, &how)?;
     }
     let stopped = stop_nodes(&place, &volume, args.force, &spinner)?;
     spinner.finish_and_clear();
-    let mut out = Out::new();
+    let mut out = TermOutput::new();
     if unmounted + stopped == 0 {
         writeln!(out, "Volume {} did not run.", volume.name)?;
     } else {
@@ -61,20 +61,20 @@ pub fn run(args: &DownArgs) -> Outcome {
     Ok(())
 }
 
-fn refuse_busy(records: &[MountRecord], how: &str) -> Outcome {
+fn refuse_busy(records: &[MountRecord], how: &str) -> CommandResult {
     let mut said = Vec::new();
     for record in records {
-        if mountinfo::at(&record.path).is_some() {
-            let users = users::in_earnest(&record.path);
+        if mountinfo::mount_at(&record.path).is_some() {
+            let users = users::find_affected_users(&record.path);
             if !users.is_empty() {
-                said.push(format!("{}: {}", record.path.display(), users::describe(&users)));
+                said.push(format!("{}: {}", record.path.display(), users::describe_users(&users)));
             }
         }
     }
     if said.is_empty() {
         return Ok(());
     }
-    Err(Failure::new("the volume is in use; nothing was stopped")
+    Err(CommandFailure::new("the volume is in use; nothing was stopped")
         .because(said.join("\n"))
         .try_this(format!(
             "end these programs or let them leave the directory; or force it: {how}"
@@ -82,11 +82,11 @@ fn refuse_busy(records: &[MountRecord], how: &str) -> Outcome {
 }
 
 fn stop_nodes(
-    place: &Place,
+    place: &VolumeDir,
     volume: &tatami_cluster::VolumeFile,
     force: bool,
     spinner: &indicatif::ProgressBar,
-) -> Outcome<usize> {
+) -> CommandResult<usize> {
     let mut stopped = 0;
     let mut result = Ok(());
     // Nodes with shards stop last: the other nodes still send them their final updates.
@@ -95,11 +95,11 @@ fn stop_nodes(
     order.sort_by_key(|n| serves(n.id));
     for entry in order {
         spinner.set_message(format!("stopping {}", entry.name));
-        match daemon::stop(place, volume, entry, force) {
+        match daemon::stop_daemon(place, volume, entry, force) {
             Ok(ran) => stopped += usize::from(ran),
             Err(e) => {
                 if let Err(earlier) = std::mem::replace(&mut result, Err(e)) {
-                    term::complain(&earlier.report());
+                    term::print_error(&earlier.report());
                 }
             }
         }

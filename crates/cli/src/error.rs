@@ -7,7 +7,7 @@ use tatami_cluster::trusted::TrustError;
 
 /// How a command ends, for scripts. The man page lists these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Exit {
+pub enum ExitStatus {
     /// Something failed.
     Failure,
     /// The command line or the configuration is wrong.
@@ -20,24 +20,24 @@ pub enum Exit {
     Quiet,
 }
 
-impl Exit {
+impl ExitStatus {
     /// Returns the exit code for the shell.
     pub fn code(self) -> u8 {
         match self {
-            Exit::Failure => 1,
-            Exit::Usage => 2,
-            Exit::Degraded => 3,
-            Exit::Code(code) => code,
-            Exit::Quiet => 128 + 13,
+            ExitStatus::Failure => 1,
+            ExitStatus::Usage => 2,
+            ExitStatus::Degraded => 3,
+            ExitStatus::Code(code) => code,
+            ExitStatus::Quiet => 128 + 13,
         }
     }
 }
 
 /// A failure, its cause and a remedy.
 #[derive(Debug)]
-pub struct Failure {
+pub struct CommandFailure {
     /// The exit code.
-    pub exit: Exit,
+    pub exit: ExitStatus,
     /// The failed operation, with the path, node or address concerned.
     pub what: String,
     /// The cause.
@@ -47,32 +47,32 @@ pub struct Failure {
 }
 
 /// The result of a command.
-pub type Outcome<T = ()> = Result<T, Failure>;
+pub type CommandResult<T = ()> = Result<T, CommandFailure>;
 
-impl Failure {
+impl CommandFailure {
     /// Returns a failure without a known cause.
-    pub fn new(what: impl Into<String>) -> Failure {
-        Failure { exit: Exit::Failure, what: what.into(), cause: None, remedy: None }
+    pub fn new(what: impl Into<String>) -> CommandFailure {
+        CommandFailure { exit: ExitStatus::Failure, what: what.into(), cause: None, remedy: None }
     }
 
     /// The command line or the configuration is wrong.
-    pub fn usage(what: impl Into<String>) -> Failure {
-        Failure { exit: Exit::Usage, ..Failure::new(what) }
+    pub fn usage(what: impl Into<String>) -> CommandFailure {
+        CommandFailure { exit: ExitStatus::Usage, ..CommandFailure::new(what) }
     }
 
     /// Returns a failure because a node or the volume is not reachable or not healthy.
-    pub fn degraded(what: impl Into<String>) -> Failure {
-        Failure { exit: Exit::Degraded, ..Failure::new(what) }
+    pub fn degraded(what: impl Into<String>) -> CommandFailure {
+        CommandFailure { exit: ExitStatus::Degraded, ..CommandFailure::new(what) }
     }
 
     /// Adds the cause.
-    pub fn because(mut self, cause: impl Into<Box<dyn Error + Send + Sync>>) -> Failure {
+    pub fn because(mut self, cause: impl Into<Box<dyn Error + Send + Sync>>) -> CommandFailure {
         self.cause = Some(cause.into());
         self
     }
 
     /// Adds the remedy.
-    pub fn try_this(mut self, remedy: impl Into<String>) -> Failure {
+    pub fn try_this(mut self, remedy: impl Into<String>) -> CommandFailure {
         self.remedy = Some(remedy.into());
         self
     }
@@ -100,25 +100,25 @@ impl Failure {
     }
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for CommandFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.report())
     }
 }
 
 /// I/O errors without a better text come from writing to standard output.
-impl From<io::Error> for Failure {
-    fn from(e: io::Error) -> Failure {
+impl From<io::Error> for CommandFailure {
+    fn from(e: io::Error) -> CommandFailure {
         if e.kind() == io::ErrorKind::BrokenPipe {
-            return Failure { exit: Exit::Quiet, ..Failure::new("") };
+            return CommandFailure { exit: ExitStatus::Quiet, ..CommandFailure::new("") };
         }
-        Failure::new("cannot write the output").because(e)
+        CommandFailure::new("cannot write the output").because(e)
     }
 }
 
 /// A command never uses a directory that other users could have filled.
-impl From<TrustError> for Failure {
-    fn from(e: TrustError) -> Failure {
+impl From<TrustError> for CommandFailure {
+    fn from(e: TrustError) -> CommandFailure {
         let remedy = match &e {
             TrustError::Io { .. } => None,
             TrustError::Owner { owner, .. } => Some(format!(
@@ -129,23 +129,23 @@ impl From<TrustError> for Failure {
         };
         let failure = match e {
             TrustError::Io { path, what, source } => {
-                Failure::new(format!("cannot {what} {}", path.display())).because(source)
+                CommandFailure::new(format!("cannot {what} {}", path.display())).because(source)
             }
-            other => Failure::new(other.to_string()),
+            other => CommandFailure::new(other.to_string()),
         };
-        Failure { remedy, ..failure }
+        CommandFailure { remedy, ..failure }
     }
 }
 
 /// Adds the attempted operation to an error.
-pub trait Context<T> {
+pub trait FailureContext<T> {
     /// Turns the error into the cause of a failure with the headline `what`.
-    fn context(self, what: impl FnOnce() -> String) -> Outcome<T>;
+    fn context(self, what: impl FnOnce() -> String) -> CommandResult<T>;
 }
 
-impl<T, E: Into<Box<dyn Error + Send + Sync>>> Context<T> for Result<T, E> {
-    fn context(self, what: impl FnOnce() -> String) -> Outcome<T> {
-        self.map_err(|e| Failure::new(what()).because(e))
+impl<T, E: Into<Box<dyn Error + Send + Sync>>> FailureContext<T> for Result<T, E> {
+    fn context(self, what: impl FnOnce() -> String) -> CommandResult<T> {
+        self.map_err(|e| CommandFailure::new(what()).because(e))
     }
 }
 
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn a_report_has_what_why_and_what_to_do() {
-        let e = Failure::degraded("node 0 is not there")
+        let e = CommandFailure::degraded("node 0 is not there")
             .because(io::Error::from_raw_os_error(111))
             .try_this("tatami up");
         assert_eq!(e.exit.code(), 3);
@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn a_cause_that_repeats_the_headline_is_left_out() {
-        let e = Failure::new("open /x: gone").because("gone");
+        let e = CommandFailure::new("open /x: gone").because("gone");
         assert_eq!(e.report(), "tatami: open /x: gone");
     }
 }

@@ -4,13 +4,13 @@
 //! cannot do so. Therefore the program gets a mount namespace of its own, in which that path shows
 //! the mount of its node.
 
-use crate::error::{Context, Failure, Outcome};
+use crate::error::{CommandFailure, CommandResult, FailureContext};
 use crate::keys::name;
 use crate::mount_cmd;
 use crate::mountinfo::{self, FS_TYPE};
 use crate::mounts::MountRecord;
 use crate::node_cmd;
-use crate::place::At;
+use crate::volume_dir::VolumeArgs;
 use rustix::mount::{MountPropagationFlags, mount_bind, mount_change};
 use rustix::process::{getegid, geteuid};
 use rustix::thread::UnshareFlags;
@@ -23,7 +23,7 @@ use std::process::Command;
 #[derive(Debug, clap::Args)]
 pub struct ExecArgs {
     #[command(flatten)]
-    at: At,
+    at: VolumeArgs,
     /// The node of the mount, by number or name; `rank`: the rank of the process in its MPI or
     /// Slurm job, modulo the number of nodes
     #[arg(long, value_name = "NODE", default_value = "0")]
@@ -40,31 +40,31 @@ pub struct ExecArgs {
 ///
 /// # Errors
 /// The node has no mount, no mount namespace is available, or the program does not exist.
-pub fn run(args: &ExecArgs) -> Outcome {
+pub fn run(args: &ExecArgs) -> CommandResult {
     let place = args.at.open()?;
-    crate::log::start(&place.config, false)?;
-    let volume = place.volume()?;
+    crate::log::start_logging(&place.config, false)?;
+    let volume = place.load_volume()?;
     let entry = if args.node == "rank" {
-        &volume.nodes[node_cmd::rank()? % volume.nodes.len()]
+        &volume.nodes[node_cmd::job_rank()? % volume.nodes.len()]
     } else {
         place.find_node(&volume, &args.node)?
     };
-    let source = mount_of(&place.dir, entry.id).ok_or_else(|| {
-        Failure::degraded(format!("{} is not mounted on this machine", entry.name))
+    let source = find_mount(&place.dir, entry.id).ok_or_else(|| {
+        CommandFailure::degraded(format!("{} is not mounted on this machine", entry.name))
             .try_this(format!("tatami up{}", place.dir_flag()))
     })?;
     let target = match &args.at_path {
         Some(path) => path.clone(),
-        None => PathBuf::from(place.config.text(name::MOUNT_PATH)),
+        None => PathBuf::from(place.config.text_value(name::MOUNT_PATH)),
     };
-    let target = mount_cmd::resolve(&target)?;
+    let target = mount_cmd::resolve_path(&target)?;
     if target != source {
         if !target.is_dir() {
-            return Err(Failure::new(format!("{} is not a directory", target.display()))
+            return Err(CommandFailure::new(format!("{} is not a directory", target.display()))
                 .try_this(format!("mkdir -p {}", target.display())));
         }
         let here = std::env::current_dir();
-        bind(&source, &target)?;
+        bind_mount(&source, &target)?;
         // The working directory is entered again by its path: the new mount may cover the old one.
         if let Ok(here) = here
             && let Err(error) = std::env::set_current_dir(&here)
@@ -74,20 +74,20 @@ pub fn run(args: &ExecArgs) -> Outcome {
     }
     let (program, arguments) = args.command.split_first().expect("clap asks for one");
     let error = Command::new(program).args(arguments).exec();
-    Err(Failure::new(format!("cannot run {}", program.display())).because(error))
+    Err(CommandFailure::new(format!("cannot run {}", program.display())).because(error))
 }
 
 /// Returns where `up` has mounted the node, if it is still mounted there.
-fn mount_of(dir: &Path, node: u16) -> Option<PathBuf> {
-    let records = MountRecord::of_volume(dir);
+fn find_mount(dir: &Path, node: u16) -> Option<PathBuf> {
+    let records = MountRecord::list_volume(dir);
     let alive = |r: &&MountRecord| {
-        r.node == node && mountinfo::at(&r.path).is_some_and(|m| m.fs_type == FS_TYPE)
+        r.node == node && mountinfo::mount_at(&r.path).is_some_and(|m| m.fs_type == FS_TYPE)
     };
     records.iter().find(alive).map(|r| r.path.clone())
 }
 
-fn bind(source: &Path, target: &Path) -> Outcome {
-    unshare()?;
+fn bind_mount(source: &Path, target: &Path) -> CommandResult {
+    enter_namespace()?;
     let what = || format!("cannot show {} at {}", source.display(), target.display());
     // Mounts in this namespace stay invisible outside. Unmounts outside still propagate into it.
     let flags = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
@@ -95,7 +95,7 @@ fn bind(source: &Path, target: &Path) -> Outcome {
     mount_bind(source, target).context(what)
 }
 
-fn unshare() -> Outcome {
+fn enter_namespace() -> CommandResult {
     // SAFETY: the process has one thread, and no descriptors are shared or closed.
     let own = unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) };
     let Err(error) = own else { return Ok(()) };
@@ -110,7 +110,7 @@ fn unshare() -> Outcome {
         std::fs::write("/proc/self/gid_map", format!("{gid} {gid} 1"))
     });
     mapped.map_err(|second| {
-        Failure::new("cannot get a mount namespace")
+        CommandFailure::new("cannot get a mount namespace")
             .because(format!("{error}; a user namespace failed, too: {second}"))
             .try_this("run it as root; or use the node's mount by its own path")
     })

@@ -1,18 +1,18 @@
 //! `tatami ls | cat | rm | mkdir | stat | df`: files of the volume without a mount.
 
-use crate::error::{Failure, Outcome};
+use crate::error::{CommandFailure, CommandResult};
 use crate::listing;
-use crate::place::{At, Place};
 use crate::status;
-use crate::term::{self, DIM, Out, Table};
-use crate::volume_path::{AnyPath, failed, last, tree, umask};
+use crate::term::{self, DIM, TermOutput, TextTable};
+use crate::volume_dir::{VolumeArgs, VolumeDir};
+use crate::volume_path::{AnyPath, connect_tree, last_component, read_umask, volume_failure};
 use anstyle::Style;
 use indicatif::ProgressBar;
 use std::collections::HashSet;
 use std::io::{Read, Write};
-use tatami_client::tree::{Tree, join};
-use tatami_client::{Removing, VolumeSpace};
-use tatami_wire::{Errno, Kind};
+use tatami_client::tree::{VolumeTree, join_path};
+use tatami_client::{RemovalEvent, VolumeSpace};
+use tatami_wire::{Errno, InodeKind};
 
 /// Bytes of one read: as much as one request carries.
 pub const CHUNK: usize = 4 << 20;
@@ -21,7 +21,7 @@ pub const CHUNK: usize = 4 << 20;
 #[derive(Debug, clap::Args)]
 pub struct LsArgs {
     #[command(flatten)]
-    at: At,
+    at: VolumeArgs,
     /// Print mode, links, owner, group, size, time
     #[arg(short)]
     long: bool,
@@ -49,17 +49,18 @@ pub struct LsArgs {
 ///
 /// # Errors
 /// A path that does not exist; the others are listed.
-pub fn ls(args: &LsArgs) -> Outcome {
-    let (_, tree) = open(&args.at)?;
-    let mut out = Out::new();
+pub fn ls(args: &LsArgs) -> CommandResult {
+    let (_, tree) = open_volume(&args.at)?;
+    let mut out = TermOutput::new();
     let mut result = Ok(());
     let mut json = Vec::new();
     let mut todo: Vec<AnyPath> = args.paths.iter().rev().cloned().collect();
     let titled = args.paths.len() > 1 || args.recursive;
     let mut first = true;
     while let Some(any) = todo.pop() {
-        let found = any.in_volume().and_then(|path| {
-            listing::look(&tree, path, args.directory).map_err(|e| any.failed("cannot list", e))
+        let found = any.require_volume().and_then(|path| {
+            listing::read_listing(&tree, path, args.directory)
+                .map_err(|e| any.operation_failure("cannot list", e))
         });
         let found = match found {
             Ok(found) => found,
@@ -69,39 +70,39 @@ pub fn ls(args: &LsArgs) -> Outcome {
             }
         };
         if args.recursive && found.is_dir {
-            let dirs = found.rows.iter().rev().filter(|row| row.attr.kind == Kind::Dir);
-            todo.extend(dirs.map(|row| AnyPath::Volume(join(&found.path, &row.name))));
+            let dirs = found.rows.iter().rev().filter(|row| row.attr.kind == InodeKind::Dir);
+            todo.extend(dirs.map(|row| AnyPath::Volume(join_path(&found.path, &row.name))));
         }
         if args.json {
-            json.extend(found.rows.iter().map(|row| row.json(&found)));
+            json.extend(found.rows.iter().map(|row| row.to_json(&found)));
             continue;
         }
         if titled && found.is_dir {
             writeln!(out, "{}{any}:", if first { "" } else { "\n" })?;
         }
         first = false;
-        listing::print(&mut out, &found, args.long, args.human_readable)?;
+        listing::print_listing(&mut out, &found, args.long, args.human_readable)?;
     }
     if args.json {
-        out.json(&serde_json::json!({ "entries": json }))?;
+        out.write_json(&serde_json::json!({ "entries": json }))?;
     }
     out.flush()?;
     result
 }
 
 /// Keeps the first failure for the exit code and prints the others at once.
-fn keep_first(result: &mut Outcome, failure: Failure) {
+fn keep_first(result: &mut CommandResult, failure: CommandFailure) {
     match result {
         Ok(()) => *result = Err(failure),
-        Err(_) => term::complain(&failure.report()),
+        Err(_) => term::print_error(&failure.report()),
     }
 }
 
 /// Opens the volume and returns its directory and its tree.
-pub fn open(at: &At) -> Outcome<(Place, Tree)> {
+pub fn open_volume(at: &VolumeArgs) -> CommandResult<(VolumeDir, VolumeTree)> {
     let place = at.open()?;
-    crate::log::start(&place.config, false)?;
-    let tree = tree(&place, None)?;
+    crate::log::start_logging(&place.config, false)?;
+    let tree = connect_tree(&place, None)?;
     Ok((place, tree))
 }
 
@@ -109,7 +110,7 @@ pub fn open(at: &At) -> Outcome<(Place, Tree)> {
 #[derive(Debug, clap::Args)]
 pub struct CatArgs {
     #[command(flatten)]
-    at: At,
+    at: VolumeArgs,
     /// Paths in the volume, with a colon in front
     #[arg(required = true)]
     paths: Vec<AnyPath>,
@@ -119,17 +120,17 @@ pub struct CatArgs {
 ///
 /// # Errors
 /// A file that cannot be read; the others are printed.
-pub fn cat(args: &CatArgs) -> Outcome {
-    let (_, tree) = open(&args.at)?;
+pub fn cat(args: &CatArgs) -> CommandResult {
+    let (_, tree) = open_volume(&args.at)?;
     let mut out = std::io::stdout().lock();
     let mut buffer = vec![0; CHUNK];
     let mut result = Ok(());
     for any in &args.paths {
-        let path = any.in_volume()?;
+        let path = any.require_volume()?;
         let mut file = match tree.open(path) {
             Ok(file) => file,
             Err(e) => {
-                keep_first(&mut result, any.failed("cannot read", e));
+                keep_first(&mut result, any.operation_failure("cannot read", e));
                 continue;
             }
         };
@@ -138,7 +139,7 @@ pub fn cat(args: &CatArgs) -> Outcome {
                 Ok(0) => break,
                 Ok(n) => out.write_all(&buffer[..n])?,
                 Err(e) => {
-                    keep_first(&mut result, any.failed("cannot read", Errno::from(e)));
+                    keep_first(&mut result, any.operation_failure("cannot read", Errno::from(e)));
                     break;
                 }
             }
@@ -152,7 +153,7 @@ pub fn cat(args: &CatArgs) -> Outcome {
 #[derive(Debug, clap::Args)]
 pub struct RmArgs {
     #[command(flatten)]
-    at: At,
+    at: VolumeArgs,
     /// Remove directories with all their entries
     #[arg(short = 'r', short_alias = 'R', long)]
     recursive: bool,
@@ -171,32 +172,32 @@ pub struct RmArgs {
 ///
 /// # Errors
 /// A path that cannot be removed; the others are removed.
-pub fn rm(args: &RmArgs) -> Outcome {
-    let (_, tree) = open(&args.at)?;
-    let mut out = Out::new();
+pub fn rm(args: &RmArgs) -> CommandResult {
+    let (_, tree) = open_volume(&args.at)?;
+    let mut out = TermOutput::new();
     let mut result = Ok(());
     for any in &args.paths {
-        let path = any.in_volume()?;
-        if matches!(last(path), b"" | b"." | b"..") {
+        let path = any.require_volume()?;
+        if matches!(last_component(path), b"" | b"." | b"..") {
             let what = format!("will not remove {any}");
             keep_first(
                 &mut result,
-                Failure::usage(what).because("the path does not end in a name"),
+                CommandFailure::usage(what).because("the path does not end in a name"),
             );
             continue;
         }
         let removed = match tree.stat(path, false) {
-            Ok(attr) if attr.kind == Kind::Dir && !args.recursive => {
-                let e = any.failed("cannot remove", Errno::EISDIR);
+            Ok(attr) if attr.kind == InodeKind::Dir && !args.recursive => {
+                let e = any.operation_failure("cannot remove", Errno::EISDIR);
                 keep_first(&mut result, e.try_this(format!("tatami rm -r {any}")));
                 continue;
             }
-            Ok(_) => remove(&tree, path, args.verbose, &mut out, &mut result),
+            Ok(_) => remove_tree(&tree, path, args.verbose, &mut out, &mut result),
             Err(e) => Err(e),
         };
         match removed {
             Err(Errno::ENOENT) if args.force => {}
-            Err(e) => keep_first(&mut result, any.failed("cannot remove", e)),
+            Err(e) => keep_first(&mut result, any.operation_failure("cannot remove", e)),
             Ok(()) => {}
         }
     }
@@ -206,29 +207,29 @@ pub fn rm(args: &RmArgs) -> Outcome {
 
 /// Removes a path with everything below it. Entries that cannot be removed go into `result`.
 /// Returns an error only for other failures.
-fn remove(
-    tree: &Tree,
+fn remove_tree(
+    tree: &VolumeTree,
     path: &[u8],
     verbose: bool,
-    out: &mut Out,
-    result: &mut Outcome,
+    out: &mut TermOutput,
+    result: &mut CommandResult,
 ) -> Result<(), Errno> {
-    let bar = if verbose { ProgressBar::hidden() } else { term::spinner("removing") };
+    let bar = if verbose { ProgressBar::hidden() } else { term::new_spinner("removing") };
     let (mut removed, mut is_told) = (0, false);
     let done = tree.remove_all(path, verbose, &mut |step| match step {
-        Removing::Path(path) if verbose => {
+        RemovalEvent::Path(path) if verbose => {
             // A closed output shows up as an error of the flush at the end.
-            let _ = writeln!(out, "removed :{}", term::safe(path));
+            let _ = writeln!(out, "removed :{}", term::escape_name(path));
         }
-        Removing::Path(_) => removed += 1,
-        Removing::Many(more) => {
+        RemovalEvent::Path(_) => removed += 1,
+        RemovalEvent::Many(more) => {
             removed += more;
             bar.set_message(format!("{removed} removed"));
         }
-        Removing::Failed(path, errno) => {
+        RemovalEvent::Failed(path, errno) => {
             is_told = true;
-            let what = format!("cannot remove :{}", term::safe(path));
-            bar.suspend(|| keep_first(result, failed(&what, errno)));
+            let what = format!("cannot remove :{}", term::escape_name(path));
+            bar.suspend(|| keep_first(result, volume_failure(&what, errno)));
         }
     });
     bar.finish_and_clear();
@@ -239,7 +240,7 @@ fn remove(
 #[derive(Debug, clap::Args)]
 pub struct MkdirArgs {
     #[command(flatten)]
-    at: At,
+    at: VolumeArgs,
     /// Also make missing parents; an existing directory is no error
     #[arg(short, long)]
     parents: bool,
@@ -260,19 +261,19 @@ fn octal(text: &str) -> Result<u16, String> {
 ///
 /// # Errors
 /// A directory that cannot be made; the others are made.
-pub fn mkdir(args: &MkdirArgs) -> Outcome {
-    let (_, tree) = open(&args.at)?;
-    let (mode, mask) = args.mode.map_or((0o777, umask()), |mode| (mode, 0));
+pub fn mkdir(args: &MkdirArgs) -> CommandResult {
+    let (_, tree) = open_volume(&args.at)?;
+    let (mode, mask) = args.mode.map_or((0o777, read_umask()), |mode| (mode, 0));
     let mut result = Ok(());
     for any in &args.paths {
-        let path = any.in_volume()?;
+        let path = any.require_volume()?;
         let made = if args.parents {
-            make_all(&tree, path, mode, mask)
+            make_parents(&tree, path, mode, mask)
         } else {
             tree.mkdir(path, mode, mask).map(drop)
         };
         if let Err(e) = made {
-            let failure = any.failed("cannot make", e);
+            let failure = any.operation_failure("cannot make", e);
             keep_first(
                 &mut result,
                 match e {
@@ -285,16 +286,16 @@ pub fn mkdir(args: &MkdirArgs) -> Outcome {
     result
 }
 
-fn make_all(tree: &Tree, path: &[u8], mode: u16, mask: u16) -> Result<(), Errno> {
+fn make_parents(tree: &VolumeTree, path: &[u8], mode: u16, mask: u16) -> Result<(), Errno> {
     let ends = (1..=path.len()).filter(|i| path.get(*i).is_none_or(|b| *b == b'/'));
     for end in ends {
         let part = &path[..end];
-        if matches!(last(part), b"" | b"." | b"..") {
+        if matches!(last_component(part), b"" | b"." | b"..") {
             continue;
         }
         match tree.mkdir(part, mode, mask) {
             Ok(_) => {}
-            Err(Errno::EEXIST) if tree.stat(part, true)?.kind == Kind::Dir => {}
+            Err(Errno::EEXIST) if tree.stat(part, true)?.kind == InodeKind::Dir => {}
             Err(Errno::EEXIST) => return Err(Errno::ENOTDIR),
             Err(e) => return Err(e),
         }
@@ -306,7 +307,7 @@ fn make_all(tree: &Tree, path: &[u8], mode: u16, mask: u16) -> Result<(), Errno>
 #[derive(Debug, clap::Args)]
 pub struct StatArgs {
     #[command(flatten)]
-    at: At,
+    at: VolumeArgs,
     /// Follow a symbolic link at the end
     #[arg(short = 'L', long)]
     dereference: bool,
@@ -322,22 +323,22 @@ pub struct StatArgs {
 ///
 /// # Errors
 /// A path that does not exist; the others are shown.
-pub fn stat(args: &StatArgs) -> Outcome {
-    let (place, tree) = open(&args.at)?;
-    let volume = place.volume()?;
-    let mut out = Out::new();
+pub fn stat(args: &StatArgs) -> CommandResult {
+    let (place, tree) = open_volume(&args.at)?;
+    let volume = place.load_volume()?;
+    let mut out = TermOutput::new();
     let mut json = Vec::new();
     let mut result = Ok(());
     for any in &args.paths {
-        let path = any.in_volume()?;
+        let path = any.require_volume()?;
         match tree.stat(path, args.dereference) {
             Ok(attr) if args.json => json.push(listing::attr_json(path, &attr)),
             Ok(attr) => listing::print_attr(&mut out, &tree, path, &attr, &volume)?,
-            Err(e) => keep_first(&mut result, any.failed("cannot look at", e)),
+            Err(e) => keep_first(&mut result, any.operation_failure("cannot look at", e)),
         }
     }
     if args.json {
-        out.json(&serde_json::json!({ "files": json }))?;
+        out.write_json(&serde_json::json!({ "files": json }))?;
     }
     out.flush()?;
     result
@@ -347,7 +348,7 @@ pub fn stat(args: &StatArgs) -> Outcome {
 #[derive(Debug, clap::Args)]
 pub struct DfArgs {
     #[command(flatten)]
-    at: At,
+    at: VolumeArgs,
     /// Print one JSON object, in bytes
     #[arg(long)]
     json: bool,
@@ -357,15 +358,15 @@ pub struct DfArgs {
 ///
 /// # Errors
 /// No daemon answers.
-pub fn df(args: &DfArgs) -> Outcome {
+pub fn df(args: &DfArgs) -> CommandResult {
     let place = args.at.open()?;
-    crate::log::start(&place.config, false)?;
-    let volume = place.volume()?;
+    crate::log::start_logging(&place.config, false)?;
+    let volume = place.load_volume()?;
     let mut space = VolumeSpace::default();
     let mut disks = HashSet::new();
     let mut nodes = Vec::new();
     let mut absent = None;
-    for (entry, answer) in volume.nodes.iter().zip(status::ask_all(&place, &volume)) {
+    for (entry, answer) in volume.nodes.iter().zip(status::ask_all_nodes(&place, &volume)) {
         let told = match answer {
             Ok(status) => Some(status),
             Err(absence) => {
@@ -387,11 +388,11 @@ pub fn df(args: &DfArgs) -> Outcome {
         && nodes.iter().all(|(_, space)| space.is_none())
     {
         let volume = &volume.name;
-        return Err(Failure::degraded(format!("no node of volume {volume} can be reached"))
+        return Err(CommandFailure::degraded(format!("no node of volume {volume} can be reached"))
             .because(format!("{}: {}", entry.name, absence.why))
             .try_this(absence.remedy));
     }
-    let mut out = Out::new();
+    let mut out = TermOutput::new();
     if args.json {
         let nodes: Vec<_> = nodes
             .iter()
@@ -402,25 +403,25 @@ pub fn df(args: &DfArgs) -> Outcome {
                 })
             })
             .collect();
-        out.json(&serde_json::json!({
+        out.write_json(&serde_json::json!({
             "volume": volume.name, "total": space.total, "free": space.free,
             "available": space.available, "inodes": space.inodes, "nodes": nodes,
         }))?;
         return Ok(());
     }
     let plain = Style::new();
-    let mut table = Table::new(&["", ">SIZE", ">USED", ">AVAILABLE", ">USE"]);
+    let mut table = TextTable::new(&["", ">SIZE", ">USED", ">AVAILABLE", ">USE"]);
     let mut row = |name: String, total: u64, free: u64, available: u64, style: Style| {
         let used = total.saturating_sub(free);
         let percent = match used + available {
             0 => "-".to_owned(),
             all => format!("{:.0}%", 100.0 * used as f64 / all as f64),
         };
-        table.row([
+        table.add_row([
             (name, style),
-            (term::size(total), plain),
-            (term::size(used), plain),
-            (term::size(available), plain),
+            (term::format_size(total), plain),
+            (term::format_size(used), plain),
+            (term::format_size(available), plain),
             (percent, plain),
         ]);
     };
@@ -432,7 +433,7 @@ pub fn df(args: &DfArgs) -> Outcome {
             None => down.push(name),
         }
     }
-    out.table(&table)?;
+    out.write_table(&table)?;
     if !down.is_empty() {
         writeln!(out, "not counted, because they are down or do not answer: {}", down.join(", "))?;
     }

@@ -1,29 +1,29 @@
 //! `tatami fsck`: the check of [`tatami_client::fsck`], for people and scripts.
 
 use crate::daemon;
-use crate::error::{Context, Exit, Failure, Outcome};
-use crate::offline::Offline;
-use crate::place::{At, Place};
+use crate::error::{CommandFailure, CommandResult, ExitStatus, FailureContext};
+use crate::offline::OfflineVolume;
 use crate::status;
-use crate::term::{self, BAD, GOOD, Out};
+use crate::term::{self, BAD, GOOD, TermOutput};
+use crate::volume_dir::{VolumeArgs, VolumeDir};
 use std::io::Write;
 use std::sync::Arc;
 use tatami_client::Client;
-use tatami_client::fsck::{self, Finding, Report, Wrong};
+use tatami_client::fsck::{self, FindingKind, FsckFinding, FsckReport};
 use tatami_cluster::VolumeFile;
 
 /// Exit code of fsck(8): faults were found and repaired.
-const MENDED: u8 = 1;
+const EXIT_REPAIRED: u8 = 1;
 /// Exit code of fsck(8): faults are left.
-const LEFT: u8 = 4;
+const EXIT_UNREPAIRED: u8 = 4;
 /// Exit code of fsck(8): the check itself failed.
-const NOT_DONE: u8 = 8;
+const EXIT_NOT_CHECKED: u8 = 8;
 
 /// `tatami fsck`
 #[derive(Debug, clap::Args)]
 pub struct FsckArgs {
     #[command(flatten)]
-    at: At,
+    at: VolumeArgs,
     /// Repair the faults
     #[arg(long, short = 'y')]
     repair: bool,
@@ -43,52 +43,53 @@ pub struct FsckArgs {
 ///
 /// # Errors
 /// With the exit codes of fsck(8).
-pub fn run(args: &FsckArgs) -> Outcome {
-    let not_done = |e: Failure| match e.exit {
-        Exit::Usage => e,
-        _ => Failure { exit: Exit::Code(NOT_DONE), ..e },
+pub fn run(args: &FsckArgs) -> CommandResult {
+    let not_done = |e: CommandFailure| match e.exit {
+        ExitStatus::Usage => e,
+        _ => CommandFailure { exit: ExitStatus::Code(EXIT_NOT_CHECKED), ..e },
     };
     let place = args.at.open()?;
-    crate::log::start(&place.config, false)?;
-    let (volume, mut report) = check(&place, args).map_err(not_done)?;
+    crate::log::start_logging(&place.config, false)?;
+    let (volume, mut report) = check_volume(&place, args).map_err(not_done)?;
     if args.lost {
-        report.findings.retain(Finding::is_loss);
+        report.findings.retain(FsckFinding::is_loss);
     }
     let left = report.findings.iter().filter(|f| !f.repaired).count() as u64 + report.more;
-    let mut out = Out::new();
+    let mut out = TermOutput::new();
     if args.json {
-        json(&mut out, &place, &volume, &report)?;
+        print_json(&mut out, &place, &volume, &report)?;
     } else {
-        print(&mut out, &place, &volume, &report, args.repair)?;
+        print_report(&mut out, &place, &volume, &report, args.repair)?;
     }
     out.flush()?;
     drop(out);
-    let quietly = |code| Err(Failure { exit: Exit::Code(code), ..Failure::new("") });
+    let quietly =
+        |code| Err(CommandFailure { exit: ExitStatus::Code(code), ..CommandFailure::new("") });
     match (report.findings.is_empty(), left) {
         (true, _) => Ok(()),
-        (false, 0) => quietly(MENDED),
-        _ => quietly(LEFT),
+        (false, 0) => quietly(EXIT_REPAIRED),
+        _ => quietly(EXIT_UNREPAIRED),
     }
 }
 
-fn check(place: &Place, args: &FsckArgs) -> Outcome<(VolumeFile, Report)> {
-    let volume = place.volume()?;
+fn check_volume(place: &VolumeDir, args: &FsckArgs) -> CommandResult<(VolumeFile, FsckReport)> {
+    let volume = place.load_volume()?;
     // The order matters: the client must be dropped before the nodes.
     let (_nodes, client) = match args.offline {
         true => {
-            let (nodes, client) = Offline::start(place, &volume)?;
+            let (nodes, client) = OfflineVolume::start_nodes(place, &volume)?;
             (Some(nodes), client)
         }
-        false => (None, reach(place, &volume)?),
+        false => (None, connect_client(place, &volume)?),
     };
-    let spinner = term::spinner("checking names");
-    let report = fsck::check(&client, args.repair, &mut |inodes, objects| {
+    let spinner = term::new_spinner("checking names");
+    let report = fsck::check_volume(&client, args.repair, &mut |inodes, objects| {
         spinner.set_message(format!("{inodes} inodes, {objects} objects"));
     });
     spinner.finish_and_clear();
     let report = report.map_err(|e| {
         let errno = e.errno();
-        let failure = Failure::new("the check did not finish").because(e);
+        let failure = CommandFailure::new("the check did not finish").because(e);
         match errno {
             tatami_wire::Errno::EHOSTDOWN => failure.try_this(format!(
                 "all nodes must be up: tatami status{0}; tatami up{0}",
@@ -104,10 +105,10 @@ fn check(place: &Place, args: &FsckArgs) -> Outcome<(VolumeFile, Report)> {
 }
 
 /// Connects to the running daemons.
-fn reach(place: &Place, volume: &VolumeFile) -> Outcome<Arc<Client>> {
+fn connect_client(place: &VolumeDir, volume: &VolumeFile) -> CommandResult<Arc<Client>> {
     refuse_absent(place, volume)?;
-    let all_down = || volume.nodes.iter().all(|entry| daemon::running(entry).is_none());
-    place.client(None).map_err(|e| match all_down() {
+    let all_down = || volume.nodes.iter().all(|entry| daemon::running_daemon(entry).is_none());
+    place.connect_client(None).map_err(|e| match all_down() {
         true => e.try_this(format!(
             "start them: tatami up{0}; or check the volume while they are stopped: tatami fsck \
             --offline{0}",
@@ -122,8 +123,8 @@ fn reach(place: &Place, volume: &VolumeFile) -> Outcome<Arc<Client>> {
 ///
 /// # Errors
 /// Some nodes are unreachable, and others are not.
-fn refuse_absent(place: &Place, volume: &VolumeFile) -> Outcome {
-    let answers = status::ask_all(place, volume);
+fn refuse_absent(place: &VolumeDir, volume: &VolumeFile) -> CommandResult {
+    let answers = status::ask_all_nodes(place, volume);
     let absent: Vec<_> = volume
         .nodes
         .iter()
@@ -136,31 +137,31 @@ fn refuse_absent(place: &Place, volume: &VolumeFile) -> Outcome {
     }
     let each = absent.iter().map(|(entry, absence)| format!("{}: {}", entry.name, absence.why));
     let some: Vec<_> = each.collect();
-    Err(Failure::degraded(
+    Err(CommandFailure::degraded(
         "the volume can't be checked while nodes are unreachable; nothing was checked",
     )
     .because(some.join("\n"))
     .try_this(&first.remedy))
 }
 
-fn kind(wrong: Wrong) -> &'static str {
+fn kind_name(wrong: FindingKind) -> &'static str {
     match wrong {
-        Wrong::Names => "names",
-        Wrong::NoInode => "object-without-inode",
-        Wrong::Misplaced => "misplaced-object",
-        Wrong::NoObject => "inode-without-object",
-        Wrong::Size => "size",
-        Wrong::Journal => "damaged-journal",
+        FindingKind::Names => "names",
+        FindingKind::NoInode => "object-without-inode",
+        FindingKind::Misplaced => "misplaced-object",
+        FindingKind::NoObject => "inode-without-object",
+        FindingKind::Size => "size",
+        FindingKind::Journal => "damaged-journal",
     }
 }
 
-fn node_name(volume: &VolumeFile, finding: &fsck::Finding) -> Option<String> {
+fn node_name(volume: &VolumeFile, finding: &fsck::FsckFinding) -> Option<String> {
     let node = finding.node?;
     Some(volume.node(node).map_or_else(|| node.to_string(), |n| n.name.clone()))
 }
 
 /// What the owner of a file with a damaged journal can do: the check itself lets no byte go.
-fn advice(place: &Place, finding: &Finding) -> Option<String> {
+fn advice(place: &VolumeDir, finding: &FsckFinding) -> Option<String> {
     finding.journal?;
     let Some(path) = &finding.path else {
         return Some(
@@ -174,13 +175,18 @@ fn advice(place: &Place, finding: &Finding) -> Option<String> {
     ))
 }
 
-fn json(out: &mut Out, place: &Place, volume: &VolumeFile, report: &Report) -> Outcome {
+fn print_json(
+    out: &mut TermOutput,
+    place: &VolumeDir,
+    volume: &VolumeFile,
+    report: &FsckReport,
+) -> CommandResult {
     let findings: Vec<_> = report
         .findings
         .iter()
         .map(|f| {
             serde_json::json!({
-                "kind": kind(f.wrong), "ino": f.ino.0, "path": f.path, "node": node_name(volume, f),
+                "kind": kind_name(f.wrong), "ino": f.ino.0, "path": f.path, "node": node_name(volume, f),
                 "what": f.what, "repaired": f.repaired,
                 "object": f.lost.map(|lost| lost.piece).or(f.journal).map(|object| object.0),
                 "bytes": f.lost.map(|lost| lost.least), "left": f.lost.map(|lost| lost.has),
@@ -188,7 +194,7 @@ fn json(out: &mut Out, place: &Place, volume: &VolumeFile, report: &Report) -> O
             })
         })
         .collect();
-    out.json(&serde_json::json!({
+    out.write_json(&serde_json::json!({
         "volume": volume.name, "clean": report.findings.is_empty(), "inodes": report.inodes,
         "objects": report.objects, "findings": findings, "more": report.more,
         "dispelled": report.dispelled,
@@ -196,17 +202,17 @@ fn json(out: &mut Out, place: &Place, volume: &VolumeFile, report: &Report) -> O
     .context(|| "cannot write the output".to_owned())
 }
 
-fn print(
-    out: &mut Out,
-    place: &Place,
+fn print_report(
+    out: &mut TermOutput,
+    place: &VolumeDir,
     volume: &VolumeFile,
-    report: &Report,
+    report: &FsckReport,
     repair: bool,
-) -> Outcome {
+) -> CommandResult {
     for finding in &report.findings {
         let node = node_name(volume, finding).map(|n| format!(" on {n}")).unwrap_or_default();
         let (word, style) = if finding.repaired { ("repaired", GOOD) } else { ("wrong", BAD) };
-        let word = out.paint(style, word);
+        let word = out.paint_text(style, word);
         let path = finding.path.as_ref().map(|path| format!(", {path}")).unwrap_or_default();
         writeln!(out, "{word}: inode {}{path}{node}: {}", finding.ino, finding.what)?;
         if let Some(advice) = advice(place, finding) {
@@ -223,7 +229,7 @@ fn print(
         volume.name, report.inodes, report.objects
     );
     match (mended, left) {
-        (0, 0) => writeln!(out, "{head}{}", out.paint(GOOD, "clean"))?,
+        (0, 0) => writeln!(out, "{head}{}", out.paint_text(GOOD, "clean"))?,
         (_, 0) => writeln!(out, "{head}{mended} repaired")?,
         _ => writeln!(out, "{head}{mended} repaired, {left} left")?,
     }

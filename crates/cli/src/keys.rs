@@ -1,5 +1,5 @@
 //! All configuration keys. This one table defines files, flags, environment variables and
-//! `docs/CONFIG.md`.
+//! `docs/reference/configuration.md`.
 
 use std::fmt;
 use std::path::Path;
@@ -8,7 +8,7 @@ use tatami_wire::admin::Durability;
 
 /// The value of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Value {
+pub enum KeyValue {
     /// `true` or `false`.
     Bool(bool),
     /// A number. The suffix of the key's name is its unit.
@@ -17,19 +17,19 @@ pub enum Value {
     Text(String),
 }
 
-impl fmt::Display for Value {
+impl fmt::Display for KeyValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Value::Bool(b) => write!(f, "{b}"),
-            Value::Int(n) => write!(f, "{n}"),
-            Value::Text(s) => f.write_str(s),
+            KeyValue::Bool(b) => write!(f, "{b}"),
+            KeyValue::Int(n) => write!(f, "{n}"),
+            KeyValue::Text(s) => f.write_str(s),
         }
     }
 }
 
 /// The values that a key accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Range {
+pub enum KeyRange {
     /// `true` or `false`.
     Bool,
     /// A whole number from the first to the second, inclusive.
@@ -42,21 +42,21 @@ pub enum Range {
     Path,
 }
 
-impl fmt::Display for Range {
+impl fmt::Display for KeyRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Range::Bool => f.write_str("true or false"),
-            Range::Int(min, max) => write!(f, "{min} to {max}"),
-            Range::Text(max) => write!(f, "text of 1 to {max} bytes"),
-            Range::OneOf(words) => f.write_str(&words.join(" or ")),
-            Range::Path => f.write_str("a path"),
+            KeyRange::Bool => f.write_str("true or false"),
+            KeyRange::Int(min, max) => write!(f, "{min} to {max}"),
+            KeyRange::Text(max) => write!(f, "text of 1 to {max} bytes"),
+            KeyRange::OneOf(words) => f.write_str(&words.join(" or ")),
+            KeyRange::Path => f.write_str("a path"),
         }
     }
 }
 
 /// One configuration key.
 #[derive(Debug)]
-pub struct Key {
+pub struct ConfigKey {
     /// `section.name` in the file.
     pub name: &'static str,
     /// `--…` on the command line.
@@ -64,7 +64,7 @@ pub struct Key {
     /// The environment variable.
     pub env: &'static str,
     /// The accepted values.
-    pub range: Range,
+    pub range: KeyRange,
     /// The unit; empty for keys without one.
     pub unit: &'static str,
     /// The default as text: for ordinary users, and for the superuser.
@@ -98,55 +98,55 @@ pub mod name {
 }
 
 /// All keys. Those of one section follow each other.
-pub static KEYS: [Key; 19] = [
-    Key {
+pub static KEYS: [ConfigKey; 19] = [
+    ConfigKey {
         name: name::LOG,
         flag: "log",
         env: "TATAMI_LOG",
-        range: Range::Text(1024),
+        range: KeyRange::Text(1024),
         unit: "",
         default: ["info", "info"],
         doc: "Log filter of daemons, mounts and commands: error, warn, info, debug or trace, also \
               by module, for example info,tatami_node=debug. Commands log to standard error, and \
               only when this is set.",
     },
-    Key {
+    ConfigKey {
         name: name::VOLUME_NAME,
         flag: "volume-name",
         env: "TATAMI_VOLUME_NAME",
-        range: Range::Text(255),
+        range: KeyRange::Text(255),
         unit: "",
         default: ["tatami", "tatami"],
         doc: "Name of the volume. `tatami up` uses it to create the volume; later it is kept in \
               volume.toml.",
     },
-    Key {
+    ConfigKey {
         name: name::VOLUME_SHARDS,
         flag: "volume-shards",
         env: "TATAMI_VOLUME_SHARDS",
-        range: Range::Text(4096),
+        range: KeyRange::Text(4096),
         unit: "",
         default: ["all", "all"],
         doc: "The nodes that keep names: all, or numbers of nodes and ranges of them, for example \
               0,4-7. Each gets the same number of shards. `tatami up` uses it to create the \
               volume; later it is kept in volume.toml.",
     },
-    Key {
+    ConfigKey {
         name: name::VOLUME_EXECUTORS,
         flag: "volume-executors",
         env: "TATAMI_VOLUME_EXECUTORS",
-        range: Range::Int(1, EXECUTORS_MAX as u64),
+        range: KeyRange::Int(1, EXECUTORS_MAX as u64),
         unit: "",
         default: ["1", "1"],
         doc: "Executors of each node that keeps names. An executor is a thread that serves names, \
               with shards and a store of its own. `tatami up` uses it to create the volume; `up \
               --executors` sets it. `tatami node rebalance --executors` changes it later.",
     },
-    Key {
+    ConfigKey {
         name: name::VOLUME_DURABILITY,
         flag: "volume-durability",
         env: "TATAMI_VOLUME_DURABILITY",
-        range: Range::OneOf(&Durability::NAMES),
+        range: KeyRange::OneOf(&Durability::NAMES),
         unit: "",
         default: ["log", "log"],
         doc: "Failures that an acknowledged change of names survives. log: the death of a daemon, \
@@ -154,52 +154,52 @@ pub static KEYS: [Key; 19] = [
               cut, for one fsync of the disk for all requests that arrive together. `tatami up` \
               uses it to create the volume; later it is kept in volume.toml.",
     },
-    Key {
+    ConfigKey {
         name: name::NODE_LISTEN,
         flag: "node-listen",
         env: "TATAMI_NODE_LISTEN",
-        range: Range::Text(255),
+        range: KeyRange::Text(255),
         unit: "",
         default: ["127.0.0.1", "127.0.0.1"],
         doc: "Host name or address on which new nodes listen. `tatami up` uses it to create the \
               volume: it chooses a free port for each node and keeps it in volume.toml.",
     },
-    Key {
+    ConfigKey {
         name: name::NODE_LEASE,
         flag: "node-lease-sec",
         env: "TATAMI_NODE_LEASE_SEC",
-        range: Range::Int(1, 86_400),
+        range: KeyRange::Int(1, 86_400),
         unit: "seconds",
         default: ["60", "60"],
         doc: "How long a client may be out of contact before a daemon gives up the state of that \
               client: unlinked files that it keeps open, and sizes that it has not reported yet.",
     },
-    Key {
+    ConfigKey {
         name: name::NODE_RESERVE,
         flag: "node-reserve-mib",
         env: "TATAMI_NODE_RESERVE_MIB",
-        range: Range::Int(0, 1 << 20),
+        range: KeyRange::Int(0, 1 << 20),
         unit: "MiB",
         default: ["256", "256"],
         doc: "Space on a node's disk that is reserved for names and that the bytes of files \
               cannot take. So names can be created and removed even when files have filled the \
               disk. A sixteenth of the disk at most.",
     },
-    Key {
+    ConfigKey {
         name: name::CLIENT_PATIENCE,
         flag: "client-patience-sec",
         env: "TATAMI_CLIENT_PATIENCE_SEC",
-        range: Range::Int(0, 86_400),
+        range: KeyRange::Int(0, 86_400),
         unit: "seconds",
         default: ["60", "60"],
         doc: "How long an operation, also one on a mount, waits for a daemon that is down before \
               it fails with EHOSTDOWN.",
     },
-    Key {
+    ConfigKey {
         name: name::CLIENT_WHEN_FULL,
         flag: "client-when-full",
         env: "TATAMI_CLIENT_WHEN_FULL",
-        range: Range::OneOf(&["next", "refuse"]),
+        range: KeyRange::OneOf(&["next", "refuse"]),
         unit: "",
         default: ["next", "next"],
         doc: "Where new files go when the disk of their own node is full. next: to the next node \
@@ -207,42 +207,42 @@ pub static KEYS: [Key; 19] = [
               full with less than 64 MiB available, or less than a sixteenth of it where that is \
               smaller.",
     },
-    Key {
+    ConfigKey {
         name: name::MOUNT_ENABLED,
         flag: "mount-enabled",
         env: "TATAMI_MOUNT_ENABLED",
-        range: Range::Bool,
+        range: KeyRange::Bool,
         unit: "",
         default: ["true", "true"],
         doc: "Whether `tatami up` mounts the volume. `up --no-mount` sets it to false.",
     },
-    Key {
+    ConfigKey {
         name: name::MOUNT_PATH,
         flag: "mount-path",
         env: "TATAMI_MOUNT_PATH",
-        range: Range::Path,
+        range: KeyRange::Path,
         unit: "",
         default: ["mnt", "/mnt/tatami"],
         doc: "Mount point of `tatami up`. With one node it is this path. With several, each node \
               has its mount below it: node0, node1 and so on. `up --mount` sets it, and later \
               calls of `up` remember the last one given.",
     },
-    Key {
+    ConfigKey {
         name: name::MOUNT_PASSTHROUGH,
         flag: "mount-passthrough",
         env: "TATAMI_MOUNT_PASSTHROUGH",
-        range: Range::Bool,
+        range: KeyRange::Bool,
         unit: "",
         default: ["true", "true"],
         doc: "Whether the kernel may read and write files of the mount's own node directly on the \
               disk. Where that is impossible, a mount works without it, and `tatami status` \
               reports that.",
     },
-    Key {
+    ConfigKey {
         name: name::MOUNT_ALLOW_OTHER,
         flag: "mount-allow-other",
         env: "TATAMI_MOUNT_ALLOW_OTHER",
-        range: Range::Bool,
+        range: KeyRange::Bool,
         unit: "",
         default: ["false", "true"],
         doc: "Whether users other than the owner of the volume may use its mounts, and its \
@@ -250,51 +250,51 @@ pub static KEYS: [Key; 19] = [
               the superuser may always use the volume. For mounts, ordinary users need \
               `user_allow_other` in /etc/fuse.conf.",
     },
-    Key {
+    ConfigKey {
         name: name::MOUNT_THREADS,
         flag: "mount-threads",
         env: "TATAMI_MOUNT_THREADS",
-        range: Range::Int(1, 1024),
+        range: KeyRange::Int(1, 1024),
         unit: "",
         default: ["2", "2"],
         doc: "Threads that a mount keeps for requests of the kernel.",
     },
-    Key {
+    ConfigKey {
         name: name::MOUNT_THREADS_MAX,
         flag: "mount-threads-max",
         env: "TATAMI_MOUNT_THREADS_MAX",
-        range: Range::Int(1, 1024),
+        range: KeyRange::Int(1, 1024),
         unit: "",
         default: ["64", "64"],
         doc: "Most threads of a mount. Each request that waits for a node occupies one. When all \
               are occupied, further requests wait for a thread.",
     },
-    Key {
+    ConfigKey {
         name: name::MOUNT_KERNEL_CACHE,
         flag: "mount-kernel-cache",
         env: "TATAMI_MOUNT_KERNEL_CACHE",
-        range: Range::Bool,
+        range: KeyRange::Bool,
         unit: "",
         default: ["true", "true"],
         doc: "Whether the kernel may cache names and attributes that are delegated to the mount. \
               It drops them before changes of other nodes become visible. Such changes may wait \
               for that, a fifth of a second at most.",
     },
-    Key {
+    ConfigKey {
         name: name::MOUNT_ENTRY_TIMEOUT,
         flag: "mount-entry-timeout-ms",
         env: "TATAMI_MOUNT_ENTRY_TIMEOUT_MS",
-        range: Range::Int(0, 3_600_000),
+        range: KeyRange::Int(0, 3_600_000),
         unit: "milliseconds",
         default: ["0", "0"],
         doc: "How long the kernel may use a cached name without asking. Above 0, lookups are \
               faster, and changes of names by other nodes become visible that much later.",
     },
-    Key {
+    ConfigKey {
         name: name::MOUNT_ATTR_TIMEOUT,
         flag: "mount-attr-timeout-ms",
         env: "TATAMI_MOUNT_ATTR_TIMEOUT_MS",
-        range: Range::Int(0, 3_600_000),
+        range: KeyRange::Int(0, 3_600_000),
         unit: "milliseconds",
         default: ["0", "0"],
         doc: "How long the kernel may use cached attributes without asking. Above 0, stat is \
@@ -303,16 +303,16 @@ pub static KEYS: [Key; 19] = [
 ];
 
 /// Returns the key of that name.
-pub fn find(name: &str) -> Option<&'static Key> {
+pub fn find_key(name: &str) -> Option<&'static ConfigKey> {
     KEYS.iter().find(|key| key.name == name)
 }
 
-impl Key {
+impl ConfigKey {
     /// Returns the default for the current user and a volume in `dir`.
-    pub fn default_value(&self, dir: &Path) -> Value {
+    pub fn default_value(&self, dir: &Path) -> KeyValue {
         let root = rustix::process::geteuid().is_root();
         let value = self.parse(self.default[usize::from(root)]);
-        self.resolve(value.expect("defaults are in range, a test checks it"), dir)
+        self.resolve_path(value.expect("defaults are in range, a test checks it"), dir)
     }
 
     /// Returns the default for the documentation: two values where the superuser has a different
@@ -328,43 +328,45 @@ impl Key {
     ///
     /// # Errors
     /// A sentence with the accepted values.
-    pub fn parse(&self, text: &str) -> Result<Value, String> {
-        let wrong = || format!("{text:?} is not {}", self.allowed());
+    pub fn parse(&self, text: &str) -> Result<KeyValue, String> {
+        let wrong = || format!("{text:?} is not {}", self.allowed_text());
         let value = match self.range {
-            Range::Bool => Value::Bool(text.parse().map_err(|_| wrong())?),
-            Range::Int(..) => Value::Int(text.parse().map_err(|_| wrong())?),
-            Range::Text(_) | Range::OneOf(_) | Range::Path => Value::Text(text.to_owned()),
+            KeyRange::Bool => KeyValue::Bool(text.parse().map_err(|_| wrong())?),
+            KeyRange::Int(..) => KeyValue::Int(text.parse().map_err(|_| wrong())?),
+            KeyRange::Text(_) | KeyRange::OneOf(_) | KeyRange::Path => {
+                KeyValue::Text(text.to_owned())
+            }
         };
-        self.check(value)
+        self.check_value(value)
     }
 
     /// Checks that the key accepts the value.
     ///
     /// # Errors
     /// A sentence with the accepted values.
-    pub fn check(&self, value: Value) -> Result<Value, String> {
+    pub fn check_value(&self, value: KeyValue) -> Result<KeyValue, String> {
         let fits = match (&value, self.range) {
-            (Value::Bool(_), Range::Bool) => true,
-            (Value::Int(n), Range::Int(min, max)) => (min..=max).contains(n),
-            (Value::Text(s), Range::Text(max)) => !s.is_empty() && s.len() <= max,
-            (Value::Text(s), Range::OneOf(words)) => words.contains(&s.as_str()),
-            (Value::Text(s), Range::Path) => !s.is_empty(),
+            (KeyValue::Bool(_), KeyRange::Bool) => true,
+            (KeyValue::Int(n), KeyRange::Int(min, max)) => (min..=max).contains(n),
+            (KeyValue::Text(s), KeyRange::Text(max)) => !s.is_empty() && s.len() <= max,
+            (KeyValue::Text(s), KeyRange::OneOf(words)) => words.contains(&s.as_str()),
+            (KeyValue::Text(s), KeyRange::Path) => !s.is_empty(),
             _ => false,
         };
-        if fits { Ok(value) } else { Err(format!("{value} is not {}", self.allowed())) }
+        if fits { Ok(value) } else { Err(format!("{value} is not {}", self.allowed_text())) }
     }
 
     /// Makes relative paths absolute.
-    pub fn resolve(&self, value: Value, dir: &Path) -> Value {
+    pub fn resolve_path(&self, value: KeyValue, dir: &Path) -> KeyValue {
         match value {
-            Value::Text(s) if self.range == Range::Path => {
-                Value::Text(dir.join(s).to_string_lossy().into_owned())
+            KeyValue::Text(s) if self.range == KeyRange::Path => {
+                KeyValue::Text(dir.join(s).to_string_lossy().into_owned())
             }
             other => other,
         }
     }
 
-    fn allowed(&self) -> String {
+    fn allowed_text(&self) -> String {
         match self.unit {
             "" => self.range.to_string(),
             unit => format!("{} {unit}", self.range),
@@ -373,7 +375,7 @@ impl Key {
 }
 
 /// Returns the names most similar to `name`, for a message; the nearest first.
-pub fn near(name: &str) -> Vec<&'static str> {
+pub fn similar_names(name: &str) -> Vec<&'static str> {
     let last = |s: &str| s.rsplit('.').next().unwrap_or_default().to_owned();
     let mut found: Vec<(usize, &str)> = KEYS
         .iter()
@@ -416,27 +418,27 @@ mod tests {
             }
             assert!(key.parse("").is_err(), "{} takes nothing", key.name);
             match key.range {
-                Range::Int(min, max) => {
+                KeyRange::Int(min, max) => {
                     assert!(key.parse(&max.to_string()).is_ok());
                     assert!(key.parse(&(max + 1).to_string()).is_err());
                     assert!(min == 0 || key.parse(&(min - 1).to_string()).is_err());
                     assert!(key.parse("-1").is_err() && key.parse("1s").is_err());
                 }
-                Range::Bool => assert!(key.parse("yes").is_err()),
-                Range::Text(max) => assert!(key.parse(&"x".repeat(max + 1)).is_err()),
-                Range::OneOf(words) => {
+                KeyRange::Bool => assert!(key.parse("yes").is_err()),
+                KeyRange::Text(max) => assert!(key.parse(&"x".repeat(max + 1)).is_err()),
+                KeyRange::OneOf(words) => {
                     assert!(words.iter().all(|word| key.parse(word).is_ok()));
                     assert!(key.parse("another").is_err());
                 }
-                Range::Path => {}
+                KeyRange::Path => {}
             }
         }
     }
 
     #[test]
     fn near_misses_are_guessed() {
-        assert_eq!(near("mount.passthruogh"), ["mount.passthrough"]);
-        assert_eq!(near("node.passthrough"), ["mount.passthrough"]);
-        assert!(near("quite.different").is_empty());
+        assert_eq!(similar_names("mount.passthruogh"), ["mount.passthrough"]);
+        assert_eq!(similar_names("node.passthrough"), ["mount.passthrough"]);
+        assert!(similar_names("quite.different").is_empty());
     }
 }

@@ -1,16 +1,16 @@
 //! The output of `ls` and `stat`.
 
-use crate::error::Outcome;
-use crate::term::{self, Out};
+use crate::error::CommandResult;
+use crate::term::{self, TermOutput};
 use serde_json::json;
 use std::collections::HashMap;
 use std::io::Write;
-use tatami_client::tree::{Tree, join};
+use tatami_client::tree::{VolumeTree, join_path};
 use tatami_cluster::VolumeFile;
-use tatami_wire::{Attached, Attr, Errno, Kind, Timestamp};
+use tatami_wire::{Attr, Errno, InodeKind, Timestamp, XattrClass};
 
 /// One line of a listing.
-pub struct Row {
+pub struct ListingRow {
     /// The name; for a path that is no directory, the path as given.
     pub name: Vec<u8>,
     /// The attributes.
@@ -20,29 +20,29 @@ pub struct Row {
 }
 
 /// A directory with its entries, or one file.
-pub struct Found {
+pub struct FileListing {
     /// The path.
     pub path: Vec<u8>,
     /// The rows are the entries of a directory.
     pub is_dir: bool,
     /// The entries, by name.
-    pub rows: Vec<Row>,
+    pub rows: Vec<ListingRow>,
 }
 
 /// Reads the entries of a directory, or one row for the path itself if `itself` is set.
 ///
 /// # Errors
 /// Those of the volume.
-pub fn look(tree: &Tree, path: &[u8], itself: bool) -> Result<Found, Errno> {
+pub fn read_listing(tree: &VolumeTree, path: &[u8], itself: bool) -> Result<FileListing, Errno> {
     // As in ls(1), a link to a directory lists the directory.
     let own = tree.stat(path, false)?;
-    let is_link = own.kind == Kind::Symlink;
+    let is_link = own.kind == InodeKind::Symlink;
     let followed = if is_link && !itself { tree.stat(path, true).unwrap_or(own) } else { own };
-    let is_dir = followed.kind == Kind::Dir && !itself;
+    let is_dir = followed.kind == InodeKind::Dir && !itself;
     let mut rows = Vec::new();
     if is_dir {
         for entry in tree.read_dir(path, true)? {
-            let below = join(path, &entry.name);
+            let below = join_path(path, &entry.name);
             let attr = match entry.attr {
                 Some(attr) => attr,
                 None => match tree.stat(&below, false) {
@@ -53,24 +53,25 @@ pub fn look(tree: &Tree, path: &[u8], itself: bool) -> Result<Found, Errno> {
                 },
             };
             let target = link_target(tree, &below, &attr);
-            rows.push(Row { name: entry.name.into_vec(), attr, target });
+            rows.push(ListingRow { name: entry.name.into_vec(), attr, target });
         }
     } else {
         let attr = if is_link { tree.stat(path, false)? } else { followed };
         let target = link_target(tree, path, &attr);
-        rows.push(Row { name: path.to_vec(), attr, target });
+        rows.push(ListingRow { name: path.to_vec(), attr, target });
     }
-    Ok(Found { path: path.to_vec(), is_dir, rows })
+    Ok(FileListing { path: path.to_vec(), is_dir, rows })
 }
 
-fn link_target(tree: &Tree, path: &[u8], attr: &Attr) -> Option<Vec<u8>> {
-    (attr.kind == Kind::Symlink).then(|| tree.read_link(path).unwrap_or_default())
+fn link_target(tree: &VolumeTree, path: &[u8], attr: &Attr) -> Option<Vec<u8>> {
+    (attr.kind == InodeKind::Symlink).then(|| tree.read_link(path).unwrap_or_default())
 }
 
-impl Row {
+impl ListingRow {
     /// Returns the object for `ls --json`.
-    pub fn json(&self, found: &Found) -> serde_json::Value {
-        let path = if found.is_dir { join(&found.path, &self.name) } else { self.name.clone() };
+    pub fn to_json(&self, found: &FileListing) -> serde_json::Value {
+        let path =
+            if found.is_dir { join_path(&found.path, &self.name) } else { self.name.clone() };
         let mut value = attr_json(&path, &self.attr);
         if let Some(target) = &self.target {
             value["target"] = json!(String::from_utf8_lossy(target));
@@ -80,15 +81,15 @@ impl Row {
 }
 
 /// Returns the name of a kind.
-fn kind_name(kind: Kind) -> &'static str {
+fn kind_name(kind: InodeKind) -> &'static str {
     match kind {
-        Kind::File => "file",
-        Kind::Dir => "directory",
-        Kind::Symlink => "symlink",
-        Kind::Fifo => "fifo",
-        Kind::Socket => "socket",
-        Kind::CharDev => "character device",
-        Kind::BlockDev => "block device",
+        InodeKind::File => "file",
+        InodeKind::Dir => "directory",
+        InodeKind::Symlink => "symlink",
+        InodeKind::Fifo => "fifo",
+        InodeKind::Socket => "socket",
+        InodeKind::CharDev => "character device",
+        InodeKind::BlockDev => "block device",
     }
 }
 
@@ -115,13 +116,13 @@ pub fn attr_json(path: &[u8], attr: &Attr) -> serde_json::Value {
 /// Returns the mode as `drwxr-xr-x`.
 pub fn mode_text(attr: &Attr) -> String {
     let kind = match attr.kind {
-        Kind::File => '-',
-        Kind::Dir => 'd',
-        Kind::Symlink => 'l',
-        Kind::Fifo => 'p',
-        Kind::Socket => 's',
-        Kind::CharDev => 'c',
-        Kind::BlockDev => 'b',
+        InodeKind::File => '-',
+        InodeKind::Dir => 'd',
+        InodeKind::Symlink => 'l',
+        InodeKind::Fifo => 'p',
+        InodeKind::Socket => 's',
+        InodeKind::CharDev => 'c',
+        InodeKind::BlockDev => 'b',
     };
     let mut text = String::from(kind);
     let special = [(0o4000, 's', 'S'), (0o2000, 's', 'S'), (0o1000, 't', 'T')];
@@ -136,7 +137,7 @@ pub fn mode_text(attr: &Attr) -> String {
             (false, false) => '-',
         });
     }
-    if attr.attached == Attached::Acl {
+    if attr.xattr_class == XattrClass::Acl {
         text.push('+');
     }
     text
@@ -164,20 +165,20 @@ fn time_text(time: Timestamp) -> String {
 }
 
 /// Names of users or groups from a local file; other ids are printed as numbers.
-struct Names(HashMap<u32, String>);
+struct AccountNames(HashMap<u32, String>);
 
-impl Names {
-    fn read(path: &str) -> Names {
+impl AccountNames {
+    fn load_file(path: &str) -> AccountNames {
         let text = std::fs::read_to_string(path).unwrap_or_default();
         let entry = |line: &str| {
             let mut fields = line.split(':');
             let name = fields.next()?.to_owned();
             Some((fields.nth(1)?.parse().ok()?, name))
         };
-        Names(text.lines().filter_map(entry).collect())
+        AccountNames(text.lines().filter_map(entry).collect())
     }
 
-    fn of(&self, id: u32) -> String {
+    fn name_of(&self, id: u32) -> String {
         self.0.get(&id).cloned().unwrap_or_else(|| id.to_string())
     }
 }
@@ -186,34 +187,40 @@ impl Names {
 ///
 /// # Errors
 /// Those of the output.
-pub fn print(out: &mut Out, found: &Found, long: bool, human: bool) -> Outcome {
+pub fn print_listing(
+    out: &mut TermOutput,
+    found: &FileListing,
+    long: bool,
+    human: bool,
+) -> CommandResult {
     if !long {
         for row in &found.rows {
-            writeln!(out, "{}", term::safe(&row.name))?;
+            writeln!(out, "{}", term::escape_name(&row.name))?;
         }
         return Ok(());
     }
-    let (users, groups) = (Names::read("/etc/passwd"), Names::read("/etc/group"));
+    let (users, groups) =
+        (AccountNames::load_file("/etc/passwd"), AccountNames::load_file("/etc/group"));
     let lines: Vec<[String; 7]> = found
         .rows
         .iter()
         .map(|row| {
             let size = match row.attr.kind {
-                Kind::CharDev | Kind::BlockDev => {
+                InodeKind::CharDev | InodeKind::BlockDev => {
                     format!("{}, {}", libc::major(row.attr.rdev), libc::minor(row.attr.rdev))
                 }
-                _ if human => term::size(row.attr.size),
+                _ if human => term::format_size(row.attr.size),
                 _ => row.attr.size.to_string(),
             };
-            let mut name = term::safe(&row.name);
+            let mut name = term::escape_name(&row.name);
             if let Some(target) = &row.target {
-                name = format!("{name} -> {}", term::safe(target));
+                name = format!("{name} -> {}", term::escape_name(target));
             }
             [
                 mode_text(&row.attr),
                 row.attr.nlink.to_string(),
-                users.of(row.attr.uid),
-                groups.of(row.attr.gid),
+                users.name_of(row.attr.uid),
+                groups.name_of(row.attr.gid),
                 size,
                 time_text(row.attr.mtime),
                 name,
@@ -231,16 +238,17 @@ pub fn print(out: &mut Out, found: &Found, long: bool, human: bool) -> Outcome {
 
 /// Prints one file's attributes as text.
 pub fn print_attr(
-    out: &mut Out,
-    tree: &Tree,
+    out: &mut TermOutput,
+    tree: &VolumeTree,
     path: &[u8],
     attr: &Attr,
     volume: &VolumeFile,
-) -> Outcome {
-    let (users, groups) = (Names::read("/etc/passwd"), Names::read("/etc/group"));
-    let mut name = format!(":{}", term::safe(path));
+) -> CommandResult {
+    let (users, groups) =
+        (AccountNames::load_file("/etc/passwd"), AccountNames::load_file("/etc/group"));
+    let mut name = format!(":{}", term::escape_name(path));
     if let Some(target) = link_target(tree, path, attr) {
-        name = format!("{name} -> {}", term::safe(&target));
+        name = format!("{name} -> {}", term::escape_name(&target));
     }
     writeln!(out, "{name}")?;
     writeln!(
@@ -256,15 +264,15 @@ pub fn print_attr(
         "  access  {} ({:04o}), {} ({}), {} ({})",
         mode_text(attr),
         attr.mode,
-        users.of(attr.uid),
+        users.name_of(attr.uid),
         attr.uid,
-        groups.of(attr.gid),
+        groups.name_of(attr.gid),
         attr.gid
     )?;
-    if attr.kind == Kind::File {
+    if attr.kind == InodeKind::File {
         let nodes: Vec<String> = attr
             .layout
-            .pieces()
+            .all_objects()
             .map(|(node, _)| volume.node(node).map_or(node.to_string(), |n| n.name.clone()))
             .collect();
         writeln!(out, "  stored  {}", nodes.join(", "))?;
@@ -285,19 +293,19 @@ mod tests {
     use super::*;
     use tatami_wire::Ino;
 
-    fn attr(kind: Kind, mode: u16) -> Attr {
-        Attr { mode, ..Attr::plain(Ino(1), kind) }
+    fn attr(kind: InodeKind, mode: u16) -> Attr {
+        Attr { mode, ..Attr::with_defaults(Ino(1), kind) }
     }
 
     #[test]
     fn modes_read_as_in_ls() {
         for (kind, mode, text) in [
-            (Kind::File, 0o644, "-rw-r--r--"),
-            (Kind::Dir, 0o1777, "drwxrwxrwt"),
-            (Kind::File, 0o4755, "-rwsr-xr-x"),
-            (Kind::File, 0o6644, "-rwSr-Sr--"),
-            (Kind::Symlink, 0o777, "lrwxrwxrwx"),
-            (Kind::Dir, 0o1000, "d--------T"),
+            (InodeKind::File, 0o644, "-rw-r--r--"),
+            (InodeKind::Dir, 0o1777, "drwxrwxrwt"),
+            (InodeKind::File, 0o4755, "-rwsr-xr-x"),
+            (InodeKind::File, 0o6644, "-rwSr-Sr--"),
+            (InodeKind::Symlink, 0o777, "lrwxrwxrwx"),
+            (InodeKind::Dir, 0o1000, "d--------T"),
         ] {
             assert_eq!(mode_text(&attr(kind, mode)), text);
         }

@@ -1,7 +1,7 @@
 //! Logging to standard error. For a background process that is its log file.
 
-use crate::config::{Config, Origin};
-use crate::error::{Failure, Outcome};
+use crate::config::{ValueOrigin, VolumeConfig};
+use crate::error::{CommandFailure, CommandResult};
 use crate::keys::name;
 use parking_lot::Mutex;
 use std::io::{self, IsTerminal, Write};
@@ -13,20 +13,20 @@ use tracing_subscriber::fmt::MakeWriter;
 ///
 /// # Errors
 /// A `log` value that is no filter.
-pub fn start(config: &Config, daemon: bool) -> Outcome {
+pub fn start_logging(config: &VolumeConfig, daemon: bool) -> CommandResult {
     let (value, origin) = config.get(name::LOG);
-    if !daemon && *origin == Origin::Default {
+    if !daemon && *origin == ValueOrigin::Default {
         return Ok(());
     }
     let filter = EnvFilter::try_new(value.to_string()).map_err(|e| {
-        Failure::usage(format!("{origin}: `log` is not a filter: {value}"))
+        CommandFailure::usage(format!("{origin}: `log` is not a filter: {value}"))
             .because(e)
             .try_this("for example info, debug, or info,tatami_node=debug")
     })?;
     let terminal = std::io::stderr().is_terminal();
     let started = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(Tolerant::new(std::io::stderr()))
+        .with_writer(LossyLog::new(std::io::stderr()))
         // The subscriber would report failed writes on standard error, and panic if that fails too.
         // On a full disk, each thread that logs would panic.
         .log_internal_errors(false)
@@ -40,9 +40,9 @@ pub fn start(config: &Config, daemon: bool) -> Outcome {
 
 /// Writes lines to a log that may refuse them, for example on a full disk. A line that cannot be
 /// written is dropped, and the next written line is preceded by the number of dropped ones.
-struct Tolerant<W>(Mutex<State<W>>);
+struct LossyLog<W>(Mutex<LossyLogState<W>>);
 
-struct State<W> {
+struct LossyLogState<W> {
     to: W,
     /// Lines dropped since the last written one.
     dropped: u64,
@@ -50,14 +50,14 @@ struct State<W> {
     torn: bool,
 }
 
-impl<W: Write> Tolerant<W> {
-    fn new(to: W) -> Tolerant<W> {
-        Tolerant(Mutex::new(State { to, dropped: 0, torn: false }))
+impl<W: Write> LossyLog<W> {
+    fn new(to: W) -> LossyLog<W> {
+        LossyLog(Mutex::new(LossyLogState { to, dropped: 0, torn: false }))
     }
 }
 
-impl<W: Write> State<W> {
-    fn put(&mut self, line: &[u8]) {
+impl<W: Write> LossyLogState<W> {
+    fn write_line(&mut self, line: &[u8]) {
         let mut notice = Vec::new();
         if self.torn {
             notice.push(b'\n');
@@ -86,11 +86,11 @@ impl<W: Write> State<W> {
 }
 
 /// The writer of one line.
-struct Line<'a, W>(&'a Mutex<State<W>>);
+struct LogLineWriter<'a, W>(&'a Mutex<LossyLogState<W>>);
 
-impl<W: Write> Write for Line<'_, W> {
+impl<W: Write> Write for LogLineWriter<'_, W> {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        self.0.lock().put(line);
+        self.0.lock().write_line(line);
         Ok(line.len())
     }
 
@@ -99,11 +99,11 @@ impl<W: Write> Write for Line<'_, W> {
     }
 }
 
-impl<'a, W: Write + 'a> MakeWriter<'a> for Tolerant<W> {
-    type Writer = Line<'a, W>;
+impl<'a, W: Write + 'a> MakeWriter<'a> for LossyLog<W> {
+    type Writer = LogLineWriter<'a, W>;
 
-    fn make_writer(&'a self) -> Line<'a, W> {
-        Line(&self.0)
+    fn make_writer(&'a self) -> LogLineWriter<'a, W> {
+        LogLineWriter(&self.0)
     }
 }
 
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn lines_that_a_full_disk_does_not_take_are_counted_and_the_next_begins_a_line() {
-        let log = Tolerant::new(Disk { room: 9, bytes: Vec::new() });
+        let log = LossyLog::new(Disk { room: 9, bytes: Vec::new() });
         let say = |line: &str| log.make_writer().write_all(line.as_bytes()).expect("never fails");
         say("first\n");
         say("second\n");

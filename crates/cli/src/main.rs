@@ -16,7 +16,6 @@ mod error;
 mod exec;
 mod files;
 mod fsck_cmd;
-mod grow;
 mod import;
 mod keys;
 mod listing;
@@ -27,24 +26,25 @@ mod mounts;
 mod mpi_cmd;
 mod node_cmd;
 mod offline;
-mod place;
 mod ports;
 mod process;
-mod ready;
+mod rebalance_cmd;
 mod recover_cmd;
 mod relayout_cmd;
 mod session;
+mod start_process;
 mod status;
 mod term;
 mod up;
 mod usage_cmd;
 mod users;
+mod volume_dir;
 mod volume_path;
 mod where_cmd;
 
-use args::{Cli, Command};
+use args::{Cli, CliCommand};
 use clap::Parser;
-use error::{Exit, Outcome};
+use error::{CommandResult, ExitStatus};
 use std::process::ExitCode;
 use tatami_cluster::mountinfo;
 
@@ -59,7 +59,7 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => {
             // Clap returns help and version as "errors" that go to standard output.
-            let code = if error.use_stderr() { Exit::Usage.code() } else { 0 };
+            let code = if error.use_stderr() { ExitStatus::Usage.code() } else { 0 };
             let _ = error.print();
             return ExitCode::from(code);
         }
@@ -69,40 +69,40 @@ fn main() -> ExitCode {
         Err(failure) => {
             // A command that has printed its result already returns an empty text.
             if !failure.what.is_empty() {
-                term::complain(&failure.report());
+                term::print_error(&failure.report());
             }
             ExitCode::from(failure.exit.code())
         }
     }
 }
 
-fn run(command: &Command) -> Outcome {
+fn run(command: &CliCommand) -> CommandResult {
     match command {
-        Command::Up(args) => up::run(args),
-        Command::Down(args) => down::run(args),
-        Command::Status(args) => status::run(args),
-        Command::Node { command } => node_cmd::run(command),
-        Command::Mount(args) => mount_cmd::mount(args),
-        Command::Umount(args) => mount_cmd::umount(args),
-        Command::Where(args) => where_cmd::run(args),
-        Command::Dir(args) => dir_cmd::run(args),
-        Command::Du(args) => usage_cmd::run(args),
-        Command::Recover(args) => recover_cmd::run(args),
-        Command::Relayout(args) => relayout_cmd::run(args),
-        Command::Ls(args) => files::ls(args),
-        Command::Cp(args) => copy::cp(args),
-        Command::Cat(args) => files::cat(args),
-        Command::Rm(args) => files::rm(args),
-        Command::Mkdir(args) => files::mkdir(args),
-        Command::Stat(args) => files::stat(args),
-        Command::Df(args) => files::df(args),
-        Command::Fsck(args) => fsck_cmd::run(args),
-        Command::Bench(args) => bench_cmd::run(args),
-        Command::Exec(args) => exec::run(args),
-        Command::Mpirun(args) => mpi_cmd::mpirun(args),
-        Command::MpiCheck(args) => mpi_cmd::check(args),
-        Command::Config(args) => config_cmd::run(args),
-        Command::Completions(args) => manual::completions(args),
-        Command::Man(args) => manual::pages(args),
+        CliCommand::Up(args) => up::run(args),
+        CliCommand::Down(args) => down::run(args),
+        CliCommand::Status(args) => status::run(args),
+        CliCommand::Node { command } => node_cmd::run(command),
+        CliCommand::Mount(args) => mount_cmd::mount_volume(args),
+        CliCommand::Umount(args) => mount_cmd::unmount_paths(args),
+        CliCommand::Where(args) => where_cmd::run(args),
+        CliCommand::Dir(args) => dir_cmd::run(args),
+        CliCommand::Du(args) => usage_cmd::run(args),
+        CliCommand::Recover(args) => recover_cmd::run(args),
+        CliCommand::Relayout(args) => relayout_cmd::run(args),
+        CliCommand::Ls(args) => files::ls(args),
+        CliCommand::Cp(args) => copy::cp(args),
+        CliCommand::Cat(args) => files::cat(args),
+        CliCommand::Rm(args) => files::rm(args),
+        CliCommand::Mkdir(args) => files::mkdir(args),
+        CliCommand::Stat(args) => files::stat(args),
+        CliCommand::Df(args) => files::df(args),
+        CliCommand::Fsck(args) => fsck_cmd::run(args),
+        CliCommand::Bench(args) => bench_cmd::run(args),
+        CliCommand::Exec(args) => exec::run(args),
+        CliCommand::Mpirun(args) => mpi_cmd::mpirun(args),
+        CliCommand::MpiCheck(args) => mpi_cmd::check_program(args),
+        CliCommand::Config(args) => config_cmd::run(args),
+        CliCommand::Completions(args) => manual::print_completions(args),
+        CliCommand::Man(args) => manual::write_pages(args),
     }
 }

@@ -1,7 +1,7 @@
 //! Completion scripts and manual pages, generated from the definition of the command line.
 
 use crate::args::Cli;
-use crate::error::{Context, Outcome};
+use crate::error::{CommandResult, FailureContext};
 use crate::keys::KEYS;
 use clap::CommandFactory;
 use clap_mangen::Man;
@@ -30,7 +30,7 @@ pub struct ManArgs {
 ///
 /// # Errors
 /// Those of the output.
-pub fn completions(args: &CompletionsArgs) -> Outcome {
+pub fn print_completions(args: &CompletionsArgs) -> CommandResult {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "tatami", &mut script);
     let mut out = io::stdout().lock();
@@ -43,43 +43,43 @@ pub fn completions(args: &CompletionsArgs) -> Outcome {
 ///
 /// # Errors
 /// Those of the output or the directory.
-pub fn pages(args: &ManArgs) -> Outcome {
+pub fn write_pages(args: &ManArgs) -> CommandResult {
     let mut command = Cli::command();
     command.build();
     if args.markdown {
         let mut out = io::stdout().lock();
-        out.write_all(reference_page().as_bytes())?;
+        out.write_all(render_reference_page().as_bytes())?;
         out.flush()?;
         return Ok(());
     }
     match &args.dir {
         None => {
             let mut out = io::stdout().lock();
-            out.write_all(&page(&command, true)?)?;
+            out.write_all(&render_page(&command, true)?)?;
             out.flush()?;
             Ok(())
         }
         Some(dir) => {
             let what = || format!("cannot write manual pages to {}", dir.display());
             std::fs::create_dir_all(dir).context(what)?;
-            write_all(dir, &command, true).context(what)
+            write_page_tree(dir, &command, true).context(what)
         }
     }
 }
 
 /// Writes the page of a command and the pages of its subcommands.
-fn write_all(dir: &Path, command: &clap::Command, top: bool) -> io::Result<()> {
+fn write_page_tree(dir: &Path, command: &clap::Command, top: bool) -> io::Result<()> {
     let name = command.get_display_name().unwrap_or_else(|| command.get_name());
-    std::fs::write(dir.join(format!("{name}.1")), page(command, top)?)?;
+    std::fs::write(dir.join(format!("{name}.1")), render_page(command, top)?)?;
     let below = command.get_subcommands().filter(|c| !c.is_hide_set());
-    below.into_iter().try_for_each(|command| write_all(dir, command, false))
+    below.into_iter().try_for_each(|command| write_page_tree(dir, command, false))
 }
 
 /// Columns of the help in the Markdown page.
 const PAGE_COLUMNS: usize = 90;
 
 /// Returns the help of all commands as one Markdown page: `docs/reference/command-line.md`.
-fn reference_page() -> String {
+fn render_reference_page() -> String {
     let mut command = Cli::command().term_width(PAGE_COLUMNS);
     command.build();
     let mut page = String::from(
@@ -105,7 +105,7 @@ fn append_help(page: &mut String, command: &clap::Command) {
 }
 
 /// Renders one page. The examples and notes below a command's help keep their lines.
-fn page(command: &clap::Command, top: bool) -> io::Result<Vec<u8>> {
+fn render_page(command: &clap::Command, top: bool) -> io::Result<Vec<u8>> {
     let man = Man::new(command.clone()).manual("Tatami");
     let mut page = Vec::new();
     man.render_title(&mut page)?;
@@ -117,27 +117,27 @@ fn page(command: &clap::Command, top: bool) -> io::Result<Vec<u8>> {
         man.render_subcommands_section(&mut page)?;
     }
     if top {
-        page.extend(overview().into_bytes());
+        page.extend(render_overview().into_bytes());
     } else if let Some(text) = command.get_after_help() {
         let text = text.to_string();
         let (head, rest) = match text.strip_prefix("Examples:\n") {
             Some(rest) => ("EXAMPLES", rest),
             None => ("NOTES", text.as_str()),
         };
-        page.extend(section(head, rest).into_bytes());
+        page.extend(render_section(head, rest).into_bytes());
         page.extend(b".SH SEE ALSO\n\\fBtatami\\fR(1)\n");
     }
     Ok(page)
 }
 
 /// Renders a section and keeps its lines.
-fn section(head: &str, text: &str) -> String {
-    format!(".SH {head}\n.nf\n{}\n.fi\n", escape(text.trim_end()))
+fn render_section(head: &str, text: &str) -> String {
+    format!(".SH {head}\n.nf\n{}\n.fi\n", escape_roff(text.trim_end()))
 }
 
 /// Escapes text for roff. A line that begins with a dot or a quote would be a request, a backslash
 /// an escape, and a hyphen would become a dash.
-fn escape(text: &str) -> String {
+fn escape_roff(text: &str) -> String {
     let text = text.replace('\\', "\\e").replace('-', "\\-");
     let lines: Vec<String> = text
         .lines()
@@ -147,8 +147,8 @@ fn escape(text: &str) -> String {
 }
 
 /// Renders the sections that apply to all commands.
-fn overview() -> String {
-    let mut text = section(
+fn render_overview() -> String {
+    let mut text = render_section(
         "EXAMPLES",
         "tatami up                                  one node, mounted at /mnt/tatami\n\
          tatami up --nodes 4 --mount /mnt/tatami    four, at /mnt/tatami/node0 and so on\n\
@@ -173,12 +173,12 @@ fn overview() -> String {
         let _ = writeln!(
             text,
             ".TP\n\\fB{}\\fR, \\fB{}\\fR, \\fB{}\\fR\n{}\nRange: {}{unit}; default: {}.",
-            escape(key.name),
-            escape(key.env),
-            escape(&format!("--{}", key.flag)),
-            escape(key.doc),
-            escape(&key.range.to_string()),
-            escape(&key.default_text()),
+            escape_roff(key.name),
+            escape_roff(key.env),
+            escape_roff(&format!("--{}", key.flag)),
+            escape_roff(key.doc),
+            escape_roff(&key.range.to_string()),
+            escape_roff(&key.default_text()),
         );
     }
     text.push_str(
@@ -224,7 +224,7 @@ mod tests {
 
     #[test]
     fn text_that_looks_like_roff_means_itself() {
-        assert_eq!(escape(".x\n'y\na-b\\"), "\\&.x\n\\&'y\na\\-b\\e");
+        assert_eq!(escape_roff(".x\n'y\na-b\\"), "\\&.x\n\\&'y\na\\-b\\e");
     }
 
     #[test]
@@ -232,7 +232,7 @@ mod tests {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/command-line.md");
         let page = std::fs::read_to_string(path).expect("the page is there");
         assert!(
-            page == reference_page(),
+            page == render_reference_page(),
             "it is out of date: tatami man --markdown > docs/reference/command-line.md"
         );
     }

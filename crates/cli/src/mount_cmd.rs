@@ -1,16 +1,16 @@
 //! `tatami mount` and `tatami umount`.
 
-use crate::error::{Context, Failure, Outcome};
+use crate::error::{CommandFailure, CommandResult, FailureContext};
 use crate::keys::name;
 use crate::mountinfo;
-use crate::mounts::{self, MountRecord, There};
-use crate::place::{At, Place};
-use crate::process::Record;
-use crate::ready::{self, Ready, Starting};
+use crate::mounts::{self, MountRecord, MountpointState};
+use crate::process::ProcessRecord;
+use crate::start_process::{self, ReadyPipe, StartingProcess};
 use crate::term;
+use crate::volume_dir::{VolumeArgs, VolumeDir};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use tatami_cluster::mounted::places;
+use tatami_cluster::mount_note::note_dirs;
 use tatami_cluster::trusted::{self, TrustedDir};
 use tatami_cluster::{NodeEntry, VolumeFile};
 use tatami_mount::overlay::Overlay;
@@ -24,7 +24,7 @@ const LOGS: &str = "mount-logs";
 #[derive(Debug, clap::Args)]
 pub struct MountArgs {
     #[command(flatten)]
-    at: At,
+    at: VolumeArgs,
     /// Home node of the mount, by number or name. Its files need no network, and new files go there
     /// [default: the first]
     #[arg(long, value_name = "NODE")]
@@ -52,7 +52,7 @@ pub struct MountArgs {
 #[derive(Debug, clap::Args)]
 pub struct UmountArgs {
     #[command(flatten)]
-    at: At,
+    at: VolumeArgs,
     /// Detach mounts even while programs use them; these programs get errors from then on
     #[arg(long, visible_alias = "lazy")]
     force: bool,
@@ -65,26 +65,26 @@ pub struct UmountArgs {
 ///
 /// # Errors
 /// It cannot be mounted.
-pub fn mount(args: &MountArgs) -> Outcome {
+pub fn mount_volume(args: &MountArgs) -> CommandResult {
     if let Some(dir) = &args.overlay {
-        return overlay(args, dir);
+        return mount_overlay(args, dir);
     }
     if args.foreground {
-        return serve(args);
+        return serve_mount(args);
     }
     let place = args.at.open()?;
-    crate::log::start(&place.config, false)?;
-    let volume = place.volume()?;
-    let entry = home(&place, &volume, args)?;
+    crate::log::start_logging(&place.config, false)?;
+    let volume = place.load_volume()?;
+    let entry = home_node(&place, &volume, args)?;
     // Wrong options are reported here: the background process would report them in a log.
     check_options(&args.options)?;
-    start(&place, entry, &resolve(&args.mountpoint)?, &args.options)?.wait()?;
+    start_mount(&place, entry, &resolve_path(&args.mountpoint)?, &args.options)?.wait_ready()?;
     Ok(())
 }
 
 /// Mounts an overlay, in the background unless `--foreground` is set.
-fn overlay(args: &MountArgs, dir: &Path) -> Outcome {
-    let path = resolve(&args.mountpoint)?;
+fn mount_overlay(args: &MountArgs, dir: &Path) -> CommandResult {
+    let path = resolve_path(&args.mountpoint)?;
     let dir = dir.canonicalize().context(|| format!("cannot find {}", dir.display()))?;
     if !args.foreground {
         let mut arguments: Vec<OsString> =
@@ -92,24 +92,28 @@ fn overlay(args: &MountArgs, dir: &Path) -> Outcome {
         arguments.extend([dir.into_os_string(), path.clone().into()]);
         let name = format!("mount {}", path.display());
         // An overlay belongs to no volume, so there is no directory for a log.
-        return ready::start(&name, &arguments, None)?.wait();
+        return start_process::start_background(&name, &arguments, None)?.wait_ready();
     }
-    let mut ready = Ready::take(args.ready_fd)?;
+    let mut ready = ReadyPipe::from_descriptor(args.ready_fd)?;
     let overlay = Overlay::start(&dir, &path);
-    let overlay = overlay.map_err(|e| ready.failed(explain(&path, e)))?;
-    ready.ready();
+    let overlay = overlay.map_err(|e| ready.report_failure(mount_failure(&path, e)))?;
+    ready.report_ready();
     overlay.run().context(|| format!("mount {}", path.display()))
 }
 
-fn home<'a>(place: &Place, volume: &'a VolumeFile, args: &MountArgs) -> Outcome<&'a NodeEntry> {
+fn home_node<'a>(
+    place: &VolumeDir,
+    volume: &'a VolumeFile,
+    args: &MountArgs,
+) -> CommandResult<&'a NodeEntry> {
     match &args.node {
         Some(node) => place.find_node(volume, node),
-        None => volume.nodes.first().ok_or_else(|| Failure::new("the volume has no nodes")),
+        None => volume.nodes.first().ok_or_else(|| CommandFailure::new("the volume has no nodes")),
     }
 }
 
 /// Returns the path in the form in which the kernel lists it in its mount table, if it exists.
-pub fn resolve(path: &Path) -> Outcome<PathBuf> {
+pub fn resolve_path(path: &Path) -> CommandResult<PathBuf> {
     let absolute = std::path::absolute(path).context(|| path.display().to_string())?;
     // Resolves only the parent: the last component may be a dead mount, where a lookup fails.
     let (Some(parent), Some(last)) = (absolute.parent(), absolute.file_name()) else {
@@ -126,35 +130,35 @@ pub fn resolve(path: &Path) -> Outcome<PathBuf> {
 ///
 /// # Errors
 /// Those of the system.
-pub fn start(
-    place: &Place,
+pub fn start_mount(
+    place: &VolumeDir,
     entry: &NodeEntry,
     path: &Path,
     options: &[String],
-) -> Outcome<Starting> {
+) -> CommandResult<StartingProcess> {
     let mut arguments: Vec<OsString> = ["mount", "--foreground", "--dir"].map(Into::into).into();
     arguments.push(place.dir.clone().into());
     arguments.extend(["--node".into(), OsString::from(&entry.name)]);
-    arguments.extend(place.at.arguments());
+    arguments.extend(place.at.to_arguments());
     for option in options {
         arguments.extend(["-o".into(), option.into()]);
     }
     arguments.push(path.into());
     let log = make_log_dir(place)?.join(format!("{}.log", mountinfo::as_file_name(path)));
-    ready::start(&format!("mount {}", path.display()), &arguments, Some(&log))
+    start_process::start_background(&format!("mount {}", path.display()), &arguments, Some(&log))
 }
 
 /// Returns the directory for logs of mounts: in the volume's directory, or, for a volume of another
 /// user, beside this user's records of mounts.
-fn make_log_dir(place: &Place) -> Outcome<PathBuf> {
+fn make_log_dir(place: &VolumeDir) -> CommandResult<PathBuf> {
     let make = |dir: PathBuf| {
         TrustedDir::open_or_create(&dir, rustix::fs::Mode::from_raw_mode(0o755)).map(|_| dir)
     };
     if place.is_own() {
         return Ok(make(place.dir.join(LOGS))?);
     }
-    let mut tried = places().into_iter().map(|place| place.join(LOGS)).map(make);
-    let nowhere = || Failure::new("there is no directory for the log of a mount");
+    let mut tried = note_dirs().into_iter().map(|place| place.join(LOGS)).map(make);
+    let nowhere = || CommandFailure::new("there is no directory for the log of a mount");
     match tried.find(|made| made.as_ref().is_ok_and(|dir| trusted::is_own(dir))) {
         Some(made) => Ok(made?),
         None => Err(nowhere().try_this("stay in the foreground: tatami mount --foreground")),
@@ -162,13 +166,13 @@ fn make_log_dir(place: &Place) -> Outcome<PathBuf> {
 }
 
 /// Mounts and serves in this process.
-fn serve(args: &MountArgs) -> Outcome {
-    let mut ready = Ready::take(args.ready_fd)?;
-    let (mount, record) = begin(args).map_err(|e| ready.failed(e))?;
-    ready.ready();
+fn serve_mount(args: &MountArgs) -> CommandResult {
+    let mut ready = ReadyPipe::from_descriptor(args.ready_fd)?;
+    let (mount, record) = begin_mount(args).map_err(|e| ready.report_failure(e))?;
+    ready.report_ready();
     let ended = mount.run();
     // Another process may have mounted there meanwhile. Its record must stay.
-    let of_record = MountRecord::find(&record.dir, &record.path);
+    let of_record = MountRecord::find_record(&record.dir, &record.path);
     if of_record.is_none_or(|r| r.process == record.process) {
         record.remove();
     }
@@ -178,22 +182,22 @@ fn serve(args: &MountArgs) -> Outcome {
     Ok(())
 }
 
-fn begin(args: &MountArgs) -> Outcome<(Mount, MountRecord)> {
+fn begin_mount(args: &MountArgs) -> CommandResult<(Mount, MountRecord)> {
     let place = args.at.open()?;
-    crate::log::start(&place.config, true)?;
-    let volume = place.volume()?;
-    let entry = home(&place, &volume, args)?;
-    let path = resolve(&args.mountpoint)?;
+    crate::log::start_logging(&place.config, true)?;
+    let volume = place.load_volume()?;
+    let entry = home_node(&place, &volume, args)?;
+    let path = resolve_path(&args.mountpoint)?;
     let mut options = MountOptions::new(&path);
     let config = &place.config;
-    options.attr_timeout = config.duration(name::MOUNT_ATTR_TIMEOUT);
-    options.entry_timeout = config.duration(name::MOUNT_ENTRY_TIMEOUT);
-    options.kernel_cache = config.flag(name::MOUNT_KERNEL_CACHE);
-    options.allow_other = config.flag(name::MOUNT_ALLOW_OTHER);
+    options.attr_timeout = config.duration_value(name::MOUNT_ATTR_TIMEOUT);
+    options.entry_timeout = config.duration_value(name::MOUNT_ENTRY_TIMEOUT);
+    options.kernel_cache = config.bool_value(name::MOUNT_KERNEL_CACHE);
+    options.allow_other = config.bool_value(name::MOUNT_ALLOW_OTHER);
     // The casts are safe: the ranges of the keys bound both values.
-    options.threads = config.number(name::MOUNT_THREADS) as usize;
-    options.threads_max = (config.number(name::MOUNT_THREADS_MAX) as usize).max(options.threads);
-    if !config.flag(name::MOUNT_PASSTHROUGH) {
+    options.threads = config.int_value(name::MOUNT_THREADS) as usize;
+    options.threads_max = (config.int_value(name::MOUNT_THREADS_MAX) as usize).max(options.threads);
+    if !config.bool_value(name::MOUNT_PASSTHROUGH) {
         options.passthrough = Passthrough::Off;
     }
     // The owner of the volume can store any file in it, including setuid programs and devices.
@@ -202,16 +206,16 @@ fn begin(args: &MountArgs) -> Outcome<(Mount, MountRecord)> {
     for option in &args.options {
         set_option(&mut options, option)?;
     }
-    let client = place.client(Some(NodeId(entry.id)))?;
-    let mount = Mount::start(client, &options).map_err(|e| explain(&path, e))?;
+    let client = place.connect_client(Some(NodeId(entry.id)))?;
+    let mount = Mount::start(client, &options).map_err(|e| mount_failure(&path, e))?;
     let dir = place.dir.clone();
     let record =
-        MountRecord { path: path.clone(), dir, node: entry.id, process: Record::of_self() };
+        MountRecord { path: path.clone(), dir, node: entry.id, process: ProcessRecord::of_self() };
     record.save()?;
     Ok((mount, record))
 }
 
-fn explain(path: &Path, error: tatami_mount::MountError) -> Failure {
+fn mount_failure(path: &Path, error: tatami_mount::MountError) -> CommandFailure {
     use tatami_mount::MountError::*;
     let shown = path.display();
     let remedy = match &error {
@@ -231,27 +235,27 @@ fn explain(path: &Path, error: tatami_mount::MountError) -> Failure {
         }
         _ => "tatami status".to_owned(),
     };
-    Failure::new(format!("cannot mount on {shown}")).because(error).try_this(remedy)
+    CommandFailure::new(format!("cannot mount on {shown}")).because(error).try_this(remedy)
 }
 
-fn check_options(options: &[String]) -> Outcome {
+fn check_options(options: &[String]) -> CommandResult {
     let mut scratch = MountOptions::new("/");
     options.iter().try_for_each(|option| set_option(&mut scratch, option))
 }
 
-fn set_option(options: &mut MountOptions, option: &str) -> Outcome {
+fn set_option(options: &mut MountOptions, option: &str) -> CommandResult {
     let (key, value) = option.split_once('=').map_or((option, None), |(k, v)| (k, Some(v)));
     let wrong = || {
-        Failure::usage(format!("unknown mount option {option:?}"))
+        CommandFailure::usage(format!("unknown mount option {option:?}"))
             .try_this("tatami mount --help lists them")
     };
     let timeout = |key: &str| {
-        let known = crate::keys::find(key).expect("a key of the table");
+        let known = crate::keys::find_key(key).expect("a key of the table");
         let parsed = known.parse(value.unwrap_or_default());
-        parsed.map_err(|why| Failure::usage(format!("mount option {option:?}: {why}")))
+        parsed.map_err(|why| CommandFailure::usage(format!("mount option {option:?}: {why}")))
     };
     let milliseconds = |value| match value {
-        crate::keys::Value::Int(n) => std::time::Duration::from_millis(n),
+        crate::keys::KeyValue::Int(n) => std::time::Duration::from_millis(n),
         _ => std::time::Duration::ZERO,
     };
     match (key, value) {
@@ -286,18 +290,18 @@ fn set_option(options: &mut MountOptions, option: &str) -> Outcome {
 ///
 /// # Errors
 /// One is busy, or is no mount of Tatami. The others are unmounted.
-pub fn umount(args: &UmountArgs) -> Outcome {
+pub fn unmount_paths(args: &UmountArgs) -> CommandResult {
     let place = args.at.open()?;
-    crate::log::start(&place.config, false)?;
+    crate::log::start_logging(&place.config, false)?;
     let mut result = Ok(());
     for path in &args.mountpoints {
-        let ended = resolve(path).and_then(|path| {
+        let ended = resolve_path(path).and_then(|path| {
             let how = format!("tatami umount --force {}", path.display());
-            mounts::end(&place.dir, &path, args.force, &how)
+            mounts::end_mount(&place.dir, &path, args.force, &how)
         });
         if let Err(e) = ended {
             if result.is_err() {
-                crate::term::complain(&e.report());
+                crate::term::print_error(&e.report());
             } else {
                 result = Err(e);
             }
@@ -311,43 +315,49 @@ pub fn umount(args: &UmountArgs) -> Outcome {
 ///
 /// # Errors
 /// Another mount is on this path, or the mount process cannot start.
-pub fn ensure(place: &Place, entry: &NodeEntry, path: &Path) -> Outcome<Option<Starting>> {
-    match mounts::look(&place.dir, path) {
-        There::Ours(record) if record.dir == place.dir && record.node == entry.id => {
+pub fn ensure_mounted(
+    place: &VolumeDir,
+    entry: &NodeEntry,
+    path: &Path,
+) -> CommandResult<Option<StartingProcess>> {
+    match mounts::inspect_mountpoint(&place.dir, path) {
+        MountpointState::Served(record) if record.dir == place.dir && record.node == entry.id => {
             return Ok(None);
         }
-        There::Ours(record) => {
+        MountpointState::Served(record) => {
             let what = format!("{} is a mount of another volume", path.display());
-            return Err(Failure::new(what)
+            return Err(CommandFailure::new(what)
                 .because(format!("of node {} of {}", record.node, record.dir.display()))
                 .try_this("choose another path: tatami up --mount PATH"));
         }
-        There::Other(fs_type) => {
+        MountpointState::OtherType(fs_type) => {
             let what = format!("{} has a {fs_type} file system mounted on it", path.display());
-            return Err(Failure::new(what).try_this("choose another path: tatami up --mount PATH"));
+            return Err(
+                CommandFailure::new(what).try_this("choose another path: tatami up --mount PATH")
+            );
         }
         // A mount process that was killed leaves its mount behind.
-        There::Dead => {
-            tatami_mount::unmount(path, true)
+        MountpointState::Dead => {
+            tatami_mount::unmount_path(path, true)
                 .context(|| format!("cannot remove the dead mount on {}", path.display()))?;
         }
-        There::Nothing => {}
+        MountpointState::NotMounted => {}
     }
     std::fs::create_dir_all(path).map_err(|e| {
-        Failure::new(format!("cannot make the mount point {}", path.display()))
+        CommandFailure::new(format!("cannot make the mount point {}", path.display()))
             .because(e)
             .try_this("choose another path: tatami up --mount PATH")
     })?;
     if std::fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_some()) {
         let what = path.display();
-        term::note(&format!("{what} is not empty: the mount hides its entries"));
+        term::print_note(&format!("{what} is not empty: the mount hides its entries"));
     }
-    start(place, entry, &resolve(path)?, &[]).map(Some)
+    start_mount(place, entry, &resolve_path(path)?, &[]).map(Some)
 }
 
 /// Returns the path at which `up` mounts each node.
-pub fn planned(place: &Place, volume: &VolumeFile) -> Vec<PathBuf> {
-    let root = PathBuf::from(place.config.text(name::MOUNT_PATH));
+pub fn planned_paths(place: &VolumeDir, volume: &VolumeFile) -> Vec<PathBuf> {
+    let root = PathBuf::from(place.config.text_value(name::MOUNT_PATH));
     match &volume.nodes[..] {
         [_] => vec![root],
         nodes => nodes.iter().map(|n| root.join(&n.name)).collect(),
@@ -357,13 +367,13 @@ pub fn planned(place: &Place, volume: &VolumeFile) -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::keys::{Value, find};
+    use crate::keys::{KeyValue, find_key};
     use tatami_mount::Restrictions;
 
     #[test]
     fn defaults_are_those_of_the_library() {
         let options = MountOptions::new("/");
-        let default = |name| find(name).expect("a key").default_value(Path::new("/"));
+        let default = |name| find_key(name).expect("a key").default_value(Path::new("/"));
         for (name, value) in [
             (name::MOUNT_THREADS, options.threads as u128),
             (name::MOUNT_THREADS_MAX, options.threads_max as u128),
@@ -372,8 +382,8 @@ mod tests {
         ] {
             assert_eq!(default(name).to_string(), value.to_string(), "{name}");
         }
-        assert_eq!(default(name::MOUNT_ALLOW_OTHER), Value::Bool(options.allow_other));
-        assert_eq!(default(name::MOUNT_KERNEL_CACHE), Value::Bool(options.kernel_cache));
+        assert_eq!(default(name::MOUNT_ALLOW_OTHER), KeyValue::Bool(options.allow_other));
+        assert_eq!(default(name::MOUNT_KERNEL_CACHE), KeyValue::Bool(options.kernel_cache));
         assert_eq!(options.passthrough, Passthrough::Auto);
     }
 

@@ -4,18 +4,18 @@
 //! below `/run/tatami`, or below the runtime directory of an ordinary user. With the copy, a path
 //! alone is enough to find the volume.
 
-use crate::error::{Context, Failure, Outcome};
-use crate::mountinfo::{self, FS_TYPE, Mounted};
-use crate::place::write_whole;
-use crate::process::{Record, Running};
+use crate::error::{CommandFailure, CommandResult, FailureContext};
+use crate::mountinfo::{self, FS_TYPE, MountEntry};
+use crate::process::{ProcessRecord, RunningProcess};
 use crate::term;
 use crate::users;
+use crate::volume_dir::replace_file;
 use rustix::fs::Mode;
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use tatami_cluster::mounted::{places, sealed, unsealed};
+use tatami_cluster::mount_note::{note_dirs, seal_note, unseal_note};
 use tatami_cluster::trusted::TrustedDir;
 use tatami_mount::UnmountError;
 
@@ -35,16 +35,16 @@ pub struct MountRecord {
     /// The number of the home node of the mount.
     pub node: u16,
     /// The process that serves it.
-    pub process: Record,
+    pub process: ProcessRecord,
 }
 
 /// Returns the directory for the records of a volume.
-fn place_of(dir: &Path) -> PathBuf {
+fn records_dir(dir: &Path) -> PathBuf {
     dir.join("mounts")
 }
 
 impl MountRecord {
-    fn file(place: &Path, path: &Path) -> PathBuf {
+    fn file_path(place: &Path, path: &Path) -> PathBuf {
         place.join(mountinfo::as_file_name(path))
     }
 
@@ -52,58 +52,58 @@ impl MountRecord {
     ///
     /// # Errors
     /// It can be written in none of the directories.
-    pub fn save(&self) -> Outcome {
-        let text = sealed(&toml::to_string(self).context(|| "record of a mount".to_owned())?);
+    pub fn save(&self) -> CommandResult {
+        let text = seal_note(&toml::to_string(self).context(|| "record of a mount".to_owned())?);
         let write = |place: &Path| {
             TrustedDir::open_or_create(place, Mode::from_raw_mode(0o755))?;
-            forget_gone(place);
-            write_whole(&Self::file(place, &self.path), &text)
+            remove_stale_records(place);
+            replace_file(&Self::file_path(place, &self.path), &text)
         };
         // The directory of another user's volume is not writable for this user. One copy is
         // enough.
-        let with_volume = write(&place_of(&self.dir));
-        let mut by_path = places().into_iter().map(|place| write(&place));
+        let with_volume = write(&records_dir(&self.dir));
+        let mut by_path = note_dirs().into_iter().map(|place| write(&place));
         let by_path = by_path.find(Result::is_ok);
         if by_path.is_some() { Ok(()) } else { with_volume }
     }
 
     /// Reads the record of the mount on `path`.
-    pub fn load(path: &Path) -> Option<MountRecord> {
-        places().iter().find_map(|place| Self::load_from(place, path))
+    pub fn load_by_path(path: &Path) -> Option<MountRecord> {
+        note_dirs().iter().find_map(|place| Self::load_from(place, path))
     }
 
     fn load_from(place: &Path, path: &Path) -> Option<MountRecord> {
-        Self::read(&Self::file(place, path)).filter(|record| record.path == path)
+        Self::read_file(&Self::file_path(place, path)).filter(|record| record.path == path)
     }
 
-    fn read(file: &Path) -> Option<MountRecord> {
+    fn read_file(file: &Path) -> Option<MountRecord> {
         // A damaged record counts as missing: the copy in the other directory replaces it.
         let text = std::fs::read_to_string(file).ok()?;
-        let record: MountRecord = toml::from_str(unsealed(&text)?).ok()?;
+        let record: MountRecord = toml::from_str(unseal_note(&text)?).ok()?;
         record.process.may_be_from(file).then_some(record)
     }
 
     /// Reads the record of the mount on `path` of the volume in `dir`.
-    pub fn find(dir: &Path, path: &Path) -> Option<MountRecord> {
-        Self::load_from(&place_of(dir), path).or_else(|| Self::load(path))
+    pub fn find_record(dir: &Path, path: &Path) -> Option<MountRecord> {
+        Self::load_from(&records_dir(dir), path).or_else(|| Self::load_by_path(path))
     }
 
     /// Removes the record.
     pub fn remove(&self) {
-        for place in places().into_iter().chain([place_of(&self.dir)]) {
+        for place in note_dirs().into_iter().chain([records_dir(&self.dir)]) {
             // The file may be gone, or belong to another user.
-            let _ = std::fs::remove_file(Self::file(&place, &self.path));
+            let _ = std::fs::remove_file(Self::file_path(&place, &self.path));
         }
     }
 
     /// Returns all records of mounts of the volume in `dir`, sorted by path.
-    pub fn of_volume(dir: &Path) -> Vec<MountRecord> {
+    pub fn list_volume(dir: &Path) -> Vec<MountRecord> {
         let mut found: Vec<MountRecord> = Vec::new();
-        for place in places().into_iter().chain([place_of(dir)]) {
+        for place in note_dirs().into_iter().chain([records_dir(dir)]) {
             let Ok(entries) = std::fs::read_dir(place) else { continue };
-            found.extend(entries.flatten().filter_map(|e| Self::read(&e.path())));
+            found.extend(entries.flatten().filter_map(|e| Self::read_file(&e.path())));
         }
-        found.retain(|record| record.dir == dir && record.means_something());
+        found.retain(|record| record.dir == dir && record.is_alive());
         found.sort_by(|a, b| a.path.cmp(&b.path));
         found.dedup_by(|a, b| a.path == b.path);
         found
@@ -111,21 +111,22 @@ impl MountRecord {
 
     /// Returns whether the record is still valid: it is mounted, or its process lives. A killed
     /// process leaves its mount behind. The process of a detached mount lives on for a while.
-    fn means_something(&self) -> bool {
-        self.running().is_some() || mountinfo::at(&self.path).is_some_and(|m| m.fs_type == FS_TYPE)
+    fn is_alive(&self) -> bool {
+        self.running_process().is_some()
+            || mountinfo::mount_at(&self.path).is_some_and(|m| m.fs_type == FS_TYPE)
     }
 
     /// Returns the process that serves the mount, if it lives.
-    pub fn running(&self) -> Option<Running> {
-        self.process.running()
+    pub fn running_process(&self) -> Option<RunningProcess> {
+        self.process.find_running()
     }
 }
 
 /// Removes the records of mounts that ended without removing them.
-fn forget_gone(place: &Path) {
+fn remove_stale_records(place: &Path) {
     let Ok(entries) = std::fs::read_dir(place) else { return };
     for file in entries.flatten().map(|e| e.path()) {
-        if MountRecord::read(&file).is_some_and(|record| !record.means_something()) {
+        if MountRecord::read_file(&file).is_some_and(|record| !record.is_alive()) {
             // The removal fails for the record of another user, or for one that is gone already.
             let _ = std::fs::remove_file(file);
         }
@@ -133,38 +134,40 @@ fn forget_gone(place: &Path) {
 }
 
 /// The kind of file system that is mounted on a path.
-pub enum There {
+pub enum MountpointState {
     /// Nothing is mounted.
-    Nothing,
+    NotMounted,
     /// A mount of Tatami with a live process.
-    Ours(MountRecord),
+    Served(MountRecord),
     /// A mount of Tatami without its process.
     Dead,
     /// A file system of this other type.
-    Other(String),
+    OtherType(String),
 }
 
 /// Looks up the mount on `path`, before the volume in `dir` is mounted there.
-pub fn look(dir: &Path, path: &Path) -> There {
-    match mountinfo::at(path) {
-        None => There::Nothing,
-        Some(Mounted { fs_type, .. }) if fs_type != FS_TYPE => There::Other(fs_type),
-        Some(_) => match MountRecord::find(dir, path) {
-            Some(record) if record.running().is_some() => There::Ours(record),
-            _ => There::Dead,
+pub fn inspect_mountpoint(dir: &Path, path: &Path) -> MountpointState {
+    match mountinfo::mount_at(path) {
+        None => MountpointState::NotMounted,
+        Some(MountEntry { fs_type, .. }) if fs_type != FS_TYPE => {
+            MountpointState::OtherType(fs_type)
+        }
+        Some(_) => match MountRecord::find_record(dir, path) {
+            Some(record) if record.running_process().is_some() => MountpointState::Served(record),
+            _ => MountpointState::Dead,
         },
     }
 }
 
 /// Returns a failure that names the processes that keep a mount busy.
-pub fn busy(path: &Path, how: &str) -> Failure {
-    let users = users::in_earnest(path);
+pub fn busy_failure(path: &Path, how: &str) -> CommandFailure {
+    let users = users::find_affected_users(path);
     let cause = if users.is_empty() {
         "a user of it is invisible to this user, for example another mount below it".to_owned()
     } else {
-        users::describe(&users)
+        users::describe_users(&users)
     };
-    Failure::new(format!("{} is busy", path.display())).because(cause).try_this(format!(
+    CommandFailure::new(format!("{} is busy", path.display())).because(cause).try_this(format!(
         "end these programs or let them leave the directory; or detach the mount in use: {how}"
     ))
 }
@@ -175,53 +178,55 @@ pub fn busy(path: &Path, how: &str) -> Failure {
 ///
 /// # Errors
 /// It is busy, or no mount of Tatami, or the process does not end.
-pub fn end(dir: &Path, path: &Path, force: bool, how: &str) -> Outcome {
-    let record = MountRecord::find(dir, path);
-    let running = record.as_ref().and_then(MountRecord::running);
-    let mut copies = users::of(path);
+pub fn end_mount(dir: &Path, path: &Path, force: bool, how: &str) -> CommandResult {
+    let record = MountRecord::find_record(dir, path);
+    let running = record.as_ref().and_then(MountRecord::running_process);
+    let mut copies = users::find_users(path);
     copies.retain(|user| user.has_copy_only);
-    match mountinfo::at(path) {
-        Some(m) if m.fs_type == FS_TYPE => match tatami_mount::unmount(path, force) {
+    match mountinfo::mount_at(path) {
+        Some(m) if m.fs_type == FS_TYPE => match tatami_mount::unmount_path(path, force) {
             Ok(()) | Err(UnmountError::NotMounted { .. }) => {}
-            Err(UnmountError::Busy { .. }) => return Err(busy(path, how)),
+            Err(UnmountError::Busy { .. }) => return Err(busy_failure(path, how)),
             Err(e) => {
-                return Err(Failure::new(format!("cannot unmount {}", path.display())).because(e));
+                return Err(
+                    CommandFailure::new(format!("cannot unmount {}", path.display())).because(e)
+                );
             }
         },
         Some(m) => {
             let what =
                 format!("{} is a mount of type {}, not of Tatami", path.display(), m.fs_type);
-            return Err(Failure::new(what).try_this(format!("umount {}", path.display())));
+            return Err(CommandFailure::new(what).try_this(format!("umount {}", path.display())));
         }
         None if record.is_none() => {
             let what = format!("no volume is mounted on {}", path.display());
-            return Err(Failure::new(what).try_this("tatami status lists the mounts"));
+            return Err(CommandFailure::new(what).try_this("tatami status lists the mounts"));
         }
         None => {}
     }
     if let Some(process) = running {
         if !copies.is_empty() {
-            term::note(&format!(
+            term::print_note(&format!(
                 "{} was copied into mount namespaces of other processes, where nothing used it; \
                 the copies no longer work: {}",
                 path.display(),
-                users::describe(&copies)
+                users::describe_users(&copies)
             ));
             // The process does not end by itself as long as a copy of the mount exists.
-            process.signal(Signal::TERM);
+            process.send_signal(Signal::TERM);
         }
         let mut ended = if force {
-            process.signal(Signal::TERM);
-            process.wait(FORCED_WAIT)
+            process.send_signal(Signal::TERM);
+            process.wait_for_end(FORCED_WAIT)
         } else {
-            process.wait(END_WAIT)
+            process.wait_for_end(END_WAIT)
         };
         if !ended && force {
-            process.signal(Signal::KILL);
-            ended = process.wait(FORCED_WAIT);
+            process.send_signal(Signal::KILL);
+            ended = process.wait_for_end(FORCED_WAIT);
         }
         if !ended {
-            return Err(Failure::new(format!(
+            return Err(CommandFailure::new(format!(
                 "{} is unmounted, but its process {} still runs",
                 path.display(),
                 process.pid

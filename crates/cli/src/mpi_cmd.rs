@@ -3,8 +3,8 @@
 //! The layer is a library that is loaded before the MPI library (`LD_PRELOAD`). All ranks need it,
 //! so the variables must travel with the job. Each launcher has its own option for that.
 
-use crate::error::{Failure, Outcome};
-use crate::term::Out;
+use crate::error::{CommandFailure, CommandResult};
+use crate::term::TermOutput;
 use std::ffi::{OsStr, OsString};
 use std::io::Write;
 use std::os::unix::process::CommandExt;
@@ -48,43 +48,43 @@ pub struct MpiCheckArgs {
 
 /// The families of MPI libraries for which there are backends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Family {
+enum MpiFamily {
     OpenMpi,
     Mpich,
 }
 
-impl Family {
+impl MpiFamily {
     fn name(self) -> &'static str {
         match self {
-            Family::OpenMpi => "Open MPI",
-            Family::Mpich => "MPICH",
+            MpiFamily::OpenMpi => "Open MPI",
+            MpiFamily::Mpich => "MPICH",
         }
     }
 
     fn backend(self) -> &'static str {
         match self {
-            Family::OpenMpi => "libtatami_mpi_openmpi.so",
-            Family::Mpich => "libtatami_mpi_mpich.so",
+            MpiFamily::OpenMpi => "libtatami_mpi_openmpi.so",
+            MpiFamily::Mpich => "libtatami_mpi_mpich.so",
         }
     }
 
     /// Recognizes a launcher by the text of its `--version`.
-    fn of_version(text: &str) -> Option<Family> {
+    fn from_version_text(text: &str) -> Option<MpiFamily> {
         if ["Open MPI", "OpenRTE", "Open RTE", "PRRTE"].iter().any(|name| text.contains(name)) {
-            Some(Family::OpenMpi)
+            Some(MpiFamily::OpenMpi)
         } else if ["HYDRA", "MPICH", "Intel(R) MPI"].iter().any(|name| text.contains(name)) {
-            Some(Family::Mpich)
+            Some(MpiFamily::Mpich)
         } else {
             None
         }
     }
 
     /// Recognizes an MPI library by its file name.
-    fn of_library(name: &str) -> Option<Family> {
+    fn from_library_name(name: &str) -> Option<MpiFamily> {
         if name.starts_with("libmpich.so") || name.starts_with("libmpi.so.12") {
-            Some(Family::Mpich)
+            Some(MpiFamily::Mpich)
         } else if name.starts_with("libmpi.so") {
-            Some(Family::OpenMpi)
+            Some(MpiFamily::OpenMpi)
         } else {
             None
         }
@@ -95,12 +95,12 @@ impl Family {
 ///
 /// # Errors
 /// The layer is not installed, or the launcher does not exist or is of an unknown kind.
-pub fn mpirun(args: &MpirunArgs) -> Outcome {
+pub fn mpirun(args: &MpirunArgs) -> CommandResult {
     let family = launcher_family(&args.launcher)?;
-    let front = front()?;
-    let mut variables = vec![(OsString::from("LD_PRELOAD"), preload(&front))];
+    let front = front_library()?;
+    let mut variables = vec![(OsString::from("LD_PRELOAD"), preload_list(&front))];
     if !args.container.is_empty() {
-        variables.push(("TATAMI_CONTAINER".into(), joined(&args.container)?));
+        variables.push(("TATAMI_CONTAINER".into(), join_paths(&args.container)?));
     }
     let given = |name: &OsStr| variables.iter().any(|(known, _)| known == name);
     let passed: Vec<_> = std::env::vars_os()
@@ -110,41 +110,40 @@ pub fn mpirun(args: &MpirunArgs) -> Outcome {
     let mut command = Command::new(&args.launcher);
     for (name, value) in &variables {
         match family {
-            Family::OpenMpi => {
+            MpiFamily::OpenMpi => {
                 let mut pair = name.clone();
                 pair.push("=");
                 pair.push(value);
                 command.arg("-x").arg(pair);
             }
-            Family::Mpich => {
+            MpiFamily::Mpich => {
                 command.arg("-genv").arg(name).arg(value);
             }
         }
     }
     let error = command.args(&args.args).exec();
-    Err(Failure::new(format!("cannot run {}", args.launcher.display())).because(error))
+    Err(CommandFailure::new(format!("cannot run {}", args.launcher.display())).because(error))
 }
 
-fn launcher_family(launcher: &Path) -> Outcome<Family> {
+fn launcher_family(launcher: &Path) -> CommandResult<MpiFamily> {
     let said =
         Command::new(launcher).arg("--version").stdin(Stdio::null()).output().map_err(|e| {
-            Failure::new(format!("cannot run {}", launcher.display())).because(e).try_this(
+            CommandFailure::new(format!("cannot run {}", launcher.display())).because(e).try_this(
                 "install an MPI library, or name its launcher: tatami mpirun --launcher \
             mpiexec.mpich …",
             )
         })?;
     let text = [said.stdout, said.stderr].concat();
-    Family::of_version(&String::from_utf8_lossy(&text)).ok_or_else(|| {
-        Failure::new(format!("{} is an unknown kind of MPI launcher", launcher.display())).try_this(
-            format!(
+    MpiFamily::from_version_text(&String::from_utf8_lossy(&text)).ok_or_else(|| {
+        CommandFailure::new(format!("{} is an unknown kind of MPI launcher", launcher.display()))
+            .try_this(format!(
                 "set LD_PRELOAD to the path of {FRONT} for all ranks, with options of the launcher"
-            ),
-        )
+            ))
     })
 }
 
 /// Finds the layer beside this program, as it was installed or built.
-fn front() -> Outcome<PathBuf> {
+fn front_library() -> CommandResult<PathBuf> {
     if let Some(path) = std::env::var_os(FRONT_VARIABLE) {
         return Ok(PathBuf::from(path));
     }
@@ -156,13 +155,13 @@ fn front() -> Outcome<PathBuf> {
         .map(|place| place.join(FRONT))
         .find_map(|path| path.canonicalize().ok())
         .ok_or_else(|| {
-            Failure::new(format!("{FRONT} is not installed"))
+            CommandFailure::new(format!("{FRONT} is not installed"))
                 .try_this(format!("make install; or set {FRONT_VARIABLE} to its path"))
         })
 }
 
 /// Returns the list for `LD_PRELOAD`: the layer first, then the libraries that were in it.
-fn preload(front: &Path) -> OsString {
+fn preload_list(front: &Path) -> OsString {
     let mut all = front.as_os_str().to_owned();
     if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|o| !o.is_empty()) {
         all.push(":");
@@ -171,44 +170,44 @@ fn preload(front: &Path) -> OsString {
     all
 }
 
-fn joined(paths: &[PathBuf]) -> Outcome<OsString> {
+fn join_paths(paths: &[PathBuf]) -> CommandResult<OsString> {
     let absolute: Result<Vec<_>, _> = paths.iter().map(std::path::absolute).collect();
-    let absolute = absolute.map_err(|e| Failure::usage("a path is empty").because(e))?;
+    let absolute = absolute.map_err(|e| CommandFailure::usage("a path is empty").because(e))?;
     std::env::join_paths(absolute)
-        .map_err(|e| Failure::usage("a directory's name has a colon in it").because(e))
+        .map_err(|e| CommandFailure::usage("a directory's name has a colon in it").because(e))
 }
 
 /// The result of inspecting a program without running it.
 #[derive(Debug)]
-struct Findings {
+struct ProgramFindings {
     dynamic: bool,
     front_loaded: bool,
-    library: Option<(Family, String)>,
+    library: Option<(MpiFamily, String)>,
 }
 
 /// Checks whether the layer would be active in a program.
 ///
 /// # Errors
 /// It would not be; the failure has the reason.
-pub fn check(args: &MpiCheckArgs) -> Outcome {
+pub fn check_program(args: &MpiCheckArgs) -> CommandResult {
     let (program, arguments) = args.command.split_first().expect("clap asks for one");
-    let front = front()?;
+    let front = front_library()?;
     let path = find_program(program)?;
-    let mut out = Out::new();
+    let mut out = TermOutput::new();
     writeln!(out, "layer      {}", front.display())?;
     if args.run {
         return check_by_running(&mut out, &front, &path, arguments);
     }
-    let findings = look_at(&front, &path)?;
+    let findings = inspect_program(&front, &path)?;
     if !findings.dynamic {
-        return Err(Failure::new(format!("{} is linked statically", path.display()))
+        return Err(CommandFailure::new(format!("{} is linked statically", path.display()))
             .because("nothing can be loaded before its MPI library")
             .try_this(format!(
                 "relink it with -L… -l:{FRONT} before the MPI library, or with shared libraries"
             )));
     }
     let Some((family, library)) = findings.library else {
-        return Err(Failure::new(format!(
+        return Err(CommandFailure::new(format!(
             "{} is linked with no MPI library that Tatami knows",
             path.display()
         ))
@@ -217,12 +216,12 @@ pub fn check(args: &MpiCheckArgs) -> Outcome {
     };
     writeln!(out, "MPI        {}, {library}", family.name())?;
     if !findings.front_loaded {
-        return Err(Failure::new(format!("{FRONT} is not loaded into {}", path.display()))
+        return Err(CommandFailure::new(format!("{FRONT} is not loaded into {}", path.display()))
             .because("the program has more rights than you, or is for another kind of processor"));
     }
     let backend = front.with_file_name(family.backend());
     if !backend.is_file() {
-        return Err(Failure::new(format!("there is no backend for {}", family.name()))
+        return Err(CommandFailure::new(format!("there is no backend for {}", family.name()))
             .because(format!("{} is not there", backend.display()))
             .try_this("install that MPI library's development package, then `make install`"));
     }
@@ -231,9 +230,9 @@ pub fn check(args: &MpiCheckArgs) -> Outcome {
     Ok(())
 }
 
-fn find_program(program: &OsStr) -> Outcome<PathBuf> {
+fn find_program(program: &OsStr) -> CommandResult<PathBuf> {
     let path = Path::new(program);
-    let missing = || Failure::usage(format!("there is no program {}", path.display()));
+    let missing = || CommandFailure::usage(format!("there is no program {}", path.display()));
     if path.components().count() > 1 {
         return if path.is_file() { Ok(path.to_owned()) } else { Err(missing()) };
     }
@@ -244,10 +243,10 @@ fn find_program(program: &OsStr) -> Outcome<PathBuf> {
 }
 
 /// Asks the dynamic linker for the libraries of a program, without running the program.
-fn look_at(front: &Path, program: &Path) -> Outcome<Findings> {
+fn inspect_program(front: &Path, program: &Path) -> CommandResult<ProgramFindings> {
     // A static program or a script ignores `LD_TRACE_LOADED_OBJECTS` and would run.
     let dynamic = is_dynamic(program);
-    let mut findings = Findings { dynamic, front_loaded: false, library: None };
+    let mut findings = ProgramFindings { dynamic, front_loaded: false, library: None };
     if !dynamic {
         return Ok(findings);
     }
@@ -256,13 +255,15 @@ fn look_at(front: &Path, program: &Path) -> Outcome<Findings> {
         .env("LD_TRACE_LOADED_OBJECTS", "1")
         .stdin(Stdio::null())
         .output()
-        .map_err(|e| Failure::new(format!("cannot look at {}", program.display())).because(e))?;
+        .map_err(|e| {
+            CommandFailure::new(format!("cannot look at {}", program.display())).because(e)
+        })?;
     let text = String::from_utf8_lossy(&output.stdout);
     let names = text.lines().filter_map(|line| line.split_whitespace().next());
     for name in names {
         let base = name.rsplit('/').next().unwrap_or(name);
         findings.front_loaded |= base == FRONT;
-        if let Some(family) = Family::of_library(base) {
+        if let Some(family) = MpiFamily::from_library_name(base) {
             findings.library.get_or_insert((family, base.to_owned()));
         }
     }
@@ -298,24 +299,29 @@ fn program_headers(bytes: &[u8]) -> Option<Vec<u32>> {
 
 /// Runs the program with the layer. At the first call of MPI-IO the layer prints whether it is
 /// active.
-fn check_by_running(out: &mut Out, front: &Path, path: &Path, arguments: &[OsString]) -> Outcome {
+fn check_by_running(
+    out: &mut TermOutput,
+    front: &Path,
+    path: &Path,
+    arguments: &[OsString],
+) -> CommandResult {
     let output = Command::new(path)
         .args(arguments)
-        .env("LD_PRELOAD", preload(front))
+        .env("LD_PRELOAD", preload_list(front))
         .env("TATAMI_MPI_CHECK", "1")
         .stdin(Stdio::null())
         .output()
-        .map_err(|e| Failure::new(format!("cannot run {}", path.display())).because(e))?;
+        .map_err(|e| CommandFailure::new(format!("cannot run {}", path.display())).because(e))?;
     let said = String::from_utf8_lossy(&output.stderr);
     let Some(line) = said.lines().find_map(|line| line.strip_prefix("tatami-mpi: ")) else {
-        return Err(Failure::new(format!(
+        return Err(CommandFailure::new(format!(
             "{} did not call MPI-IO, or the layer is not loaded",
             path.display()
         ))
         .because(format!("it ended with {}", output.status)));
     };
     if let Some(reason) = line.strip_prefix("off: ") {
-        return Err(Failure::new("the layer is not active").because(reason.to_owned()));
+        return Err(CommandFailure::new("the layer is not active").because(reason.to_owned()));
     }
     writeln!(out, "the layer is {line} in {}", path.display())?;
     Ok(())
@@ -328,20 +334,20 @@ mod tests {
     #[test]
     fn launchers_are_told_apart_by_what_they_say() {
         let open_mpi = "mpirun.real (OpenRTE) 4.1.4\n\nReport bugs to http://www.open-mpi.org/";
-        assert_eq!(Family::of_version(open_mpi), Some(Family::OpenMpi));
+        assert_eq!(MpiFamily::from_version_text(open_mpi), Some(MpiFamily::OpenMpi));
         assert_eq!(
-            Family::of_version("HYDRA build details:\n    Version: 4.0.2"),
-            Some(Family::Mpich)
+            MpiFamily::from_version_text("HYDRA build details:\n    Version: 4.0.2"),
+            Some(MpiFamily::Mpich)
         );
-        assert_eq!(Family::of_version("srun: 22.05"), None);
+        assert_eq!(MpiFamily::from_version_text("srun: 22.05"), None);
     }
 
     #[test]
     fn libraries_are_told_apart_by_their_names() {
-        assert_eq!(Family::of_library("libmpi.so.40"), Some(Family::OpenMpi));
-        assert_eq!(Family::of_library("libmpi.so.12"), Some(Family::Mpich));
-        assert_eq!(Family::of_library("libmpich.so.12"), Some(Family::Mpich));
-        assert_eq!(Family::of_library("libmpi_mpifh.so.40"), None);
+        assert_eq!(MpiFamily::from_library_name("libmpi.so.40"), Some(MpiFamily::OpenMpi));
+        assert_eq!(MpiFamily::from_library_name("libmpi.so.12"), Some(MpiFamily::Mpich));
+        assert_eq!(MpiFamily::from_library_name("libmpich.so.12"), Some(MpiFamily::Mpich));
+        assert_eq!(MpiFamily::from_library_name("libmpi_mpifh.so.40"), None);
     }
 
     #[test]

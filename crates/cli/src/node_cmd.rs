@@ -1,10 +1,10 @@
 //! `tatami node`: commands on single daemons.
 
 use crate::daemon::{self, RunArgs};
-use crate::error::{Failure, Outcome};
-use crate::grow::{self, AddArgs, DrainArgs, RebalanceArgs};
-use crate::place::At;
-use crate::term::{BAD, DIM, GOOD, Out, Table};
+use crate::error::{CommandFailure, CommandResult};
+use crate::rebalance_cmd::{self, AddArgs, DrainArgs, RebalanceArgs};
+use crate::term::{BAD, DIM, GOOD, TermOutput, TextTable};
+use crate::volume_dir::VolumeArgs;
 use anstyle::Style;
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -80,7 +80,7 @@ Files that have lost bytes stay as they are: reading the lost bytes fails.")]
 #[derive(Debug, clap::Args)]
 pub struct ListArgs {
     #[command(flatten)]
-    at: At,
+    at: VolumeArgs,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -90,7 +90,7 @@ pub struct ListArgs {
 #[derive(Debug, clap::Args)]
 pub struct NodesArgs {
     #[command(flatten)]
-    at: At,
+    at: VolumeArgs,
     /// Nodes by number or name
     #[arg(required = true, value_name = "NODE")]
     nodes: Vec<String>,
@@ -134,21 +134,21 @@ pub struct StopArgs {
 ///
 /// # Errors
 /// Those of the subcommand.
-pub fn run(command: &NodeCommand) -> Outcome {
+pub fn run(command: &NodeCommand) -> CommandResult {
     match command {
-        NodeCommand::Run(args) => daemon::run(args),
-        NodeCommand::List(args) => list(args),
-        NodeCommand::Start(args) => start(args),
-        NodeCommand::Stop(args) => stop(args),
-        NodeCommand::Add(args) => grow::add(args),
-        NodeCommand::Drain(args) => grow::drain(args),
-        NodeCommand::Rebalance(args) => grow::rebalance(args),
+        NodeCommand::Run(args) => daemon::run_daemon(args),
+        NodeCommand::List(args) => list_nodes(args),
+        NodeCommand::Start(args) => start_nodes(args),
+        NodeCommand::Stop(args) => stop_nodes(args),
+        NodeCommand::Add(args) => rebalance_cmd::add_nodes(args),
+        NodeCommand::Drain(args) => rebalance_cmd::drain_nodes(args),
+        NodeCommand::Rebalance(args) => rebalance_cmd::rebalance_shards(args),
         NodeCommand::Forget(args) => forget_loss(args),
     }
 }
 
 #[derive(Serialize)]
-struct Listed {
+struct ListedNode {
     node: u16,
     name: String,
     address: String,
@@ -164,7 +164,7 @@ struct Listed {
 const EXECUTORS_COLUMN: usize = 4;
 
 /// Formats ascending numbers; consecutive ones become a range.
-fn ranges(numbers: &[usize]) -> String {
+fn format_ranges(numbers: &[usize]) -> String {
     let run = |run: &[usize]| match run {
         [first, .., last] => format!("{first}-{last}"),
         [one] => one.to_string(),
@@ -174,16 +174,16 @@ fn ranges(numbers: &[usize]) -> String {
     if runs.is_empty() { "-".into() } else { runs.join(",") }
 }
 
-fn list(args: &ListArgs) -> Outcome {
+fn list_nodes(args: &ListArgs) -> CommandResult {
     let place = args.at.open()?;
-    crate::log::start(&place.config, false)?;
-    let volume = place.volume()?;
-    let listed: Vec<Listed> = volume
+    crate::log::start_logging(&place.config, false)?;
+    let volume = place.load_volume()?;
+    let listed: Vec<ListedNode> = volume
         .nodes
         .iter()
         .map(|n| {
             let of_node = || volume.shards.iter().enumerate().filter(|(_, e)| e.node.0 == n.id);
-            Listed {
+            ListedNode {
                 node: n.id,
                 name: n.name.clone(),
                 address: n.address.clone(),
@@ -191,13 +191,13 @@ fn list(args: &ListArgs) -> Outcome {
                 dir: n.dir.display().to_string(),
                 shards: of_node().map(|(shard, _)| shard).collect(),
                 executors: of_node().map(|(_, e)| e).collect::<BTreeSet<_>>().len(),
-                pid: daemon::running(n).map(|r| r.pid),
+                pid: daemon::running_daemon(n).map(|r| r.pid),
             }
         })
         .collect();
-    let mut out = Out::new();
+    let mut out = TermOutput::new();
     if args.json {
-        out.json(&serde_json::json!({ "volume": volume.name, "nodes": listed }))?;
+        out.write_json(&serde_json::json!({ "volume": volume.name, "nodes": listed }))?;
         return Ok(());
     }
     let several = listed.iter().any(|node| node.executors > 1);
@@ -205,7 +205,7 @@ fn list(args: &ListArgs) -> Outcome {
     if several {
         heads.insert(EXECUTORS_COLUMN, ">EXECUTORS");
     }
-    let mut table = Table::new(&heads);
+    let mut table = TextTable::new(&heads);
     for node in listed {
         let plain = Style::new();
         let (process, style) = match node.pid {
@@ -216,28 +216,28 @@ fn list(args: &ListArgs) -> Outcome {
             (node.name, plain),
             (node.address, plain),
             (node.dir, DIM),
-            (ranges(&node.shards), plain),
+            (format_ranges(&node.shards), plain),
             (process, style),
         ];
         if several {
             cells.insert(EXECUTORS_COLUMN, (node.executors.to_string(), plain));
         }
-        table.cells(cells);
+        table.add_cells(cells);
     }
-    out.table(&table)?;
+    out.write_table(&table)?;
     out.flush()?;
     Ok(())
 }
 
-fn forget_loss(args: &ForgetArgs) -> Outcome {
+fn forget_loss(args: &ForgetArgs) -> CommandResult {
     let place = args.which.at.open()?;
-    crate::log::start(&place.config, false)?;
-    let volume = place.volume()?;
-    let mut out = Out::new();
+    crate::log::start_logging(&place.config, false)?;
+    let volume = place.load_volume()?;
+    let mut out = TermOutput::new();
     for which in &args.which.nodes {
         let entry = place.find_node(&volume, which)?;
-        place.ask(&volume, entry, &AdminCall::ForgetLost).map_err(|e| {
-            Failure::degraded(format!("{} did not receive the request", entry.name))
+        place.send_admin(&volume, entry, &AdminCall::DismissLoss).map_err(|e| {
+            CommandFailure::degraded(format!("{} did not receive the request", entry.name))
                 .because(e)
                 .try_this(format!("its daemon must run: tatami status{}", place.dir_flag()))
         })?;
@@ -247,43 +247,43 @@ fn forget_loss(args: &ForgetArgs) -> Outcome {
     Ok(())
 }
 
-fn start(args: &StartArgs) -> Outcome {
+fn start_nodes(args: &StartArgs) -> CommandResult {
     let place = args.which.at.open()?;
-    crate::log::start(&place.config, false)?;
-    let volume = place.volume()?;
+    crate::log::start_logging(&place.config, false)?;
+    let volume = place.load_volume()?;
     let _lock = place.lock()?;
-    let mut out = Out::new();
+    let mut out = TermOutput::new();
     let mut entries = Vec::new();
     for which in &args.which.nodes {
         let entry = place.find_node(&volume, which)?;
         entries.push(entry);
-        if daemon::answers(&place, &volume, entry)? {
+        if daemon::is_answering(&place, &volume, entry)? {
             writeln!(out, "{} runs already", entry.name)?;
             continue;
         }
         if args.empty {
-            daemon::let_begin_empty(&place, &volume, entry)?;
+            daemon::allow_empty_start(&place, &volume, entry)?;
         }
-        let starting = daemon::start(&place, entry)?;
+        let starting = daemon::start_daemon(&place, entry)?;
         let pid = starting.pid();
-        starting.wait()?;
-        daemon::note_made(&place, entry)?;
+        starting.wait_ready()?;
+        daemon::record_in_use(&place, entry)?;
         writeln!(out, "{} runs (process {pid})", entry.name)?;
     }
     out.flush()?;
-    let damage = daemon::settle_damage(&place, &volume, entries, args.accept_loss)?;
+    let damage = daemon::resolve_damage(&place, &volume, entries, args.accept_loss)?;
     damage.map_or(Ok(()), Err)
 }
 
-fn stop(args: &StopArgs) -> Outcome {
+fn stop_nodes(args: &StopArgs) -> CommandResult {
     let place = args.which.at.open()?;
-    crate::log::start(&place.config, false)?;
-    let volume = place.volume()?;
+    crate::log::start_logging(&place.config, false)?;
+    let volume = place.load_volume()?;
     let _lock = place.lock()?;
-    let mut out = Out::new();
+    let mut out = TermOutput::new();
     for which in &args.which.nodes {
         let entry = place.find_node(&volume, which)?;
-        if daemon::stop(&place, &volume, entry, args.force)? {
+        if daemon::stop_daemon(&place, &volume, entry, args.force)? {
             writeln!(out, "{} is stopped", entry.name)?;
         } else {
             writeln!(out, "{} did not run", entry.name)?;
@@ -298,11 +298,11 @@ fn stop(args: &StopArgs) -> Outcome {
 ///
 /// # Errors
 /// None of these variables is set.
-pub fn rank() -> Outcome<usize> {
+pub fn job_rank() -> CommandResult<usize> {
     const VARIABLES: [&str; 5] =
         ["OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID"];
     VARIABLES.iter().find_map(|name| std::env::var(name).ok()?.parse().ok()).ok_or_else(|| {
-        Failure::usage("--node rank: this process is not part of a parallel job")
+        CommandFailure::usage("--node rank: this process is not part of a parallel job")
             .because(format!("none of {} is set", VARIABLES.join(", ")))
             .try_this("start it with mpirun or srun, or name a node: --node 0")
     })

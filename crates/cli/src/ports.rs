@@ -3,12 +3,12 @@
 //! They lie below the range from which the system takes ports for outgoing connections. Such a
 //! connection could otherwise occupy the port of a daemon that is stopped.
 
-use crate::error::{Failure, Outcome};
+use crate::error::{CommandFailure, CommandResult};
 use std::net::TcpListener;
 use std::ops::Range;
 
 /// Lowest port that is chosen: many lower ones belong to well-known services.
-const LOWEST: u16 = 16 * 1024;
+const LOWEST_PORT: u16 = 16 * 1024;
 /// Random ports tried for each wanted one, before the system chooses.
 const ATTEMPTS: usize = 64;
 
@@ -17,18 +17,18 @@ const ATTEMPTS: usize = 64;
 ///
 /// # Errors
 /// The host is not this machine, or has no port left.
-pub(crate) fn free(host: &str, count: u16) -> Outcome<Vec<u16>> {
+pub(crate) fn find_free_ports(host: &str, count: u16) -> CommandResult<Vec<u16>> {
     let refused = |error: std::io::Error| {
-        Failure::new(format!("no free port on {host}")).because(error).try_this(
+        CommandFailure::new(format!("no free port on {host}")).because(error).try_this(
             "set node.listen (--node-listen) to an address of this machine; `ip address` lists \
             them",
         )
     };
-    let range = LOWEST..first_outgoing();
+    let range = LOWEST_PORT..first_outgoing_port();
     let mut held = Vec::new();
     for _ in 0..count {
         let one = (0..ATTEMPTS)
-            .filter_map(|_| any_of(&range))
+            .filter_map(|_| random_port(&range))
             .find_map(|port| TcpListener::bind((host, port)).ok());
         match one {
             Some(listener) => held.push(listener),
@@ -39,7 +39,7 @@ pub(crate) fn free(host: &str, count: u16) -> Outcome<Vec<u16>> {
 }
 
 /// Returns the first port that outgoing connections may get.
-fn first_outgoing() -> u16 {
+fn first_outgoing_port() -> u16 {
     let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range");
     let first = range.ok().and_then(|text| text.split_whitespace().next()?.parse().ok());
     // The default of the kernel.
@@ -47,7 +47,7 @@ fn first_outgoing() -> u16 {
 }
 
 /// Returns a random port of the range; `None` if the range is empty.
-fn any_of(range: &Range<u16>) -> Option<u16> {
+fn random_port(range: &Range<u16>) -> Option<u16> {
     let mut random = [0; 4];
     getrandom::fill(&mut random).ok()?;
     let count = u32::from(range.end.checked_sub(range.start)?);
@@ -60,8 +60,8 @@ mod tests {
 
     #[test]
     fn ports_are_free_and_differ_and_no_outgoing_connection_has_them() {
-        let mut ports = free("127.0.0.1", 8).expect("there are eight");
-        let range = LOWEST..first_outgoing();
+        let mut ports = find_free_ports("127.0.0.1", 8).expect("there are eight");
+        let range = LOWEST_PORT..first_outgoing_port();
         // A system may use all ports for outgoing connections.
         assert!(range.is_empty() || ports.iter().all(|port| range.contains(port)), "{ports:?}");
         ports.sort_unstable();
@@ -72,14 +72,15 @@ mod tests {
     #[test]
     fn a_host_that_is_elsewhere_is_refused_with_what_to_do() {
         // An address for documentation (RFC 5737), which no machine has.
-        let report = free("192.0.2.1", 1).expect_err("no address of this machine").report();
+        let report =
+            find_free_ports("192.0.2.1", 1).expect_err("no address of this machine").report();
         assert!(report.contains("192.0.2.1") && report.contains("--node-listen"), "{report}");
     }
 
     #[test]
     fn a_range_without_ports_leaves_it_to_the_system() {
         let (low, high) = (5, 6);
-        assert_eq!((any_of(&(low..low)), any_of(&(high..low))), (None, None));
-        assert_eq!(any_of(&(5..6)), Some(5));
+        assert_eq!((random_port(&(low..low)), random_port(&(high..low))), (None, None));
+        assert_eq!(random_port(&(5..6)), Some(5));
     }
 }

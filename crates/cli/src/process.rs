@@ -4,8 +4,8 @@
 //! process by now. Once found, the process is held by a descriptor (pidfd), so that a signal cannot
 //! reach a different process.
 
-use crate::error::{Context, Outcome};
-use crate::place::write_whole;
+use crate::error::{CommandResult, FailureContext};
+use crate::volume_dir::replace_file;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 /// The content of a process file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Record {
+pub struct ProcessRecord {
     /// Process number.
     pub pid: i32,
     /// When it started, in clock ticks after the boot.
@@ -27,48 +27,48 @@ pub struct Record {
 
 /// A process that lives, or lived at the lookup.
 #[derive(Debug)]
-pub struct Running {
+pub struct RunningProcess {
     /// Its number.
     pub pid: i32,
     fd: OwnedFd,
 }
 
-fn boot() -> String {
+fn boot_id() -> String {
     let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
     id.unwrap_or_default().trim().to_owned()
 }
 
 /// Returns state and start time of a process from its `stat` line. The process name in brackets may
 /// contain any character.
-fn state_and_start(stat: &str) -> Option<(char, u64)> {
+fn parse_stat(stat: &str) -> Option<(char, u64)> {
     let mut fields = stat.get(stat.rfind(')')? + 1..)?.split_ascii_whitespace();
     let state = fields.next()?.chars().next()?;
     // proc_pid_stat(5): the state is field 3, the start time field 22.
     Some((state, fields.nth(18)?.parse().ok()?))
 }
 
-fn look(pid: i32) -> Option<(char, u64)> {
-    state_and_start(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+fn read_stat(pid: i32) -> Option<(char, u64)> {
+    parse_stat(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
-impl Record {
+impl ProcessRecord {
     /// Returns the record of this process.
-    pub fn of_self() -> Record {
+    pub fn of_self() -> ProcessRecord {
         let pid = rustix::process::getpid().as_raw_nonzero().get();
-        Record { pid, start: look(pid).map_or(0, |(_, start)| start), boot: boot() }
+        ProcessRecord { pid, start: read_stat(pid).map_or(0, |(_, start)| start), boot: boot_id() }
     }
 
     /// Writes the record to a file.
     ///
     /// # Errors
     /// Those of the file system.
-    pub fn save(&self, path: &Path) -> Outcome {
+    pub fn save(&self, path: &Path) -> CommandResult {
         let text = toml::to_string(self).context(|| format!("cannot write {}", path.display()))?;
-        write_whole(path, &text)
+        replace_file(path, &text)
     }
 
     /// Reads a record from a file; `None` if the file is missing or is no such file.
-    pub fn load(path: &Path) -> Option<Record> {
+    pub fn load(path: &Path) -> Option<ProcessRecord> {
         toml::from_str(&std::fs::read_to_string(path).ok()?).ok()
     }
 
@@ -83,26 +83,26 @@ impl Record {
     }
 
     /// Returns the process, if it lives and is still the same one.
-    pub fn running(&self) -> Option<Running> {
-        if self.boot != boot() {
+    pub fn find_running(&self) -> Option<RunningProcess> {
+        if self.boot != boot_id() {
             return None;
         }
         let fd = pidfd_open(Pid::from_raw(self.pid)?, PidfdFlags::empty()).ok()?;
         // The state is read after the descriptor is open: only then both refer to the same process.
-        let (state, start) = look(self.pid)?;
+        let (state, start) = read_stat(self.pid)?;
         (start == self.start && !matches!(state, 'Z' | 'X'))
-            .then_some(Running { pid: self.pid, fd })
+            .then_some(RunningProcess { pid: self.pid, fd })
     }
 }
 
 /// Returns the process that wrote the file at `path`, if it lives.
-pub fn recorded(path: &Path) -> Option<Running> {
-    Record::load(path).filter(|record| record.may_be_from(path))?.running()
+pub fn find_recorded(path: &Path) -> Option<RunningProcess> {
+    ProcessRecord::load(path).filter(|record| record.may_be_from(path))?.find_running()
 }
 
-impl Running {
+impl RunningProcess {
     /// Sends a signal. A process that has already ended is no error.
-    pub fn signal(&self, signal: Signal) {
+    pub fn send_signal(&self, signal: Signal) {
         if let Err(error) = pidfd_send_signal(&self.fd, signal) {
             tracing::debug!(pid = self.pid, %error, "no signal sent");
         }
@@ -120,7 +120,7 @@ impl Running {
     }
 
     /// Waits for the end of the process. Returns false when it still lives after `limit`.
-    pub fn wait(&self, limit: Duration) -> bool {
+    pub fn wait_for_end(&self, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -149,35 +149,40 @@ mod tests {
         for n in 4..=30 {
             line.push_str(&format!(" {n}"));
         }
-        assert_eq!(state_and_start(&line), Some(('S', 22)));
-        assert_eq!(state_and_start("7 (x) S 1 2"), None);
-        assert_eq!(state_and_start(""), None);
+        assert_eq!(parse_stat(&line), Some(('S', 22)));
+        assert_eq!(parse_stat("7 (x) S 1 2"), None);
+        assert_eq!(parse_stat(""), None);
     }
 
     #[test]
     fn a_process_is_found_until_it_ends_and_a_reused_number_is_not() {
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().expect("cat runs");
         let pid = child.id() as i32;
-        let record = Record { pid, start: look(pid).expect("it lives").1, boot: boot() };
-        let running = record.running().expect("it lives");
-        assert!(Record { start: record.start + 1, ..record.clone() }.running().is_none());
-        assert!(Record { boot: "another".into(), ..record.clone() }.running().is_none());
-        assert!(!running.wait(Duration::ZERO));
-        running.signal(Signal::TERM);
-        assert!(running.wait(Duration::from_secs(60)));
+        let record =
+            ProcessRecord { pid, start: read_stat(pid).expect("it lives").1, boot: boot_id() };
+        let running = record.find_running().expect("it lives");
+        assert!(
+            ProcessRecord { start: record.start + 1, ..record.clone() }.find_running().is_none()
+        );
+        assert!(
+            ProcessRecord { boot: "another".into(), ..record.clone() }.find_running().is_none()
+        );
+        assert!(!running.wait_for_end(Duration::ZERO));
+        running.send_signal(Signal::TERM);
+        assert!(running.wait_for_end(Duration::from_secs(60)));
         child.wait().expect("it is our child");
-        assert!(record.running().is_none());
-        running.signal(Signal::KILL);
+        assert!(record.find_running().is_none());
+        running.send_signal(Signal::KILL);
     }
 
     #[test]
     fn a_record_survives_its_file() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let path = dir.path().join("pid");
-        assert!(recorded(&path).is_none());
-        Record::of_self().save(&path).expect("written");
-        assert_eq!(recorded(&path).map(|r| r.pid), Some(Record::of_self().pid));
+        assert!(find_recorded(&path).is_none());
+        ProcessRecord::of_self().save(&path).expect("written");
+        assert_eq!(find_recorded(&path).map(|r| r.pid), Some(ProcessRecord::of_self().pid));
         std::fs::write(&path, "1234\n").expect("written");
-        assert!(recorded(&path).is_none());
+        assert!(find_recorded(&path).is_none());
     }
 }

@@ -1,21 +1,21 @@
 //! `tatami recover`: recovers a file after the death of a job that wrote it.
 
 use crate::container_cmd;
-use crate::error::{Failure, Outcome};
-use crate::place::At;
-use crate::session::{Found, Sessions, is_on_mount};
-use crate::term::{self, GOOD, HEAD, Out, Table, WARN};
-use crate::volume_path::{AnyPath, cred};
+use crate::error::{CommandFailure, CommandResult};
+use crate::session::{FoundPath, VolumeSessions, is_on_mount};
+use crate::term::{self, GOOD, HEAD, TermOutput, TextTable, WARN};
+use crate::volume_dir::VolumeArgs;
+use crate::volume_path::{AnyPath, current_cred};
 use anstyle::Style;
 use serde::Serialize;
 use std::io::Write;
 use std::time::{Duration, Instant};
-use tatami_client::{PieceSaved, PieceTold, accept_loss, pieces_told};
-use tatami_wire::tiles::Growth;
-use tatami_wire::{Access, Errno, Kind};
+use tatami_client::{PieceJournalReport, RecoveredPiece, accept_loss, report_pieces};
+use tatami_wire::tiles::PieceGrowth;
+use tatami_wire::{Access, Errno, InodeKind};
 
 /// Pause between two queries of pieces that are not recovered yet.
-const LOOK: Duration = Duration::from_millis(200);
+const POLL_PAUSE: Duration = Duration::from_millis(200);
 /// Most pieces that the table lists.
 const LISTED: usize = 64;
 
@@ -23,13 +23,14 @@ const LISTED: usize = 64;
 #[derive(Debug, clap::Args)]
 pub struct RecoverArgs {
     #[command(flatten)]
-    at: At,
+    at: VolumeArgs,
     /// Longest wait, in seconds, for the recovery of files of dead jobs. Their leases must end, and
     /// their nodes be up
     #[arg(long, value_name = "SECONDS", default_value = "60")]
     wait: u64,
-    /// Keep what is whole of what dead jobs wrote, where the disk does not give all of it back any more: of a
-    /// damaged journal the records that read, of a container with a damaged marker all else. Without it such a file is left as it is
+    /// Keep what is whole of what dead jobs wrote, where the disk does not give all of it back any
+    /// more: of a damaged journal the records that read, of a container with a damaged marker all
+    /// else. Without it such a file is left as it is
     #[arg(long)]
     accept_loss: bool,
     /// Print one JSON object
@@ -41,24 +42,24 @@ pub struct RecoverArgs {
 }
 
 #[derive(Serialize)]
-struct Told {
+struct RecoverReport {
     path: String,
     size: u64,
     /// No piece is open or waits for recovery.
     settled: bool,
     /// Pieces that were open at first.
-    found: Vec<Left>,
+    found: Vec<UnclosedPiece>,
     /// Pieces with all bytes known in the end.
     closed: usize,
     /// Pieces that a writer may still extend.
     open: usize,
     /// Pieces with a damaged journal that `--accept-loss` kept in part.
-    saved: Vec<Saved>,
+    saved: Vec<SavedPiece>,
 }
 
 /// A piece that is left only in part.
 #[derive(Serialize)]
-struct Saved {
+struct SavedPiece {
     piece: u32,
     bytes: u64,
     /// The damage of its journal.
@@ -67,7 +68,7 @@ struct Saved {
 
 /// A piece that its writer had not closed.
 #[derive(Serialize)]
-struct Left {
+struct UnclosedPiece {
     piece: u32,
     node: u16,
     name: String,
@@ -85,38 +86,43 @@ struct Left {
 /// # Errors
 /// A path that does not exist, or is neither a file of a volume nor a container. A damaged journal,
 /// after the other paths are done.
-pub fn run(args: &RecoverArgs) -> Outcome {
-    let mut out = Out::new();
+pub fn run(args: &RecoverArgs) -> CommandResult {
+    let mut out = TermOutput::new();
     let mut told = Vec::new();
     let mut damaged = None;
-    let mut sessions = Sessions::new(&args.at);
+    let mut sessions = VolumeSessions::new(&args.at);
     for any in &args.paths {
         if let AnyPath::Local(path) = any
             // A directory of a volume may be a container that has lost its marker.
             && (!is_on_mount(path) || path.is_dir())
         {
-            told.extend(container_cmd::recover(&mut out, path, args.json, args.accept_loss)?);
+            told.extend(container_cmd::recover_container(
+                &mut out,
+                path,
+                args.json,
+                args.accept_loss,
+            )?);
             continue;
         }
         let wait = Duration::from_secs(args.wait);
-        let one = recover(&sessions.find(any)?, any, wait, args.accept_loss)?;
-        damaged = damaged.or(failure_of(any, &one));
+        let one = recover_file(&sessions.find_path(any)?, any, wait, args.accept_loss)?;
+        damaged = damaged.or(damage_failure(any, &one));
         match args.json {
             true => told.extend(serde_json::to_value(&one).ok()),
-            false => print(&mut out, &one)?,
+            false => print_report(&mut out, &one)?,
         }
     }
     if args.json {
-        out.json(&serde_json::json!({ "files": told }))?;
+        out.write_json(&serde_json::json!({ "files": told }))?;
     }
     out.flush()?;
     damaged.map_or(Ok(()), Err)
 }
 
 /// Returns the failure for damaged journals that were left as they are.
-fn failure_of(any: &AnyPath, told: &Told) -> Option<Failure> {
-    let is_damaged = |left: &&Left| left.damage.is_some();
-    let damaged: Vec<&Left> = told.found.iter().filter(is_damaged).collect();
+fn damage_failure(any: &AnyPath, told: &RecoverReport) -> Option<CommandFailure> {
+    let is_damaged = |left: &&UnclosedPiece| left.damage.is_some();
+    let damaged: Vec<&UnclosedPiece> = told.found.iter().filter(is_damaged).collect();
     let first = damaged.first().filter(|_| told.saved.is_empty() && !told.settled)?;
     let why = format!(
         "the journal of piece {} on {} is {}; {} pieces are damaged in all",
@@ -129,41 +135,52 @@ fn failure_of(any: &AnyPath, told: &Told) -> Option<Failure> {
         "restore the file from a copy; or keep the intact part: tatami recover --accept-loss {any}"
     );
     let what = format!("{any}: a part of the written bytes cannot be read");
-    Some(Failure::degraded(what).because(why).try_this(advice))
+    Some(CommandFailure::degraded(what).because(why).try_this(advice))
 }
 
-fn recover(found: &Found, any: &AnyPath, wait: Duration, accepted: bool) -> Outcome<Told> {
-    let failed = |e| any.failed("cannot recover", e);
-    let Found { tree, volume, path } = found;
+fn recover_file(
+    found: &FoundPath,
+    any: &AnyPath,
+    wait: Duration,
+    accepted: bool,
+) -> CommandResult<RecoverReport> {
+    let failed = |e| any.operation_failure("cannot recover", e);
+    let FoundPath { tree, volume, path } = found;
     let attr = tree.stat(path, true).map_err(failed)?;
-    if attr.kind != Kind::File {
-        return Err(failed(if attr.kind == Kind::Dir { Errno::EISDIR } else { Errno::EINVAL }));
+    if attr.kind != InodeKind::File {
+        return Err(failed(if attr.kind == InodeKind::Dir {
+            Errno::EISDIR
+        } else {
+            Errno::EINVAL
+        }));
     }
     let client = tree.client();
-    let (_, cap) = client.open(&cred(), attr.ino, Access::READ).map_err(failed)?;
-    let look = || pieces_told(client, &attr, cap).map_err(failed);
+    let (_, cap) = client.open(&current_cred(), attr.ino, Access::READ).map_err(failed)?;
+    let look = || report_pieces(client, &attr, cap).map_err(failed);
     let first = look()?;
     let mut now = first.clone();
     let began = Instant::now();
-    let waiting = term::spinner(&format!("waiting for the recovery of {any}"));
-    while now.iter().any(|piece| is_left(piece) && !is_damaged(piece)) && began.elapsed() < wait {
+    let waiting = term::new_spinner(&format!("waiting for the recovery of {any}"));
+    while now.iter().any(|piece| is_unclosed(piece) && !is_damaged(piece)) && began.elapsed() < wait
+    {
         #[allow(clippy::disallowed_methods)] // the shard sends no notification
-        std::thread::sleep(LOOK.min(wait.saturating_sub(began.elapsed())));
+        std::thread::sleep(POLL_PAUSE.min(wait.saturating_sub(began.elapsed())));
         now = look()?;
     }
     waiting.finish_and_clear();
-    let damaged: Vec<PieceTold> = now.iter().filter(|piece| is_damaged(piece)).copied().collect();
+    let damaged: Vec<PieceJournalReport> =
+        now.iter().filter(|piece| is_damaged(piece)).copied().collect();
     let mut saved = Vec::new();
     if accepted && !damaged.is_empty() {
-        saved = accept_loss(client, &cred(), &attr, cap).map_err(failed)?;
+        saved = accept_loss(client, &current_cred(), &attr, cap).map_err(failed)?;
         now = look()?;
     }
     let name = |node| volume.node(node).map_or_else(|| node.to_string(), |n| n.name.clone());
-    let left = first.iter().filter(|piece| is_left(piece)).map(|piece| Left {
+    let left = first.iter().filter(|piece| is_unclosed(piece)).map(|piece| UnclosedPiece {
         piece: piece.number,
         node: piece.node.0,
         name: name(piece.node),
-        state: if piece.growth == Growth::Open { "open" } else { "left" },
+        state: if piece.growth == PieceGrowth::Open { "open" } else { "left" },
         published: piece.published,
         journal: piece.journal,
         damage: damaged
@@ -171,13 +188,13 @@ fn recover(found: &Found, any: &AnyPath, wait: Duration, accepted: bool) -> Outc
             .find(|other| other.number == piece.number)
             .and_then(|piece| piece.damage.map(|damage| damage.to_string())),
     });
-    let saved = saved.into_iter().map(|PieceSaved { number, bytes, lost }| Saved {
+    let saved = saved.into_iter().map(|RecoveredPiece { number, bytes, lost }| SavedPiece {
         piece: number,
         bytes,
         lost: lost.iter().map(ToString::to_string).collect(),
     });
-    let open = now.iter().filter(|piece| is_left(piece)).count();
-    Ok(Told {
+    let open = now.iter().filter(|piece| is_unclosed(piece)).count();
+    Ok(RecoverReport {
         path: any.to_string(),
         size: tree.stat(path, true).map_err(failed)?.size,
         settled: open == 0,
@@ -189,18 +206,18 @@ fn recover(found: &Found, any: &AnyPath, wait: Duration, accepted: bool) -> Outc
 }
 
 /// Its writer is dead, and the record of its writes is damaged.
-fn is_damaged(piece: &PieceTold) -> bool {
-    piece.growth == Growth::Abandoned && piece.damage.is_some()
+fn is_damaged(piece: &PieceJournalReport) -> bool {
+    piece.growth == PieceGrowth::Abandoned && piece.damage.is_some()
 }
 
 /// Its writer has not closed it.
-fn is_left(piece: &PieceTold) -> bool {
-    piece.growth != Growth::Closed
+fn is_unclosed(piece: &PieceJournalReport) -> bool {
+    piece.growth != PieceGrowth::Closed
 }
 
-fn print(out: &mut Out, told: &Told) -> Outcome {
+fn print_report(out: &mut TermOutput, told: &RecoverReport) -> CommandResult {
     let plain = Style::new();
-    let title = out.paint(HEAD, &told.path);
+    let title = out.paint_text(HEAD, &told.path);
     if told.found.is_empty() {
         writeln!(out, "{title}: nothing to recover, {} bytes", told.size)?;
         return Ok(());
@@ -219,11 +236,11 @@ fn print(out: &mut Out, told: &Told) -> Outcome {
             told.open, told.size
         )?,
     }
-    let mut table = Table::new(&[">PIECE", "NODE", "STATE", ">PUBLISHED", ">BY JOURNAL"]);
+    let mut table = TextTable::new(&[">PIECE", "NODE", "STATE", ">PUBLISHED", ">BY JOURNAL"]);
     for piece in told.found.iter().take(LISTED) {
         let journal = piece.journal.map_or_else(|| "-".to_owned(), |bytes| bytes.to_string());
         let style = if told.settled { GOOD } else { WARN };
-        table.row([
+        table.add_row([
             (piece.piece.to_string(), plain),
             (piece.name.clone(), plain),
             (piece.state.to_owned(), style),
@@ -231,7 +248,7 @@ fn print(out: &mut Out, told: &Told) -> Outcome {
             (journal, plain),
         ]);
     }
-    out.table(&table)?;
+    out.write_table(&table)?;
     for saved in &told.saved {
         writeln!(
             out,

@@ -2,17 +2,17 @@
 
 use crate::absence::Absence;
 use crate::daemon;
-use crate::error::{Exit, Failure, Outcome};
+use crate::error::{CommandFailure, CommandResult, ExitStatus};
 use crate::mounts::MountRecord;
-use crate::place::{ASK_TIMEOUT, AskError, At, Place, QUESTION_TIMEOUT};
-use crate::term::{self, BAD, DIM, GOOD, HEAD, Out, Table, WARN};
+use crate::term::{self, BAD, DIM, GOOD, HEAD, TermOutput, TextTable, WARN};
+use crate::volume_dir::{ADMIN_TIMEOUT, AdminCallError, HEALTH_TIMEOUT, VolumeArgs, VolumeDir};
 use anstyle::Style;
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::Path;
 use tatami_cluster::{KeyFile, NodeEntry, VolumeFile};
-use tatami_wire::admin::{AdminCall, AdminReply, NodeStatus, TurnedAway};
+use tatami_wire::admin::{AdminCall, AdminReply, NodeStatus, RefusedConnections};
 
 /// Position of the optional column for executors: behind the shards.
 const EXECUTORS_COLUMN: usize = 6;
@@ -21,7 +21,7 @@ const EXECUTORS_COLUMN: usize = 6;
 #[derive(Debug, clap::Args)]
 pub struct StatusArgs {
     #[command(flatten)]
-    at: At,
+    at: VolumeArgs,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -29,7 +29,7 @@ pub struct StatusArgs {
 
 /// The condition of a volume. `--json` prints it.
 #[derive(Serialize)]
-struct Report {
+struct StatusReport {
     volume: String,
     id: String,
     dir: String,
@@ -80,7 +80,7 @@ struct NodeReport {
     connections: Option<u32>,
     clients: Option<usize>,
     /// Connections that it has refused, by reason.
-    turned_away: Option<TurnedAway>,
+    turned_away: Option<RefusedConnections>,
     meta_requests: Option<u64>,
     peer_messages: Option<u64>,
     object_requests: Option<u64>,
@@ -106,25 +106,29 @@ struct MountReport {
 /// Asks every node and prints the result.
 ///
 /// # Errors
-/// [`Exit::Degraded`] if there is any fault.
-pub fn run(args: &StatusArgs) -> Outcome {
+/// [`ExitStatus::Degraded`] if there is any fault.
+pub fn run(args: &StatusArgs) -> CommandResult {
     let place = args.at.open()?;
-    crate::log::start(&place.config, false)?;
-    let volume = place.volume()?;
-    let report = gather(&place, &volume);
-    let mut out = Out::new();
+    crate::log::start_logging(&place.config, false)?;
+    let volume = place.load_volume()?;
+    let report = collect_report(&place, &volume);
+    let mut out = TermOutput::new();
     if args.json {
-        out.json(&report)?;
+        out.write_json(&report)?;
     } else {
-        print(&mut out, &report)?;
+        print_report(&mut out, &report)?;
     }
     out.flush()?;
     drop(out);
-    if report.healthy { Ok(()) } else { Err(Failure { exit: Exit::Degraded, ..Failure::new("") }) }
+    if report.healthy {
+        Ok(())
+    } else {
+        Err(CommandFailure { exit: ExitStatus::Degraded, ..CommandFailure::new("") })
+    }
 }
 
-fn gather(place: &Place, volume: &VolumeFile) -> Report {
-    let mut report = Report {
+fn collect_report(place: &VolumeDir, volume: &VolumeFile) -> StatusReport {
+    let mut report = StatusReport {
         volume: volume.name.clone(),
         id: volume.volume.to_string(),
         dir: place.dir.display().to_string(),
@@ -132,7 +136,7 @@ fn gather(place: &Place, volume: &VolumeFile) -> Report {
         protocol: tatami_wire::PROTOCOL_VERSION,
         healthy: true,
         durability: volume.durability.name(),
-        promise: volume.durability.promise(),
+        promise: volume.durability.describe_guarantee(),
         trouble: Vec::new(),
         inodes: 0,
         space: SpaceReport::default(),
@@ -141,10 +145,10 @@ fn gather(place: &Place, volume: &VolumeFile) -> Report {
     };
     // On this machine the nodes also answer without the key; from other machines they would not. A
     // damaged key is a fault.
-    let key = KeyFile::load(&place.key_file()).err().filter(|e| !e.is_others());
+    let key = KeyFile::load(&place.key_file()).err().filter(|e| !e.is_foreign());
     report.trouble.extend(key.map(|e| e.to_string()));
     let mut disks = BTreeSet::new();
-    for (entry, status) in volume.nodes.iter().zip(ask_all(place, volume)) {
+    for (entry, status) in volume.nodes.iter().zip(ask_all_nodes(place, volume)) {
         if let Ok(status) = &status {
             report.inodes += status.inodes;
             if status.durability != volume.durability {
@@ -170,18 +174,18 @@ fn gather(place: &Place, volume: &VolumeFile) -> Report {
                 why_not: m.why_not.clone(),
             }));
         }
-        let node = node_report(entry, status.map(|s| *s));
+        let node = build_node_report(entry, status.map(|s| *s));
         let prefixed = |t: &String| format!("{}: {t}", node.name);
         report.trouble.extend(node.trouble.iter().chain(&node.error).map(prefixed));
         report.nodes.push(node);
     }
     // A node that is down does not report its mounts, nor does any node report a dead mount.
-    for record in MountRecord::of_volume(&place.dir) {
+    for record in MountRecord::list_volume(&place.dir) {
         let path = record.path.display().to_string();
         if report.mounts.iter().any(|m| m.path == path) {
             continue;
         }
-        let alive = record.running().is_some();
+        let alive = record.running_process().is_some();
         if !alive {
             report.trouble.push(format!("the mount on {path} has died: tatami umount {path}"));
         }
@@ -201,19 +205,27 @@ fn gather(place: &Place, volume: &VolumeFile) -> Report {
 /// Asks all nodes in parallel, so that hanging nodes cost one timeout together. A daemon of this
 /// machine that runs and is not stopped is busy, so it gets a longer timeout than a node with an
 /// unknown state.
-pub(crate) fn ask_all(place: &Place, volume: &VolumeFile) -> Vec<Result<Box<NodeStatus>, Absence>> {
+pub(crate) fn ask_all_nodes(
+    place: &VolumeDir,
+    volume: &VolumeFile,
+) -> Vec<Result<Box<NodeStatus>, Absence>> {
     let odd = |why: String| Absence::new(why, "use the same version of tatami on all nodes".into());
-    let ask_within =
-        |timeout, entry| match place.ask_within(timeout, volume, entry, &AdminCall::Status) {
-            Ok(AdminReply::Status(status)) => Ok(status),
-            Ok(_) => Err(odd("it sent an unexpected reply".to_owned())),
-            Err(e) if e.is_timeout() => Err(Absence::of_silent(place, entry, timeout)),
-            Err(AskError::Connect(e)) => Err(Absence::of(place, entry, &e)),
-            Err(e) => Err(odd(e.to_string())),
-        };
-    let is_busy = |entry| daemon::running(entry).is_some_and(|process| !process.is_stopped());
-    let ask = |entry| match ask_within(QUESTION_TIMEOUT, entry) {
-        Err(absence) if absence.is_silence && is_busy(entry) => ask_within(ASK_TIMEOUT, entry),
+    let ask_within = |timeout, entry| match place.send_admin_within(
+        timeout,
+        volume,
+        entry,
+        &AdminCall::Status,
+    ) {
+        Ok(AdminReply::Status(status)) => Ok(status),
+        Ok(_) => Err(odd("it sent an unexpected reply".to_owned())),
+        Err(e) if e.is_timeout() => Err(Absence::from_timeout(place, entry, timeout)),
+        Err(AdminCallError::Connect(e)) => Err(Absence::from_connect_error(place, entry, &e)),
+        Err(e) => Err(odd(e.to_string())),
+    };
+    let is_busy =
+        |entry| daemon::running_daemon(entry).is_some_and(|process| !process.is_stopped());
+    let ask = |entry| match ask_within(HEALTH_TIMEOUT, entry) {
+        Err(absence) if absence.is_silence && is_busy(entry) => ask_within(ADMIN_TIMEOUT, entry),
         answer => answer,
     };
     std::thread::scope(|scope| {
@@ -224,7 +236,7 @@ pub(crate) fn ask_all(place: &Place, volume: &VolumeFile) -> Vec<Result<Box<Node
     })
 }
 
-fn node_report(entry: &NodeEntry, status: Result<NodeStatus, Absence>) -> NodeReport {
+fn build_node_report(entry: &NodeEntry, status: Result<NodeStatus, Absence>) -> NodeReport {
     let (status, error, remedy) = match status {
         Ok(status) => (Some(status), None, None),
         Err(Absence { why, remedy, .. }) => (None, Some(why), Some(remedy)),
@@ -264,7 +276,7 @@ fn node_report(entry: &NodeEntry, status: Result<NodeStatus, Absence>) -> NodeRe
     }
 }
 
-fn print(out: &mut Out, report: &Report) -> Outcome {
+fn print_report(out: &mut TermOutput, report: &StatusReport) -> CommandResult {
     let up = report.nodes.iter().filter(|n| n.up).count();
     let (word, style) = match (report.healthy, up) {
         (true, _) => ("healthy", GOOD),
@@ -274,12 +286,12 @@ fn print(out: &mut Out, report: &Report) -> Outcome {
     writeln!(
         out,
         "Volume {} is {}: {up} of {} nodes up, {} inodes, {} of {} free",
-        out.paint(HEAD, &report.volume),
-        out.paint(style, word),
+        out.paint_text(HEAD, &report.volume),
+        out.paint_text(style, word),
         report.nodes.len(),
         report.inodes,
-        term::size(report.space.available),
-        term::size(report.space.total),
+        term::format_size(report.space.available),
+        term::format_size(report.space.total),
     )?;
     writeln!(out, "Durability {}: {}", report.durability, report.promise)?;
     writeln!(out)?;
@@ -299,7 +311,7 @@ fn print(out: &mut Out, report: &Report) -> Outcome {
     if several {
         heads.insert(EXECUTORS_COLUMN, ">EXECUTORS");
     }
-    let mut table = Table::new(&heads);
+    let mut table = TextTable::new(&heads);
     for node in &report.nodes {
         let show = |v: Option<String>| v.unwrap_or_else(|| "-".into());
         let (state, style) = match (node.up, node.trouble.is_empty()) {
@@ -309,15 +321,15 @@ fn print(out: &mut Out, report: &Report) -> Outcome {
         };
         let requests =
             node.meta_requests.zip(node.object_requests).map(|(a, b)| (a + b).to_string());
-        let bytes = node.bytes_read.zip(node.bytes_written).map(|(a, b)| term::size(a + b));
+        let bytes = node.bytes_read.zip(node.bytes_written).map(|(a, b)| term::format_size(a + b));
         let mut cells = vec![
             (node.name.clone(), plain),
             (state.into(), style),
             (node.address.clone(), plain),
             (show(node.version.clone()), plain),
-            (show(node.uptime_sec.map(term::duration)), plain),
+            (show(node.uptime_sec.map(term::format_duration)), plain),
             (show(node.shards.map(|n| n.to_string())), plain),
-            (show(node.space.map(|s| term::size(s.available))), plain),
+            (show(node.space.map(|s| term::format_size(s.available))), plain),
             (show(requests), plain),
             (show(bytes), plain),
         ];
@@ -325,12 +337,12 @@ fn print(out: &mut Out, report: &Report) -> Outcome {
             let executors = show(node.executors.map(|n| n.to_string()));
             cells.insert(EXECUTORS_COLUMN, (executors, plain));
         }
-        table.cells(cells);
+        table.add_cells(cells);
     }
-    out.table(&table)?;
+    out.write_table(&table)?;
     if !report.mounts.is_empty() {
         writeln!(out)?;
-        let mut table = Table::new(&["MOUNT", "NODE", "PROCESS", "PASSTHROUGH"]);
+        let mut table = TextTable::new(&["MOUNT", "NODE", "PROCESS", "PASSTHROUGH"]);
         for mount in &report.mounts {
             let (passthrough, style) = match (&mount.why_not, mount.passthrough) {
                 (_, Some(true)) => ("on".to_owned(), GOOD),
@@ -342,13 +354,18 @@ fn print(out: &mut Out, report: &Report) -> Outcome {
                 if mount.alive { (mount.pid.to_string(), plain) } else { ("died".to_owned(), BAD) };
             let node = report.nodes.iter().find(|n| n.node == mount.node);
             let node = node.map_or_else(|| mount.node.to_string(), |n| n.name.clone());
-            table.row([(mount.path.clone(), plain), (node, DIM), process, (passthrough, style)]);
+            table.add_row([
+                (mount.path.clone(), plain),
+                (node, DIM),
+                process,
+                (passthrough, style),
+            ]);
         }
-        out.table(&table)?;
+        out.write_table(&table)?;
     }
     for node in &report.nodes {
         // This is no fault of the volume: any program can try to connect.
-        if let Some(TurnedAway { wrong_key: n @ 1.., .. }) = node.turned_away {
+        if let Some(RefusedConnections { wrong_key: n @ 1.., .. }) = node.turned_away {
             let (tries, log) =
                 (if n == 1 { "try" } else { "tries" }, daemon::log_file(Path::new(&node.dir)));
             writeln!(
@@ -362,7 +379,7 @@ fn print(out: &mut Out, report: &Report) -> Outcome {
     if !report.trouble.is_empty() {
         writeln!(out)?;
         for line in &report.trouble {
-            writeln!(out, "{} {line}", out.paint(BAD, "!"))?;
+            writeln!(out, "{} {line}", out.paint_text(BAD, "!"))?;
         }
         let mut remedies: Vec<_> = report.nodes.iter().filter_map(|n| n.remedy.as_ref()).collect();
         remedies.dedup();

@@ -19,45 +19,45 @@ pub const DIM: Style = Style::new().dimmed();
 
 /// Returns whether a stream gets colours: it is a terminal, and the user wants them
 /// (<https://no-color.org>).
-fn colours(terminal: bool) -> bool {
+fn wants_colours(terminal: bool) -> bool {
     let wanted = std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
     terminal && wanted && std::env::var_os("TERM").is_none_or(|t| t != "dumb")
 }
 
 /// Standard output, buffered, with or without colours.
-pub struct Out {
+pub struct TermOutput {
     stream: io::BufWriter<io::StdoutLock<'static>>,
     colours: bool,
 }
 
-impl Out {
+impl TermOutput {
     /// Takes standard output.
-    pub fn new() -> Out {
+    pub fn new() -> TermOutput {
         let stream = io::stdout().lock();
-        let colours = colours(stream.is_terminal());
-        Out { stream: io::BufWriter::new(stream), colours }
+        let colours = wants_colours(stream.is_terminal());
+        TermOutput { stream: io::BufWriter::new(stream), colours }
     }
 
     /// Returns `text` in `style`, or plain without colours.
-    pub fn paint(&self, style: Style, text: &str) -> String {
-        paint(self.colours, style, text)
+    pub fn paint_text(&self, style: Style, text: &str) -> String {
+        paint_text(self.colours, style, text)
     }
 
     /// Writes one JSON object and a newline.
-    pub fn json(&mut self, value: &impl serde::Serialize) -> io::Result<()> {
+    pub fn write_json(&mut self, value: &impl serde::Serialize) -> io::Result<()> {
         serde_json::to_writer_pretty(&mut self.stream, value)?;
         writeln!(self.stream)?;
         self.stream.flush()
     }
 
     /// Writes a table.
-    pub fn table(&mut self, table: &Table) -> io::Result<()> {
+    pub fn write_table(&mut self, table: &TextTable) -> io::Result<()> {
         let text = table.render(self.colours);
         self.stream.write_all(text.as_bytes())
     }
 }
 
-impl Write for Out {
+impl Write for TermOutput {
     fn write(&mut self, b: &[u8]) -> io::Result<usize> {
         self.stream.write(b)
     }
@@ -67,50 +67,50 @@ impl Write for Out {
     }
 }
 
-fn paint(on: bool, style: Style, text: &str) -> String {
+fn paint_text(on: bool, style: Style, text: &str) -> String {
     if on && !text.is_empty() { format!("{style}{text}{style:#}") } else { text.to_owned() }
 }
 
 /// Prints an error or a warning to standard error, its first word in colour.
-pub fn complain(text: &str) {
+pub fn print_error(text: &str) {
     let mut stream = io::stderr().lock();
-    let on = colours(stream.is_terminal());
+    let on = wants_colours(stream.is_terminal());
     let (first, rest) = text.split_once(' ').unwrap_or((text, ""));
     // There is no other way to report that standard error is closed.
-    let _ = writeln!(stream, "{} {rest}", paint(on, BAD, first));
+    let _ = writeln!(stream, "{} {rest}", paint_text(on, BAD, first));
 }
 
 /// Prints a note that is no error to standard error.
-pub fn note(text: &str) {
+pub fn print_note(text: &str) {
     let mut stream = io::stderr().lock();
-    let on = colours(stream.is_terminal());
-    let _ = writeln!(stream, "{}", paint(on, WARN, text));
+    let on = wants_colours(stream.is_terminal());
+    let _ = writeln!(stream, "{}", paint_text(on, WARN, text));
 }
 
 /// Rows of text under headings, in columns as wide as needed.
 #[derive(Default)]
-pub struct Table {
+pub struct TextTable {
     heads: Vec<(&'static str, bool)>,
     rows: Vec<Vec<(String, Style)>>,
 }
 
-impl Table {
+impl TextTable {
     /// Columns by heading; those that begin with `>` are aligned to the right.
-    pub fn new(heads: &[&'static str]) -> Table {
+    pub fn new(heads: &[&'static str]) -> TextTable {
         let heads = heads
             .iter()
             .map(|h| h.strip_prefix('>').map_or((*h, false), |right| (right, true)))
             .collect();
-        Table { heads, rows: Vec::new() }
+        TextTable { heads, rows: Vec::new() }
     }
 
     /// Adds a row.
-    pub fn row<const N: usize>(&mut self, cells: [(String, Style); N]) {
-        self.cells(cells.into());
+    pub fn add_row<const N: usize>(&mut self, cells: [(String, Style); N]) {
+        self.add_cells(cells.into());
     }
 
     /// Adds a row to a table with a variable number of columns.
-    pub fn cells(&mut self, cells: Vec<(String, Style)>) {
+    pub fn add_cells(&mut self, cells: Vec<(String, Style)>) {
         debug_assert_eq!(cells.len(), self.heads.len());
         self.rows.push(cells);
     }
@@ -126,7 +126,7 @@ impl Table {
             let mut row = String::new();
             for (i, (cell, style)) in cells.enumerate() {
                 let pad = " ".repeat(widths[i] - cell.chars().count());
-                let cell = paint(colours, style, cell);
+                let cell = paint_text(colours, style, cell);
                 // Writing to a String cannot fail.
                 let _ = if self.heads[i].1 {
                     write!(row, "{pad}{cell}  ")
@@ -146,7 +146,7 @@ impl Table {
 }
 
 /// Formats bytes for people: `1.5 GiB`.
-pub fn size(bytes: u64) -> String {
+pub fn format_size(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if bytes < 1024 {
         return format!("{bytes} B");
@@ -162,7 +162,7 @@ pub fn size(bytes: u64) -> String {
 }
 
 /// Formats seconds for people: `2 h 5 min`.
-pub fn duration(seconds: u64) -> String {
+pub fn format_duration(seconds: u64) -> String {
     match seconds {
         0..60 => format!("{seconds} s"),
         60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
@@ -173,7 +173,7 @@ pub fn duration(seconds: u64) -> String {
 
 /// Makes a name safe to print. Control characters could drive a terminal, so they are shown as
 /// `\x..`.
-pub fn safe(name: &[u8]) -> String {
+pub fn escape_name(name: &[u8]) -> String {
     let mut text = String::new();
     for chunk in name.utf8_chunks() {
         for c in chunk.valid().chars() {
@@ -191,14 +191,14 @@ pub fn safe(name: &[u8]) -> String {
 }
 
 /// Formats a share as a bar of up to 20 blocks.
-pub fn bar(share: f64) -> String {
+pub fn share_bar(share: f64) -> String {
     let blocks = (share * 20.0).round().clamp(0.0, 20.0) as usize;
     format!("{:3.0}% {}", share * 100.0, "█".repeat(blocks))
 }
 
 /// Returns a spinner on a terminal, a hidden one elsewhere.
-pub fn spinner(text: &str) -> ProgressBar {
-    if !colours(io::stderr().is_terminal()) {
+pub fn new_spinner(text: &str) -> ProgressBar {
+    if !wants_colours(io::stderr().is_terminal()) {
         return ProgressBar::hidden();
     }
     let bar = ProgressBar::new_spinner().with_message(text.to_owned());
@@ -208,7 +208,7 @@ pub fn spinner(text: &str) -> ProgressBar {
 
 /// Returns a bar that counts things on a terminal, a hidden one elsewhere.
 pub fn count_bar(total: u64, what: &str) -> ProgressBar {
-    if !colours(io::stderr().is_terminal()) {
+    if !wants_colours(io::stderr().is_terminal()) {
         return ProgressBar::hidden();
     }
     let style = ProgressStyle::with_template("{msg:20!} {wide_bar} {pos}/{len} {eta}")
@@ -218,7 +218,7 @@ pub fn count_bar(total: u64, what: &str) -> ProgressBar {
 
 /// Returns a bar that counts bytes on a terminal, a hidden one elsewhere.
 pub fn byte_bar(total: u64) -> ProgressBar {
-    if !colours(io::stderr().is_terminal()) {
+    if !wants_colours(io::stderr().is_terminal()) {
         return ProgressBar::hidden();
     }
     let style = ProgressStyle::with_template(
@@ -234,26 +234,26 @@ mod tests {
 
     #[test]
     fn sizes_and_times_read_well() {
-        assert_eq!(size(0), "0 B");
-        assert_eq!(size(1023), "1023 B");
-        assert_eq!(size(1536), "1.5 KiB");
-        assert_eq!(size(1 << 30), "1.0 GiB");
-        assert_eq!(size(u64::MAX), "16.0 EiB");
-        assert_eq!(duration(59), "59 s");
-        assert_eq!(duration(7500), "2 h 5 min");
+        assert_eq!(format_size(0), "0 B");
+        assert_eq!(format_size(1023), "1023 B");
+        assert_eq!(format_size(1536), "1.5 KiB");
+        assert_eq!(format_size(1 << 30), "1.0 GiB");
+        assert_eq!(format_size(u64::MAX), "16.0 EiB");
+        assert_eq!(format_duration(59), "59 s");
+        assert_eq!(format_duration(7500), "2 h 5 min");
     }
 
     #[test]
     fn columns_line_up() {
-        let mut table = Table::new(&["NAME", ">SIZE"]);
-        table.row([("a".into(), GOOD), ("10".into(), DIM)]);
-        table.row([("long".into(), BAD), ("5".into(), DIM)]);
+        let mut table = TextTable::new(&["NAME", ">SIZE"]);
+        table.add_row([("a".into(), GOOD), ("10".into(), DIM)]);
+        table.add_row([("long".into(), BAD), ("5".into(), DIM)]);
         assert_eq!(table.render(false), "NAME  SIZE\na       10\nlong     5\n");
         assert!(table.render(true).contains("\u{1b}["));
     }
 
     #[test]
     fn names_cannot_drive_the_terminal() {
-        assert_eq!(safe(b"a\x1b[31mb\xff"), "a\\u{1b}[31mb\\xff");
+        assert_eq!(escape_name(b"a\x1b[31mb\xff"), "a\\u{1b}[31mb\\xff");
     }
 }

@@ -2,15 +2,15 @@
 //! missing steps.
 
 use crate::daemon;
-use crate::error::{Context, Failure, Outcome};
-use crate::grow;
+use crate::error::{CommandFailure, CommandResult, FailureContext};
 use crate::keys::{KEYS, name};
 use crate::mount_cmd;
 use crate::mounts;
-use crate::place::{At, Place, write_whole};
 use crate::ports;
-use crate::ready::Starting;
-use crate::term::{self, HEAD, Out};
+use crate::rebalance_cmd;
+use crate::start_process::StartingProcess;
+use crate::term::{self, HEAD, TermOutput};
+use crate::volume_dir::{VolumeArgs, VolumeDir, replace_file};
 use indicatif::ProgressBar;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -29,7 +29,7 @@ const NODES_MAX: u16 = 256;
 #[derive(Debug, clap::Args)]
 pub struct UpArgs {
     #[command(flatten)]
-    at: At,
+    at: VolumeArgs,
     /// Number of nodes on this machine, when the volume is created [default: 1]
     #[arg(long, short = 'n', value_name = "N",
           value_parser = clap::value_parser!(u16).range(1..=i64::from(NODES_MAX)))]
@@ -59,37 +59,38 @@ pub struct UpArgs {
 ///
 /// # Errors
 /// A part does not start. The parts that this call had started are stopped again.
-pub fn run(args: &UpArgs) -> Outcome {
-    let place = open(args)?;
-    crate::log::start(&place.config, false)?;
+pub fn run(args: &UpArgs) -> CommandResult {
+    let place = open_configured(args)?;
+    crate::log::start_logging(&place.config, false)?;
     make_dir(&place.dir)?;
     let _lock = place.lock()?;
     let fresh = !place.volume_file().exists();
-    let volume = if fresh { lay_out(&place, args)? } else { place.volume()? };
-    check_same(&place, &volume, args)?;
+    let volume = if fresh { create_volume(&place, args)? } else { place.load_volume()? };
+    check_arguments(&place, &volume, args)?;
     verify_key(&place, &volume)?;
 
-    let spinner = term::spinner("starting daemons");
-    let mut started = Started { place: &place, volume: &volume, nodes: vec![], mounts: vec![] };
-    let paths = mount_cmd::planned(&place, &volume);
+    let spinner = term::new_spinner("starting daemons");
+    let mut started =
+        StartedParts { place: &place, volume: &volume, nodes: vec![], mounts: vec![] };
+    let paths = mount_cmd::planned_paths(&place, &volume);
     let mut damage = None;
-    let outcome = started.nodes(&spinner).and_then(|()| {
-        damage = daemon::settle_damage(&place, &volume, &volume.nodes, args.accept_loss)?;
-        give_root(&place)?;
-        match place.config.flag(name::MOUNT_ENABLED) {
-            true => started.mounts(&paths, &spinner),
+    let outcome = started.start_nodes(&spinner).and_then(|()| {
+        damage = daemon::resolve_damage(&place, &volume, &volume.nodes, args.accept_loss)?;
+        chown_root(&place)?;
+        match place.config.bool_value(name::MOUNT_ENABLED) {
+            true => started.start_mounts(&paths, &spinner),
             false => Ok(()),
         }
     });
     spinner.finish_and_clear();
     match (outcome, damage) {
-        (Ok(()), None) => tell(&place, &volume, fresh, &started),
-        (Err(e), None) => Err(started.undo(e)),
+        (Ok(()), None) => print_summary(&place, &volume, fresh, &started),
+        (Err(e), None) => Err(started.stop_started(e)),
         // The intact part of the namespace stays served. Another failure is most likely a
         // consequence of the damage, so it is only a note.
         (outcome, Some(damage)) => {
             if let Err(e) = outcome {
-                term::note(&e.report());
+                term::print_note(&e.report());
             }
             Err(damage)
         }
@@ -97,17 +98,18 @@ pub fn run(args: &UpArgs) -> Outcome {
 }
 
 /// Opens the directory with a configuration that includes the flags of `up`.
-fn open(args: &UpArgs) -> Outcome<Place> {
+fn open_configured(args: &UpArgs) -> CommandResult<VolumeDir> {
     let mut at = args.at.clone();
     let mut remember = Vec::new();
     let mut set = |name: &'static str, value: String| {
-        let key = crate::keys::find(name).expect("a key of the table");
+        let key = crate::keys::find_key(name).expect("a key of the table");
         at.overrides.0.push((key, value.clone()));
         remember.push((name, value));
     };
     if let Some(path) = &args.mount {
-        let path = mount_cmd::resolve(path)?;
-        let text = path.to_str().ok_or_else(|| Failure::usage("--mount: the path is not UTF-8"))?;
+        let path = mount_cmd::resolve_path(path)?;
+        let text =
+            path.to_str().ok_or_else(|| CommandFailure::usage("--mount: the path is not UTF-8"))?;
         set(name::MOUNT_PATH, text.to_owned());
         set(name::MOUNT_ENABLED, "true".into());
     }
@@ -119,7 +121,7 @@ fn open(args: &UpArgs) -> Outcome<Place> {
         (name::VOLUME_EXECUTORS, args.executors.map(|n| n.to_string())),
     ];
     for (name, value) in made_with {
-        let key = crate::keys::find(name).expect("a key of the table");
+        let key = crate::keys::find_key(name).expect("a key of the table");
         at.overrides.0.extend(value.map(|value| (key, value)));
     }
     let mut place = at.open()?;
@@ -127,34 +129,35 @@ fn open(args: &UpArgs) -> Outcome<Place> {
     place.at.overrides = args.at.overrides.clone();
     if !remember.is_empty() {
         make_dir(&place.dir)?;
-        place.remember(&remember)?;
+        place.remember_settings(&remember)?;
     }
     Ok(place)
 }
 
-fn make_dir(dir: &Path) -> Outcome {
+fn make_dir(dir: &Path) -> CommandResult {
     let mode = rustix::fs::Mode::from_raw_mode(0o755);
     match TrustedDir::open_or_create(dir, mode) {
         Ok(_) => Ok(()),
-        Err(TrustError::Io { source, .. }) => {
-            Err(Failure::new(format!("cannot make the volume's directory {}", dir.display()))
-                .because(source)
-                .try_this("name another one: --dir DIR"))
-        }
+        Err(TrustError::Io { source, .. }) => Err(CommandFailure::new(format!(
+            "cannot make the volume's directory {}",
+            dir.display()
+        ))
+        .because(source)
+        .try_this("name another one: --dir DIR")),
         Err(untrusted) => Err(untrusted.into()),
     }
 }
 
 /// Creates the files of a new volume. `volume.toml` comes last: without it there is no volume yet.
-fn lay_out(place: &Place, args: &UpArgs) -> Outcome<VolumeFile> {
+fn create_volume(place: &VolumeDir, args: &UpArgs) -> CommandResult<VolumeFile> {
     let count = args.nodes.unwrap_or(1);
     // The range of the key excludes other values.
-    let executors = place.config.number(name::VOLUME_EXECUTORS).try_into().unwrap_or(1);
-    let shards = shards(&place.config.text(name::VOLUME_SHARDS), count, executors)?;
+    let executors = place.config.int_value(name::VOLUME_EXECUTORS).try_into().unwrap_or(1);
+    let shards = assign_shards(&place.config.text_value(name::VOLUME_SHARDS), count, executors)?;
     let dir = |id: u16| place.dir.join(format!("node{id}"));
     let longest = dir(count - 1).join("socket");
     if longest.as_os_str().len() > SOCKET_PATH_MAX {
-        return Err(Failure::usage(format!(
+        return Err(CommandFailure::usage(format!(
             "the path of the directory {} is too long",
             place.dir.display()
         ))
@@ -167,20 +170,20 @@ fn lay_out(place: &Place, args: &UpArgs) -> Outcome<VolumeFile> {
     }
     let config = place.dir.join("tatami.toml");
     if !config.exists() {
-        write_whole(&config, &documented(place))?;
+        replace_file(&config, &document_config(place))?;
     }
     let key = place.key_file();
     let key = if key.exists() { KeyFile::load(&key) } else { KeyFile::create(&key) };
-    key.map_err(|e| Failure::new(e.to_string()))?;
+    key.map_err(|e| CommandFailure::new(e.to_string()))?;
     let mut id = [0; 16];
     getrandom::fill(&mut id).context(|| "no random numbers for the volume's id".to_owned())?;
-    let host = place.config.text(name::NODE_LISTEN);
+    let host = place.config.text_value(name::NODE_LISTEN);
     if host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_unspecified()) {
-        return Err(Failure::usage(format!("node.listen: {host} means every address"))
+        return Err(CommandFailure::usage(format!("node.listen: {host} means every address"))
             .because("other nodes connect to the address in the volume file")
             .try_this("name the address, or the host name, by which others reach this machine"));
     }
-    let ports = ports::free(&host, count)?;
+    let ports = ports::find_free_ports(&host, count)?;
     let node = |(id, port): (u16, u16)| NodeEntry {
         id,
         name: format!("node{id}"),
@@ -194,24 +197,24 @@ fn lay_out(place: &Place, args: &UpArgs) -> Outcome<VolumeFile> {
     };
     let volume = VolumeFile {
         volume: VolumeId(id),
-        name: place.config.text(name::VOLUME_NAME),
+        name: place.config.text_value(name::VOLUME_NAME),
         // The range of the key excludes other values.
-        durability: place.config.text(name::VOLUME_DURABILITY).parse().unwrap_or_default(),
+        durability: place.config.text_value(name::VOLUME_DURABILITY).parse().unwrap_or_default(),
         epoch: 1,
         moves: vec![0; shards.len()],
         shards,
         nodes: (0..count).zip(ports).map(node).collect(),
     };
-    volume.save(&place.volume_file()).map_err(|e| Failure::new(e.to_string()))?;
+    volume.save(&place.volume_file()).map_err(|e| CommandFailure::new(e.to_string()))?;
     Ok(volume)
 }
 
 /// Returns the executor of each shard. `wanted` names the nodes that keep names: `all`, or numbers
 /// and ranges below `count`. Each gets `executors` executors.
-fn shards(wanted: &str, count: u16, executors: u8) -> Outcome<Vec<ExecutorId>> {
+fn assign_shards(wanted: &str, count: u16, executors: u8) -> CommandResult<Vec<ExecutorId>> {
     let mut nodes = BTreeSet::new();
     let wrong = |what: String| {
-        Failure::usage(format!("volume.shards: {what}"))
+        CommandFailure::usage(format!("volume.shards: {what}"))
             .try_this("use all, or numbers of nodes, for example 0,4-7")
     };
     for part in wanted.split(',') {
@@ -234,13 +237,13 @@ fn shards(wanted: &str, count: u16, executors: u8) -> Outcome<Vec<ExecutorId>> {
     let of = |node| (0..executors).map(move |index| ExecutorId { node, index });
     let all: Vec<_> = nodes.into_iter().flat_map(of).collect();
     if all.len() > SHARDS_MAX {
-        return Err(Failure::usage(format!(
+        return Err(CommandFailure::usage(format!(
             "{keepers} nodes with {executors} executors each are more than the {SHARDS_MAX} \
             shards of a volume"
         ))
         .try_this(format!("at most --executors {}", SHARDS_MAX / keepers)));
     }
-    let map = ShardMap::even(1, SHARDS_MAX, &all);
+    let map = ShardMap::with_even_blocks(1, SHARDS_MAX, &all);
     let map = map.ok_or_else(|| wrong("no node is left".to_owned()))?;
     let owners = (0..SHARDS_MAX).map(|shard| map.owner(ShardId(shard as u16)));
     Ok(owners.flatten().collect())
@@ -248,13 +251,14 @@ fn shards(wanted: &str, count: u16, executors: u8) -> Outcome<Vec<ExecutorId>> {
 
 /// Makes an ordinary user the owner of the root directory of a new volume. Without that, the user
 /// could create nothing in it.
-fn give_root(place: &Place) -> Outcome {
-    let me = crate::volume_path::cred();
+fn chown_root(place: &VolumeDir) -> CommandResult {
+    let me = crate::volume_path::current_cred();
     if me.is_root() {
         return Ok(());
     }
-    let client = place.client(None)?;
-    let failed = |e| crate::volume_path::failed("cannot change the owner of the root directory", e);
+    let client = place.connect_client(None)?;
+    let failed =
+        |e| crate::volume_path::volume_failure("cannot change the owner of the root directory", e);
     let root = client.getattr(&Cred::ROOT, Ino::ROOT).map_err(failed)?;
     if root.uid == 0 {
         let set = SetAttr { uid: Some(me.uid), gid: Some(me.gid), ..SetAttr::default() };
@@ -264,7 +268,7 @@ fn give_root(place: &Place) -> Outcome {
 }
 
 /// Returns a configuration file that explains every key and sets none.
-fn documented(place: &Place) -> String {
+fn document_config(place: &VolumeDir) -> String {
     let mut text = String::from(
         "# Configuration of this Tatami volume. Lines that begin with # show defaults.\n\
          # Each key can also be given as a flag (--section-key=value) or in the\n\
@@ -278,14 +282,14 @@ fn documented(place: &Place) -> String {
             section = own;
         }
         text.push('\n');
-        for line in wrap(key.doc, 76) {
+        for line in wrap_words(key.doc, 76) {
             let _ = writeln!(text, "# {line}");
         }
         let unit = if key.unit.is_empty() { String::new() } else { format!(" {}", key.unit) };
         let _ = writeln!(text, "# {}{unit}; {}", key.range, key.env);
         let value = key.default_value(&place.dir);
         let quoted = match value {
-            crate::keys::Value::Text(s) => toml::Value::String(s).to_string(),
+            crate::keys::KeyValue::Text(s) => toml::Value::String(s).to_string(),
             other => other.to_string(),
         };
         let _ = writeln!(text, "#{short} = {quoted}");
@@ -294,7 +298,7 @@ fn documented(place: &Place) -> String {
 }
 
 /// Breaks text into lines of at most `width` characters.
-pub fn wrap(text: &str, width: usize) -> Vec<String> {
+pub fn wrap_words(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split_whitespace() {
         let line = lines.last_mut().expect("it starts with one");
@@ -310,11 +314,11 @@ pub fn wrap(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-fn check_same(place: &Place, volume: &VolumeFile, args: &UpArgs) -> Outcome {
+fn check_arguments(place: &VolumeDir, volume: &VolumeFile, args: &UpArgs) -> CommandResult {
     let there = volume.nodes.len();
     if args.nodes.is_some_and(|n| usize::from(n) != there) {
         let wanted = args.nodes.unwrap_or_default();
-        return Err(Failure::usage(format!(
+        return Err(CommandFailure::usage(format!(
             "the volume in {} has {there} node{}, not {wanted}",
             place.dir.display(),
             if there == 1 { "" } else { "s" }
@@ -326,10 +330,10 @@ fn check_same(place: &Place, volume: &VolumeFile, args: &UpArgs) -> Outcome {
             place.dir_flag()
         )));
     }
-    let executors = grow::most_executors(&volume.shards);
+    let executors = rebalance_cmd::most_executors(&volume.shards);
     if args.executors.is_some_and(|n| usize::from(n) != executors) {
         let wanted = args.executors.unwrap_or_default();
-        return Err(Failure::usage(format!(
+        return Err(CommandFailure::usage(format!(
             "the volume in {} has {executors} executor{} a node, not {wanted}",
             place.dir.display(),
             if executors == 1 { "" } else { "s" }
@@ -346,25 +350,26 @@ fn check_same(place: &Place, volume: &VolumeFile, args: &UpArgs) -> Outcome {
             place.dir.display(),
             volume.name
         );
-        return Err(Failure::usage(what).try_this("omit --name, or use another --dir"));
+        return Err(CommandFailure::usage(what).try_this("omit --name, or use another --dir"));
     }
     Ok(())
 }
 
-/// Verifies that the key file is whole, and that it holds the key of the daemons that run. They keep the key in memory, so
-/// nothing else would tell of a bad file before their next start, when it is late for a copy.
+/// Verifies that the key file is whole, and that it holds the key of the daemons that run. They
+/// keep the key in memory, so nothing else would tell of a bad file before their next start, when
+/// it is late for a copy.
 ///
 /// # Errors
 /// The file is missing or damaged, or has another key than a daemon that runs.
-fn verify_key(place: &Place, volume: &VolumeFile) -> Outcome {
+fn verify_key(place: &VolumeDir, volume: &VolumeFile) -> CommandResult {
     let path = place.key_file();
     let path = path.display();
     let here: Vec<&NodeEntry> =
-        volume.nodes.iter().filter(|entry| daemon::running(entry).is_some()).collect();
+        volume.nodes.iter().filter(|entry| daemon::running_daemon(entry).is_some()).collect();
     let key = match KeyFile::load(&place.key_file()) {
         Ok(key) => key,
         // A user who may not read it has asked for nothing that needs it.
-        Err(e) if e.is_others() => return Ok(()),
+        Err(e) if e.is_foreign() => return Ok(()),
         Err(e) => {
             let others = "put a copy of the file there, mode 0600, from another machine of the volume or from a backup";
             let last = format!(
@@ -378,15 +383,16 @@ fn verify_key(place: &Place, volume: &VolumeFile) -> Outcome {
                     "the daemons that run go on, and none starts anew without the key: before they end, {others}\n{last}"
                 ),
             };
-            return Err(Failure::new(e.to_string()).try_this(remedy));
+            return Err(CommandFailure::new(e.to_string()).try_this(remedy));
         }
     };
     for entry in here {
-        // One that cannot be reached in this way has other trouble, which is told by whoever needs it.
+        // One that cannot be reached in this way has other trouble, which is told by whoever needs
+        // it.
         let Err(error) = place.prove_key(volume, entry, key.clone()) else { continue };
         if error.is_wrong_key() {
             let what = format!("{} runs with another key than {path} holds", entry.name);
-            return Err(Failure::new(what).because(error).try_this(format!(
+            return Err(CommandFailure::new(what).because(error).try_this(format!(
                 "put the volume's key there again, from another machine of the volume or from a backup; or, if the file is \
                  right, start the daemon anew: tatami node stop{0} {1}, then tatami up{0}",
                 place.dir_flag(),
@@ -398,21 +404,21 @@ fn verify_key(place: &Place, volume: &VolumeFile) -> Outcome {
 }
 
 /// What this call has started, to be stopped again if the rest fails.
-struct Started<'a> {
-    place: &'a Place,
+struct StartedParts<'a> {
+    place: &'a VolumeDir,
     volume: &'a VolumeFile,
     nodes: Vec<NodeEntry>,
     mounts: Vec<PathBuf>,
 }
 
-impl Started<'_> {
+impl StartedParts<'_> {
     /// Starts all stopped daemons in parallel.
-    fn nodes(&mut self, spinner: &ProgressBar) -> Outcome {
+    fn start_nodes(&mut self, spinner: &ProgressBar) -> CommandResult {
         let mut failure = None;
-        let mut starting: Vec<(&NodeEntry, Starting)> = Vec::new();
+        let mut starting: Vec<(&NodeEntry, StartingProcess)> = Vec::new();
         for entry in &self.volume.nodes {
-            let process = daemon::answers(self.place, self.volume, entry).and_then(|there| {
-                if there { Ok(None) } else { daemon::start(self.place, entry).map(Some) }
+            let process = daemon::is_answering(self.place, self.volume, entry).and_then(|there| {
+                if there { Ok(None) } else { daemon::start_daemon(self.place, entry).map(Some) }
             });
             match process {
                 Ok(process) => starting.extend(process.map(|p| (entry, p))),
@@ -426,23 +432,23 @@ impl Started<'_> {
         // order.
         for (entry, process) in starting {
             spinner.set_message(format!("waiting for {}", entry.name));
-            match process.wait() {
+            match process.wait_ready() {
                 Ok(()) => self.nodes.push(entry.clone()),
                 Err(e) => failure = failure.or(Some(e)),
             }
         }
         for entry in &self.nodes {
-            daemon::note_made(self.place, entry)?;
+            daemon::record_in_use(self.place, entry)?;
         }
         failure.map_or(Ok(()), Err)
     }
 
     /// Mounts all nodes that are not mounted, in parallel.
-    fn mounts(&mut self, paths: &[PathBuf], spinner: &ProgressBar) -> Outcome {
+    fn start_mounts(&mut self, paths: &[PathBuf], spinner: &ProgressBar) -> CommandResult {
         let mut failure = None;
         let mut starting = Vec::new();
         for (entry, path) in self.volume.nodes.iter().zip(paths) {
-            match mount_cmd::ensure(self.place, entry, path) {
+            match mount_cmd::ensure_mounted(self.place, entry, path) {
                 Ok(process) => starting.extend(process.map(|p| (path, p))),
                 Err(e) => {
                     failure = Some(e);
@@ -452,7 +458,7 @@ impl Started<'_> {
         }
         for (path, process) in starting {
             spinner.set_message(format!("mounting {}", path.display()));
-            match process.wait() {
+            match process.wait_ready() {
                 Ok(()) => self.mounts.push(path.clone()),
                 Err(e) => failure = failure.or(Some(e)),
             }
@@ -460,23 +466,28 @@ impl Started<'_> {
         failure.map_or(Ok(()), Err)
     }
 
-    fn undo(&mut self, failure: Failure) -> Failure {
+    fn stop_started(&mut self, failure: CommandFailure) -> CommandFailure {
         for path in self.mounts.drain(..) {
-            if let Err(e) = mounts::end(&self.place.dir, &path, true, "") {
-                term::note(&e.report());
+            if let Err(e) = mounts::end_mount(&self.place.dir, &path, true, "") {
+                term::print_note(&e.report());
             }
         }
         for entry in self.nodes.drain(..).rev() {
-            if let Err(e) = daemon::stop(self.place, self.volume, &entry, true) {
-                term::note(&e.report());
+            if let Err(e) = daemon::stop_daemon(self.place, self.volume, &entry, true) {
+                term::print_note(&e.report());
             }
         }
         failure
     }
 }
 
-fn tell(place: &Place, volume: &VolumeFile, fresh: bool, started: &Started) -> Outcome {
-    let mut out = Out::new();
+fn print_summary(
+    place: &VolumeDir,
+    volume: &VolumeFile,
+    fresh: bool,
+    started: &StartedParts,
+) -> CommandResult {
+    let mut out = TermOutput::new();
     let nodes = volume.nodes.len();
     let did = match (fresh, started.nodes.len()) {
         (true, _) => "is created and runs",
@@ -485,9 +496,9 @@ fn tell(place: &Place, volume: &VolumeFile, fresh: bool, started: &Started) -> O
     };
     let head =
         format!("Volume {} {did}, {nodes} node{}.", volume.name, if nodes == 1 { "" } else { "s" });
-    writeln!(out, "{}", out.paint(HEAD, &head))?;
+    writeln!(out, "{}", out.paint_text(HEAD, &head))?;
     writeln!(out, "  directory  {}", place.dir.display())?;
-    let mounted: Vec<_> = mounts::MountRecord::of_volume(&place.dir);
+    let mounted: Vec<_> = mounts::MountRecord::list_volume(&place.dir);
     for (i, record) in mounted.iter().enumerate() {
         let label = if i == 0 { "mounted at" } else { "" };
         writeln!(out, "  {label:10} {}", record.path.display())?;
@@ -519,8 +530,8 @@ mod tests {
     #[test]
     fn the_file_that_is_laid_out_is_valid_and_sets_nothing() {
         let dir = tempfile::tempdir().expect("a temporary directory");
-        let at = At { dir: Some(dir.path().to_owned()), ..At::default() };
-        let text = documented(&at.open().expect("an empty place"));
+        let at = VolumeArgs { dir: Some(dir.path().to_owned()), ..VolumeArgs::default() };
+        let text = document_config(&at.open().expect("an empty place"));
         for key in &KEYS {
             assert!(text.contains(key.env), "{}", key.name);
         }
@@ -540,9 +551,9 @@ mod tests {
     #[test]
     fn shards_are_dealt_out_evenly() {
         let counts = |wanted: &str, count| {
-            let shards = shards(wanted, count, 1).expect("good");
+            let shards = assign_shards(wanted, count, 1).expect("good");
             assert_eq!(shards.len(), SHARDS_MAX);
-            let first = |node| ExecutorId::first(NodeId(node));
+            let first = |node| ExecutorId::first_of_node(NodeId(node));
             let of = |node| shards.iter().filter(|owner| **owner == first(node)).count();
             (0..count).map(of).collect::<Vec<_>>()
         };
@@ -551,26 +562,26 @@ mod tests {
         assert_eq!(counts("0", 3), [4096, 0, 0]);
         assert_eq!(counts("1-2, 3", 4), [0, 1366, 1365, 1365]);
         for wrong in ["4", "2-1", "x", "0,", "-"] {
-            assert!(shards(wrong, 4, 1).is_err(), "{wrong}");
+            assert!(assign_shards(wrong, 4, 1).is_err(), "{wrong}");
         }
     }
 
     #[test]
     fn shards_are_dealt_out_to_all_executors_of_a_node_before_the_next() {
-        let all = shards("0,2", 3, 3).expect("good");
-        let blocks = tatami_wire::shards::leads(&all);
+        let all = assign_shards("0,2", 3, 3).expect("good");
+        let blocks = tatami_wire::shards::first_shards(&all);
         let of = |(shard, owner): &(ShardId, ExecutorId)| (shard.0, owner.node.0, owner.index);
         assert_eq!(
             blocks.iter().map(of).collect::<Vec<_>>(),
             [(0, 0, 0), (683, 0, 1), (1366, 0, 2), (2048, 2, 0), (2731, 2, 1), (3414, 2, 2)]
         );
-        assert!(shards("all", 64, 64).is_ok(), "one each");
-        let said = shards("all", 65, 64).expect_err("too many").report();
+        assert!(assign_shards("all", 64, 64).is_ok(), "one each");
+        let said = assign_shards("all", 65, 64).expect_err("too many").report();
         assert!(said.contains("4096 shards") && said.contains("--executors 63"), "{said}");
     }
 
     #[test]
     fn words_are_wrapped() {
-        assert_eq!(wrap("a bb ccc", 4), ["a bb", "ccc"]);
+        assert_eq!(wrap_words("a bb ccc", 4), ["a bb", "ccc"]);
     }
 }

@@ -1,12 +1,12 @@
 //! `tatami du`: disk usage below a path, summed by the servers.
 
-use crate::error::{Failure, Outcome};
-use crate::place::At;
-use crate::session::{Found, Sessions};
-use crate::term::{self, Out};
-use crate::volume_path::{AnyPath, failed};
+use crate::error::{CommandFailure, CommandResult};
+use crate::session::{FoundPath, VolumeSessions};
+use crate::term::{self, TermOutput};
+use crate::volume_dir::VolumeArgs;
+use crate::volume_path::{AnyPath, volume_failure};
 use std::io::Write;
-use tatami_client::Used;
+use tatami_client::UsageSum;
 
 /// Bytes of a unit of storage.
 const BLOCK: u64 = 512;
@@ -15,7 +15,7 @@ const BLOCK: u64 = 512;
 #[derive(Debug, clap::Args)]
 pub struct DuArgs {
     #[command(flatten)]
-    at: At,
+    at: VolumeArgs,
     /// Only the given paths, not the directories below
     #[arg(short, long)]
     summarize: bool,
@@ -40,16 +40,16 @@ pub struct DuArgs {
 ///
 /// # Errors
 /// Paths that cannot be read; the rest is counted.
-pub fn run(args: &DuArgs) -> Outcome {
-    let mut out = Out::new();
+pub fn run(args: &DuArgs) -> CommandResult {
+    let mut out = TermOutput::new();
     let mut result = Ok(());
     let mut json = Vec::new();
-    let mut sessions = Sessions::new(&args.at);
+    let mut sessions = VolumeSessions::new(&args.at);
     for any in &args.paths {
-        let Found { tree, path, .. } = sessions.find(any)?;
-        let bar = term::spinner("scanning");
+        let FoundPath { tree, path, .. } = sessions.find_path(any)?;
+        let bar = term::new_spinner("scanning");
         let mut found = 0;
-        let usage = tree.usage(&path, &mut |more| {
+        let usage = tree.sum_usage(&path, &mut |more| {
             found += more;
             bar.set_message(format!("{found} names"));
         });
@@ -57,13 +57,13 @@ pub fn run(args: &DuArgs) -> Outcome {
         let usage = match usage {
             Ok(usage) => usage,
             Err(e) => {
-                keep_first(&mut result, any.failed("cannot look at", e));
+                keep_first(&mut result, any.operation_failure("cannot look at", e));
                 continue;
             }
         };
         for (path, errno) in &usage.failed {
-            let what = format!("cannot look into :{}", term::safe(path));
-            keep_first(&mut result, failed(&what, *errno));
+            let what = format!("cannot look into :{}", term::escape_name(path));
+            keep_first(&mut result, volume_failure(&what, *errno));
         }
         let skipped = if args.summarize { usage.paths.len().saturating_sub(1) } else { 0 };
         for (path, used) in &usage.paths[skipped..] {
@@ -73,26 +73,26 @@ pub fn run(args: &DuArgs) -> Outcome {
                     "directories": used.dirs, "size": used.size, "used": used.blocks * BLOCK,
                 }));
             } else {
-                writeln!(out, "{}\t:{}", amount(args, used), term::safe(path))?;
+                writeln!(out, "{}\t:{}", format_amount(args, used), term::escape_name(path))?;
             }
         }
     }
     if args.json {
-        out.json(&serde_json::json!({ "volume": sessions.volume(), "paths": json }))?;
+        out.write_json(&serde_json::json!({ "volume": sessions.volume_name(), "paths": json }))?;
     }
     out.flush()?;
     result
 }
 
-fn amount(args: &DuArgs, used: &Used) -> String {
+fn format_amount(args: &DuArgs, used: &UsageSum) -> String {
     let bytes = if args.apparent_size { used.size } else { used.blocks.saturating_mul(BLOCK) };
-    if args.human_readable { term::size(bytes) } else { bytes.div_ceil(1024).to_string() }
+    if args.human_readable { term::format_size(bytes) } else { bytes.div_ceil(1024).to_string() }
 }
 
 /// Keeps the first failure for the exit code and prints the others at once.
-fn keep_first(result: &mut Outcome, failure: Failure) {
+fn keep_first(result: &mut CommandResult, failure: CommandFailure) {
     match result {
         Ok(()) => *result = Err(failure),
-        Err(_) => term::complain(&failure.report()),
+        Err(_) => term::print_error(&failure.report()),
     }
 }

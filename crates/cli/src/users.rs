@@ -13,11 +13,11 @@ use std::time::Duration;
 /// Most users that a message lists.
 const LISTED: usize = 8;
 /// Longest wait for the entries of one process in /proc.
-const LOOK: Duration = Duration::from_secs(2);
+const INSPECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// One process that keeps a mount busy.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct User {
+pub struct MountUser {
     /// Its number.
     pub pid: i32,
     /// Its name.
@@ -29,9 +29,9 @@ pub struct User {
     pub has_copy_only: bool,
 }
 
-/// Returns those of [`of`] that would lose something if the mount went away.
-pub fn in_earnest(path: &Path) -> Vec<User> {
-    of(path).into_iter().filter(|user| !user.has_copy_only).collect()
+/// Returns those of [`find_users`] that would lose something if the mount went away.
+pub fn find_affected_users(path: &Path) -> Vec<MountUser> {
+    find_users(path).into_iter().filter(|user| !user.has_copy_only).collect()
 }
 
 /// Returns the processes that use a file at or below `path`, or have it in their mount namespace,
@@ -40,26 +40,26 @@ pub fn in_earnest(path: &Path) -> Vec<User> {
 /// While a process starts another program, the kernel locks its directory in /proc, even while the
 /// start waits for a file system that does not reply. Such a process is skipped after a timeout.
 /// The unmount itself fails if that process uses `path`.
-pub fn of(path: &Path) -> Vec<User> {
+pub fn find_users(path: &Path) -> Vec<MountUser> {
     let Ok(processes) = std::fs::read_dir("/proc") else { return Vec::new() };
     let me = std::process::id() as i32;
     let pids = processes.flatten().filter_map(|p| p.file_name().to_str()?.parse::<i32>().ok());
-    look_at_each(pids.filter(|pid| *pid != me).collect(), &Mount::at(path))
+    inspect_processes(pids.filter(|pid| *pid != me).collect(), &UsedMount::from_path(path))
 }
 
 /// Inspects the processes on a separate thread. If one blocks, that thread is abandoned and a new
 /// one continues with the next process.
-fn look_at_each(mut pids: VecDeque<i32>, mount: &Mount) -> Vec<User> {
+fn inspect_processes(mut pids: VecDeque<i32>, mount: &UsedMount) -> Vec<MountUser> {
     let mut found = BTreeMap::new();
     while !pids.is_empty() {
         let (sender, receiver) = channel();
         let (mount, all) = (mount.clone(), pids.clone());
         std::thread::spawn(move || {
             // The receiver is gone once this thread has been abandoned.
-            all.into_iter().all(|pid| sender.send(mount.user(pid)).is_ok())
+            all.into_iter().all(|pid| sender.send(mount.find_user(pid)).is_ok())
         });
         while let Some(pid) = pids.pop_front() {
-            match receiver.recv_timeout(LOOK) {
+            match receiver.recv_timeout(INSPECT_TIMEOUT) {
                 Ok(Some(user)) => drop(found.insert(pid, user)),
                 Ok(None) => {}
                 Err(_) => {
@@ -74,34 +74,34 @@ fn look_at_each(mut pids: VecDeque<i32>, mount: &Mount) -> Vec<User> {
 
 /// The properties of a mount that identify its users.
 #[derive(Clone)]
-struct Mount {
+struct UsedMount {
     path: PathBuf,
     device: Option<String>,
     namespace: Option<PathBuf>,
 }
 
-impl Mount {
-    fn at(path: &Path) -> Mount {
-        Mount {
+impl UsedMount {
+    fn from_path(path: &Path) -> UsedMount {
+        UsedMount {
             path: path.to_owned(),
-            device: mountinfo::at(path).map(|m| m.device),
+            device: mountinfo::mount_at(path).map(|m| m.device),
             namespace: std::fs::read_link("/proc/self/ns/mnt").ok(),
         }
     }
 
-    fn user(&self, pid: i32) -> Option<User> {
+    fn find_user(&self, pid: i32) -> Option<MountUser> {
         let process = PathBuf::from(format!("/proc/{pid}"));
         // A process that ends meanwhile, or belongs to another user, shows nothing. A namespace
         // that cannot be read counts as ours.
         let theirs = std::fs::read_link(process.join("ns/mnt")).ok();
         let elsewhere = theirs.is_some() && theirs != self.namespace;
         let (what, has_copy_only) = match (&self.device, elsewhere) {
-            (Some(device), true) => holds(&process, &self.path, device),
-            _ => uses(&process, &self.path).map(|what| (what, false)),
+            (Some(device), true) => namespace_use(&process, &self.path, device),
+            _ => process_use(&process, &self.path).map(|what| (what, false)),
         }?;
         let name = std::fs::read_to_string(process.join("comm")).unwrap_or_default();
-        let name = term::safe(name.trim().as_bytes());
-        Some(User { pid, name, what, has_copy_only })
+        let name = term::escape_name(name.trim().as_bytes());
+        Some(MountUser { pid, name, what, has_copy_only })
     }
 }
 
@@ -109,7 +109,7 @@ impl Mount {
 /// only an unused copy of our mount. The process holds it as long as it is mounted there, unless
 /// our unmount propagates. A mount at another path, or of a subdirectory, is deliberate and so
 /// counts as used.
-fn holds(process: &Path, path: &Path, device: &str) -> Option<(String, bool)> {
+fn namespace_use(process: &Path, path: &Path, device: &str) -> Option<(String, bool)> {
     let table = std::fs::read(process.join("mountinfo")).ok()?;
     let mut held: Vec<_> = mountinfo::parse(&table)
         .into_iter()
@@ -118,23 +118,23 @@ fn holds(process: &Path, path: &Path, device: &str) -> Option<(String, bool)> {
     // Deliberate mounts sort first: the message names the first one.
     held.sort_by_key(|m| m.path == path && m.root == Path::new("/"));
     let first = held.first()?;
-    let shown = term::safe(first.path.as_os_str().as_bytes());
+    let shown = term::escape_name(first.path.as_os_str().as_bytes());
     let sees = format!("sees it at {shown} in a mount namespace of its own");
     if first.path != path || first.root != Path::new("/") {
         return Some((sees, false));
     }
-    Some(match uses(process, path) {
+    Some(match process_use(process, path) {
         Some(what) => (format!("{what} in a mount namespace of its own"), false),
         None => (sees, true),
     })
 }
 
-fn uses(process: &Path, path: &Path) -> Option<String> {
+fn process_use(process: &Path, path: &Path) -> Option<String> {
     let below = |link: PathBuf| {
         let target = std::fs::read_link(link).ok()?;
         target.starts_with(path).then_some(target)
     };
-    let show = |p: &Path| term::safe(p.as_os_str().as_bytes());
+    let show = |p: &Path| term::escape_name(p.as_os_str().as_bytes());
     for (link, what) in [("cwd", "works in"), ("root", "has its root at"), ("exe", "runs")] {
         if let Some(target) = below(process.join(link)) {
             return Some(format!("{what} {}", show(&target)));
@@ -155,7 +155,7 @@ fn uses(process: &Path, path: &Path) -> Option<String> {
 }
 
 /// Formats one line per process.
-pub fn describe(users: &[User]) -> String {
+pub fn describe_users(users: &[MountUser]) -> String {
     let mut lines: Vec<String> = users
         .iter()
         .take(LISTED)
@@ -175,18 +175,18 @@ mod tests {
     fn an_open_file_shows() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let path = dir.path().canonicalize().expect("it is there");
-        assert!(of(&path).is_empty());
+        assert!(find_users(&path).is_empty());
         let file = std::fs::File::create(path.join("f")).expect("created");
         let mut child = std::process::Command::new("cat")
             .stdin(std::process::Stdio::piped())
             .stdout(file)
             .spawn()
             .expect("cat runs");
-        let users = of(&path);
+        let users = find_users(&path);
         drop(child.stdin.take());
         child.wait().expect("it ends");
         let user = users.iter().find(|u| u.pid == child.id() as i32).expect("it uses it");
         assert!(user.what.ends_with("f open"), "{}", user.what);
-        assert!(describe(&users).contains(&format!("(process {})", child.id())));
+        assert!(describe_users(&users).contains(&format!("(process {})", child.id())));
     }
 }

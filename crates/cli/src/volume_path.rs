@@ -1,13 +1,13 @@
 //! Paths on the command line: in the volume (`:/dir/file`) or on this machine.
 
-use crate::error::{Failure, Outcome};
-use crate::place::Place;
+use crate::error::{CommandFailure, CommandResult};
 use crate::term;
+use crate::volume_dir::VolumeDir;
 use rustix::process::{getegid, geteuid, getgroups};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
-use tatami_client::tree::Tree;
+use tatami_client::tree::VolumeTree;
 use tatami_wire::{Cred, Errno, GROUPS_MAX, NodeId};
 
 /// A path as given.
@@ -35,9 +35,9 @@ impl From<OsString> for AnyPath {
 
 /// Clap's parser for paths.
 #[derive(Clone, Debug)]
-pub struct Parser;
+pub struct AnyPathParser;
 
-impl clap::builder::TypedValueParser for Parser {
+impl clap::builder::TypedValueParser for AnyPathParser {
     type Value = AnyPath;
 
     fn parse_ref(
@@ -51,10 +51,10 @@ impl clap::builder::TypedValueParser for Parser {
 }
 
 impl clap::builder::ValueParserFactory for AnyPath {
-    type Parser = Parser;
+    type Parser = AnyPathParser;
 
-    fn value_parser() -> Parser {
-        Parser
+    fn value_parser() -> AnyPathParser {
+        AnyPathParser
     }
 }
 
@@ -62,8 +62,8 @@ impl clap::builder::ValueParserFactory for AnyPath {
 impl std::fmt::Display for AnyPath {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            AnyPath::Volume(path) => write!(f, ":{}", term::safe(path)),
-            AnyPath::Local(path) => f.write_str(&term::safe(path.as_os_str().as_bytes())),
+            AnyPath::Volume(path) => write!(f, ":{}", term::escape_name(path)),
+            AnyPath::Local(path) => f.write_str(&term::escape_name(path.as_os_str().as_bytes())),
         }
     }
 }
@@ -73,31 +73,31 @@ impl AnyPath {
     ///
     /// # Errors
     /// The path is local; the failure has the remedy.
-    pub fn in_volume(&self) -> Outcome<&[u8]> {
+    pub fn require_volume(&self) -> CommandResult<&[u8]> {
         match self {
             AnyPath::Volume(path) => Ok(path),
             AnyPath::Local(path) => {
                 let what = format!("{self} is a path on this machine, not in the volume");
                 let name = path.strip_prefix("/").unwrap_or(path);
-                Err(Failure::usage(what).try_this(format!(
+                Err(CommandFailure::usage(what).try_this(format!(
                     "paths in the volume begin with a colon: :/{}",
-                    term::safe(name.as_os_str().as_bytes())
+                    term::escape_name(name.as_os_str().as_bytes())
                 )))
             }
         }
     }
 
     /// Returns a failure for this path, with a remedy for the error number.
-    pub fn failed(&self, what: &str, errno: Errno) -> Failure {
-        failed(&format!("{what} {self}"), errno)
+    pub fn operation_failure(&self, what: &str, errno: Errno) -> CommandFailure {
+        volume_failure(&format!("{what} {self}"), errno)
     }
 }
 
 /// Returns a failure of an operation on the volume, with a remedy for the error number.
-pub fn failed(what: &str, errno: Errno) -> Failure {
-    let failure = Failure::new(format!("{what}: {errno}"));
+pub fn volume_failure(what: &str, errno: Errno) -> CommandFailure {
+    let failure = CommandFailure::new(format!("{what}: {errno}"));
     match errno {
-        Errno::EHOSTDOWN => Failure { exit: crate::error::Exit::Degraded, ..failure }
+        Errno::EHOSTDOWN => CommandFailure { exit: crate::error::ExitStatus::Degraded, ..failure }
             .try_this("a node is down: tatami status; tatami up"),
         Errno::EKEYREJECTED | Errno::EPROTO => {
             failure.try_this("this user may lack the volume's key for other nodes: run it as root")
@@ -110,14 +110,14 @@ pub fn failed(what: &str, errno: Errno) -> Failure {
 }
 
 /// Returns the credentials of the calling user.
-pub fn cred() -> Cred {
+pub fn current_cred() -> Cred {
     let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
     let groups = getgroups().unwrap_or_default();
     Cred { uid, gid, groups: groups.iter().map(|g| g.as_raw()).take(GROUPS_MAX).collect() }
 }
 
 /// Returns the umask: the permission bits that new files do not get.
-pub fn umask() -> u16 {
+pub fn read_umask() -> u16 {
     // Setting the umask is the only way to read it. No other thread of this process makes files
     // meanwhile.
     let mask = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
@@ -129,12 +129,12 @@ pub fn umask() -> u16 {
 ///
 /// # Errors
 /// No daemon answers.
-pub fn tree(place: &Place, node: Option<NodeId>) -> Outcome<Tree> {
-    Ok(Tree::new(place.client(node)?, cred()))
+pub fn connect_tree(place: &VolumeDir, node: Option<NodeId>) -> CommandResult<VolumeTree> {
+    Ok(VolumeTree::new(place.connect_client(node)?, current_cred()))
 }
 
 /// Returns the last component of a path; empty for the root.
-pub fn last(path: &[u8]) -> &[u8] {
+pub fn last_component(path: &[u8]) -> &[u8] {
     let end = path.iter().rposition(|b| *b != b'/').map_or(0, |i| i + 1);
     let start = path[..end].iter().rposition(|b| *b == b'/').map_or(0, |i| i + 1);
     &path[start..end]
@@ -153,7 +153,7 @@ mod tests {
         assert_eq!(parse(":"), AnyPath::Volume(b"/".to_vec()));
         assert_eq!(parse("a:/b"), AnyPath::Local("a:/b".into()));
         assert_eq!(parse("./:a"), AnyPath::Local("./:a".into()));
-        let text = parse("/dir/f").in_volume().expect_err("local").report();
+        let text = parse("/dir/f").require_volume().expect_err("local").report();
         assert!(text.contains(":/dir/f"), "{text}");
     }
 
@@ -162,12 +162,12 @@ mod tests {
         for (path, name) in
             [("/a/b", "b"), ("/a/b//", "b"), ("b", "b"), ("/", ""), ("", ""), ("/..", "..")]
         {
-            assert_eq!(last(path.as_bytes()), name.as_bytes(), "{path}");
+            assert_eq!(last_component(path.as_bytes()), name.as_bytes(), "{path}");
         }
     }
 
     #[test]
     fn the_umask_is_read_and_left() {
-        assert_eq!(umask(), umask());
+        assert_eq!(read_umask(), read_umask());
     }
 }

@@ -1,25 +1,25 @@
 //! `tatami where`: the nodes that have the bytes of files.
 
 use crate::container_cmd;
-use crate::error::{Failure, Outcome};
-use crate::place::At;
-use crate::session::{Found, Sessions};
-use crate::term::{self, DIM, HEAD, Out, Table};
+use crate::error::{CommandFailure, CommandResult};
+use crate::session::{FoundPath, VolumeSessions};
+use crate::term::{self, DIM, HEAD, TermOutput, TextTable};
+use crate::volume_dir::VolumeArgs;
 use crate::volume_path::AnyPath;
 use anstyle::Style;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
-use tatami_client::tree::{Tree, join};
-use tatami_client::{Whereabouts, whereabouts};
+use tatami_client::tree::{VolumeTree, join_path};
+use tatami_client::{DataPattern, find_locations};
 use tatami_cluster::VolumeFile;
-use tatami_wire::{Attr, Errno, Kind, NodeId, Piece};
+use tatami_wire::{Attr, Errno, InodeKind, NodeId, Piece};
 
 /// `tatami where`
 #[derive(Debug, clap::Args)]
 pub struct WhereArgs {
     #[command(flatten)]
-    at: At,
+    at: VolumeArgs,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -31,20 +31,20 @@ pub struct WhereArgs {
 
 /// The report on a file, or on all files below a directory.
 #[derive(Serialize)]
-struct Told {
+struct WhereReport {
     path: String,
     kind: &'static str,
     ino: u64,
     size: u64,
     /// Number of files: 1, or those below a directory.
     files: u64,
-    extents: Vec<ExtentTold>,
+    extents: Vec<ExtentReport>,
     /// Bytes and files by node.
-    nodes: Vec<NodeTold>,
+    nodes: Vec<NodeBytes>,
 }
 
 #[derive(Serialize)]
-struct ExtentTold {
+struct ExtentReport {
     offset: u64,
     /// Total bytes.
     len: u64,
@@ -64,7 +64,7 @@ struct ExtentTold {
 }
 
 #[derive(Serialize)]
-struct NodeTold {
+struct NodeBytes {
     node: u16,
     name: String,
     files: u64,
@@ -75,40 +75,45 @@ struct NodeTold {
 ///
 /// # Errors
 /// A path that is neither in the volume nor on a mount, or does not exist.
-pub fn run(args: &WhereArgs) -> Outcome {
-    let mut out = Out::new();
+pub fn run(args: &WhereArgs) -> CommandResult {
+    let mut out = TermOutput::new();
     let mut told = Vec::new();
-    let mut sessions = Sessions::new(&args.at);
+    let mut sessions = VolumeSessions::new(&args.at);
     let mut containers = Vec::new();
     for any in &args.paths {
         if let AnyPath::Local(path) = any
             && tatami_tiled::is_container(path)
         {
-            containers.extend(container_cmd::locate(&mut out, path, args.json)?);
+            containers.extend(container_cmd::locate_container(&mut out, path, args.json)?);
             continue;
         }
-        let Found { tree, volume, path, .. } = sessions.find(any)?;
-        let one = look(&tree, &volume, any, &path)?;
+        let FoundPath { tree, volume, path, .. } = sessions.find_path(any)?;
+        let one = build_report(&tree, &volume, any, &path)?;
         if !args.json {
-            print(&mut out, &one, any, told.is_empty())?;
+            print_report(&mut out, &one, any, told.is_empty())?;
         }
         told.push(one);
     }
     if args.json {
-        let volume = sessions.volume();
+        let volume = sessions.volume_name();
         let files = told.iter().map(serde_json::to_value).filter_map(Result::ok);
         let files: Vec<_> = files.chain(containers).collect();
-        out.json(&serde_json::json!({ "volume": volume, "files": files }))?;
+        out.write_json(&serde_json::json!({ "volume": volume, "files": files }))?;
     }
     out.flush()?;
     Ok(())
 }
 
-fn look(tree: &Tree, volume: &VolumeFile, any: &AnyPath, path: &[u8]) -> Outcome<Told> {
-    let failed = |e| any.failed("cannot look at", e);
+fn build_report(
+    tree: &VolumeTree,
+    volume: &VolumeFile,
+    any: &AnyPath,
+    path: &[u8],
+) -> CommandResult<WhereReport> {
+    let failed = |e| any.operation_failure("cannot look at", e);
     let attr = tree.stat(path, true).map_err(failed)?;
     let mut by_node = BTreeMap::new();
-    let mut told = Told {
+    let mut told = WhereReport {
         path: String::from_utf8_lossy(path).into_owned(),
         kind: "file",
         ino: attr.ino.0,
@@ -118,25 +123,25 @@ fn look(tree: &Tree, volume: &VolumeFile, any: &AnyPath, path: &[u8]) -> Outcome
         nodes: Vec::new(),
     };
     match attr.kind {
-        Kind::File => {
-            let runs = whereabouts(tree.client(), &attr).map_err(failed)?;
-            count(&mut by_node, &attr, &runs);
-            told.extents = extents(volume, &attr, runs);
+        InodeKind::File => {
+            let runs = find_locations(tree.client(), &attr).map_err(failed)?;
+            count_runs(&mut by_node, &attr, &runs);
+            told.extents = build_extents(volume, &attr, runs);
         }
-        Kind::Dir => {
+        InodeKind::Dir => {
             told.kind = "directory";
-            (told.size, told.files) = sum(tree, path, &mut by_node).map_err(failed)?;
+            (told.size, told.files) = sum_tree(tree, path, &mut by_node).map_err(failed)?;
         }
         _ => {
             let what = format!("{any} is a special file: it has no bytes");
-            return Err(Failure::new(what));
+            return Err(CommandFailure::new(what));
         }
     }
     told.nodes = by_node
         .into_iter()
-        .map(|(node, (files, bytes))| NodeTold {
+        .map(|(node, (files, bytes))| NodeBytes {
             node: node.0,
-            name: name(volume, node),
+            name: node_name(volume, node),
             files,
             bytes,
         })
@@ -144,15 +149,15 @@ fn look(tree: &Tree, volume: &VolumeFile, any: &AnyPath, path: &[u8]) -> Outcome
     Ok(told)
 }
 
-fn name(volume: &VolumeFile, node: NodeId) -> String {
+fn node_name(volume: &VolumeFile, node: NodeId) -> String {
     volume.node(node).map_or_else(|| format!("node {node}"), |n| n.name.clone())
 }
 
-type ByNode = BTreeMap<NodeId, (u64, u64)>;
+type BytesByNode = BTreeMap<NodeId, (u64, u64)>;
 
-fn count(by_node: &mut ByNode, attr: &Attr, runs: &[Whereabouts]) {
+fn count_runs(by_node: &mut BytesByNode, attr: &Attr, runs: &[DataPattern]) {
     let nodes: BTreeSet<NodeId> = match runs {
-        [] => attr.layout.pieces().map(|(node, _)| node).collect(),
+        [] => attr.layout.all_objects().map(|(node, _)| node).collect(),
         runs => runs.iter().map(|run| run.node).collect(),
     };
     for node in nodes {
@@ -164,7 +169,11 @@ fn count(by_node: &mut ByNode, attr: &Attr, runs: &[Whereabouts]) {
 }
 
 /// Sums all files below a directory: their bytes and their number.
-fn sum(tree: &Tree, path: &[u8], by_node: &mut ByNode) -> Result<(u64, u64), Errno> {
+fn sum_tree(
+    tree: &VolumeTree,
+    path: &[u8],
+    by_node: &mut BytesByNode,
+) -> Result<(u64, u64), Errno> {
     let mut todo = vec![path.to_vec()];
     let (mut bytes, mut files) = (0, 0);
     while let Some(path) = todo.pop() {
@@ -175,10 +184,10 @@ fn sum(tree: &Tree, path: &[u8], by_node: &mut ByNode) -> Result<(u64, u64), Err
         };
         for entry in entries {
             match (entry.kind, entry.attr) {
-                (Kind::Dir, _) => todo.push(join(&path, &entry.name)),
-                (Kind::File, Some(attr)) => {
-                    match whereabouts(tree.client(), &attr) {
-                        Ok(runs) => count(by_node, &attr, &runs),
+                (InodeKind::Dir, _) => todo.push(join_path(&path, &entry.name)),
+                (InodeKind::File, Some(attr)) => {
+                    match find_locations(tree.client(), &attr) {
+                        Ok(runs) => count_runs(by_node, &attr, &runs),
                         Err(Errno::ENOENT | Errno::ESTALE) => continue, // removed meanwhile
                         Err(e) => return Err(e),
                     }
@@ -192,20 +201,20 @@ fn sum(tree: &Tree, path: &[u8], by_node: &mut ByNode) -> Result<(u64, u64), Err
     Ok((bytes, files))
 }
 
-fn extents(volume: &VolumeFile, attr: &Attr, runs: Vec<Whereabouts>) -> Vec<ExtentTold> {
+fn build_extents(volume: &VolumeFile, attr: &Attr, runs: Vec<DataPattern>) -> Vec<ExtentReport> {
     runs.into_iter()
         .map(|run| {
             let node = volume.node(run.node);
             let object =
                 node.map(|n| tatami_node::backing_path(&n.dir, attr.ino, Piece(run.piece)));
-            ExtentTold {
+            ExtentReport {
                 offset: run.offset,
                 len: run.len,
                 count: run.count,
                 block: run.block,
                 stride: run.stride,
                 node: run.node.0,
-                name: name(volume, run.node),
+                name: node_name(volume, run.node),
                 address: node.map(|n| n.address.clone()).unwrap_or_default(),
                 piece: run.piece,
                 at: run.at,
@@ -215,61 +224,66 @@ fn extents(volume: &VolumeFile, attr: &Attr, runs: Vec<Whereabouts>) -> Vec<Exte
         .collect()
 }
 
-fn print(out: &mut Out, told: &Told, any: &AnyPath, first: bool) -> Outcome {
+fn print_report(
+    out: &mut TermOutput,
+    told: &WhereReport,
+    any: &AnyPath,
+    first: bool,
+) -> CommandResult {
     let plain = Style::new();
     if !first {
         writeln!(out)?;
     }
-    let title = out.paint(HEAD, &any.to_string());
+    let title = out.paint_text(HEAD, &any.to_string());
     if told.kind == "directory" {
         let files = if told.files == 1 { "file" } else { "files" };
-        writeln!(out, "{title}: {} {files}, {}", told.files, term::size(told.size))?;
-        let mut table = Table::new(&["NODE", ">FILES", ">BYTES", "SHARE"]);
+        writeln!(out, "{title}: {} {files}, {}", told.files, term::format_size(told.size))?;
+        let mut table = TextTable::new(&["NODE", ">FILES", ">BYTES", "SHARE"]);
         for node in &told.nodes {
-            table.row([
+            table.add_row([
                 (node.name.clone(), plain),
                 (node.files.to_string(), plain),
-                (term::size(node.bytes), plain),
-                (term::bar(share(node, told)), DIM),
+                (term::format_size(node.bytes), plain),
+                (term::share_bar(node_share(node, told)), DIM),
             ]);
         }
         if !told.nodes.is_empty() {
-            out.table(&table)?;
+            out.write_table(&table)?;
         }
         return Ok(());
     }
-    writeln!(out, "{title}: {} bytes ({})", told.size, term::size(told.size))?;
+    writeln!(out, "{title}: {} bytes ({})", told.size, term::format_size(told.size))?;
     if told.extents.is_empty() {
         let names: Vec<&str> = told.nodes.iter().map(|n| n.name.as_str()).collect();
         writeln!(out, "no bytes yet; they will be on {}", names.join(", "))?;
         return Ok(());
     }
     if told.nodes.len() > 1 {
-        let mut table = Table::new(&["NODE", ">BYTES", "SHARE"]);
+        let mut table = TextTable::new(&["NODE", ">BYTES", "SHARE"]);
         for node in &told.nodes {
-            let bytes = term::size(node.bytes);
-            table.row([
+            let bytes = term::format_size(node.bytes);
+            table.add_row([
                 (node.name.clone(), HEAD),
                 (bytes, plain),
-                (term::bar(share(node, told)), DIM),
+                (term::share_bar(node_share(node, told)), DIM),
             ]);
         }
-        out.table(&table)?;
+        out.write_table(&table)?;
         writeln!(out)?;
     }
-    stretches(out, &told.extents)?;
+    print_extents(out, &told.extents)?;
     Ok(())
 }
 
 /// Prints one line per pattern, with a column for blocks if a pattern has several.
-fn stretches(out: &mut Out, extents: &[ExtentTold]) -> Outcome {
+fn print_extents(out: &mut TermOutput, extents: &[ExtentReport]) -> CommandResult {
     let plain = Style::new();
     let simple = extents.iter().all(|extent| extent.count == 1);
     let heads: &[&str] = match simple {
         true => &[">OFFSET", ">LENGTH", "NODE", "ADDRESS", "OBJECT"],
         false => &[">OFFSET", ">LENGTH", "BLOCKS", "NODE", "ADDRESS", "OBJECT"],
     };
-    let mut table = Table::new(heads);
+    let mut table = TextTable::new(heads);
     for extent in extents {
         let (offset, len) = (extent.offset.to_string(), extent.len.to_string());
         let (node, address) = (extent.name.clone(), extent.address.clone());
@@ -277,18 +291,18 @@ fn stretches(out: &mut Out, extents: &[ExtentTold]) -> Outcome {
         let rest = [(node, HEAD), (address, plain), (object, DIM)];
         let [node, address, object] = rest;
         match simple {
-            true => table.row([(offset, plain), (len, plain), node, address, object]),
+            true => table.add_row([(offset, plain), (len, plain), node, address, object]),
             false => {
-                let blocks = (blocks(extent), plain);
-                table.row([(offset, plain), (len, plain), blocks, node, address, object]);
+                let blocks = (format_blocks(extent), plain);
+                table.add_row([(offset, plain), (len, plain), blocks, node, address, object]);
             }
         }
     }
-    out.table(&table)?;
+    out.write_table(&table)?;
     Ok(())
 }
 
-fn blocks(extent: &ExtentTold) -> String {
+fn format_blocks(extent: &ExtentReport) -> String {
     match extent.count {
         0 => "scattered".to_owned(),
         1 => "1".to_owned(),
@@ -296,6 +310,6 @@ fn blocks(extent: &ExtentTold) -> String {
     }
 }
 
-fn share(node: &NodeTold, told: &Told) -> f64 {
+fn node_share(node: &NodeBytes, told: &WhereReport) -> f64 {
     node.bytes as f64 / told.size.max(1) as f64
 }

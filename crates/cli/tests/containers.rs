@@ -7,7 +7,9 @@ use common::tatami;
 use std::ffi::OsStr;
 use std::path::Path;
 use tatami_layout::{Shape, View};
-use tatami_tiled::{Begin, Buffer, Environment, File, Flags, Hints, begin, machine};
+use tatami_tiled::{
+    Buffer, CollectiveOpen, Environment, Flags, Hints, RankFile, begin_open, machine,
+};
 
 const RANKS: u32 = 3;
 const BLOCK: u64 = 1000;
@@ -27,8 +29,8 @@ fn expected() -> Vec<u8> {
 fn job(path: &Path, dies: bool) {
     let flags = Flags::RDWR | Flags::CREATE;
     let hints = Hints::new([("tatami_container", "true")]);
-    let (environment, machine) = (Environment::default(), machine::id());
-    let token = begin(&Begin {
+    let (environment, machine) = (Environment::default(), machine::machine_id());
+    let token = begin_open(&CollectiveOpen {
         path,
         flags,
         mode: 0o640,
@@ -42,19 +44,20 @@ fn job(path: &Path, dies: bool) {
     let byte = Shape::bytes(1).unwrap();
     let mut files = Vec::new();
     for rank in 0..RANKS {
-        let file = File::open(path, flags, &hints, rank, token.clone()).unwrap();
+        let file = RankFile::open(path, flags, &hints, rank, token.clone()).unwrap();
         let extent = (BLOCK * u64::from(RANKS)) as i64;
         let shape = Shape::resized(0, extent, &Shape::bytes(BLOCK).unwrap()).unwrap();
         let view = View::new(BLOCK * u64::from(rank), 1, shape).unwrap();
         let mut data: Vec<u8> = (0..BLOCK * BLOCKS).map(|at| byte_at(view.offset_of(at))).collect();
         file.set_view(view);
-        file.write(0, &Buffer::of(&mut data, &byte)).unwrap();
+        file.write(0, &Buffer::from_slice(&mut data, &byte)).unwrap();
         files.push(file);
     }
     if !dies {
-        let sealed: Vec<Vec<u8>> = files.iter().map(|file| file.seal(false).unwrap()).collect();
+        let sealed: Vec<Vec<u8>> =
+            files.iter().map(|file| file.seal_piece(false).unwrap()).collect();
         let sealed: Vec<&[u8]> = sealed.iter().map(Vec::as_slice).collect();
-        files[0].publish(&sealed, false, true).unwrap();
+        files[0].publish_pieces(&sealed, false, true).unwrap();
     }
 }
 
@@ -146,7 +149,8 @@ fn a_damaged_journal_is_told_and_its_loss_accepted() {
     assert!((0..left.len()).all(|at| left[at] == if is_lost(at) { 0 } else { right[at] }));
 }
 
-/// The marker tells nothing on which bytes depend: the file is refused without it, and has all its bytes with a new one.
+/// The marker tells nothing on which bytes depend: the file is refused without it, and has all its
+/// bytes with a new one.
 #[test]
 fn a_damaged_marker_is_told_and_written_anew() {
     let dir = tempfile::tempdir().unwrap();

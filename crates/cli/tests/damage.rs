@@ -110,7 +110,8 @@ fn a_damaged_key_is_told_by_every_command() {
     volume.run("ls", NOTHING).works();
 }
 
-/// The daemons have the key in memory. That its file would not do for their next start is told while a copy may still be had.
+/// The daemons have the key in memory. That its file would not do for their next start is told
+/// while a copy may still be had.
 #[test]
 fn a_bad_key_file_is_told_while_the_daemons_run() {
     let volume = Volume::up(2);
@@ -123,7 +124,8 @@ fn a_bad_key_file_is_told_while_the_daemons_run() {
     bytes[7] = if bytes[7] == b'4' { b'5' } else { b'4' };
     std::fs::write(&file, &bytes).expect("written");
     up().fails(1, &[name, "does not match its checksum", "before they end", "backup"]);
-    // A whole key, of some other volume. An earlier version would have written it without a checksum.
+    // A whole key, of some other volume. An earlier version would have written it without a
+    // checksum.
     let other: String = (0..64).map(|digit| if digit % 2 == 0 { 'a' } else { '7' }).collect();
     std::fs::write(&file, &other).expect("written");
     up().fails(1, &["node0 runs with another key", name, "backup"]);

@@ -12,17 +12,17 @@ thread_local! {
 }
 
 /// Clears the note, before an operation begins.
-pub fn forget_cause() {
+pub fn clear_cause() {
     NOTE.with_borrow_mut(|note| *note = None);
 }
 
-/// Takes the note that this thread has left since [`forget_cause`].
+/// Takes the note that this thread has left since [`clear_cause`].
 pub fn take_cause() -> Option<String> {
     NOTE.with_borrow_mut(Option::take)
 }
 
 /// Notes why the operation fails with `errno`, unless the number explains it.
-pub fn note_cause(errno: Errno, why: impl FnOnce() -> String) {
+pub fn record_cause(errno: Errno, why: impl FnOnce() -> String) {
     if matches!(errno, Errno::EIO | Errno::EPROTO | Errno::EINTR) || errno.name().is_none() {
         NOTE.with_borrow_mut(|note| *note = Some(why()));
     }
@@ -34,15 +34,15 @@ mod tests {
 
     #[test]
     fn what_says_little_is_explained() {
-        forget_cause();
-        note_cause(Errno::ENOENT, || unreachable!("it tells enough"));
+        clear_cause();
+        record_cause(Errno::ENOENT, || unreachable!("it tells enough"));
         assert_eq!(take_cause(), None);
-        note_cause(Errno::EIO, || "the disk".into());
-        note_cause(Errno::EPROTO, || "node 1".into());
+        record_cause(Errno::EIO, || "the disk".into());
+        record_cause(Errno::EPROTO, || "node 1".into());
         assert_eq!(take_cause().as_deref(), Some("node 1"));
         assert_eq!(take_cause(), None);
-        note_cause(Errno(7777), || "node 2".into());
-        forget_cause();
+        record_cause(Errno(7777), || "node 2".into());
+        clear_cause();
         assert_eq!(take_cause(), None);
     }
 }

@@ -1,27 +1,27 @@
 //! The session of a client: its identity, the nodes and executors of the volume, and the routing of
 //! requests to them.
 
-use crate::cause::note_cause;
+use crate::cause::record_cause;
 use crate::connection::{Caller, ConnectError, Connection, Endpoint};
-use crate::delegations::Delegations;
-use crate::executor::Executor;
-use crate::locks::Locks;
-use crate::lost::Losses;
-use crate::partitions::Partitions;
-use crate::peer::{Peer, Retry};
-use crate::remote::Streams;
-use crate::room::{Rooms, WhenFull};
-use crate::space::ToldSpace;
+use crate::delegations::DelegationCache;
+use crate::executor::ExecutorClient;
+use crate::locks::ClientLocks;
+use crate::lost::LossTracker;
+use crate::node::{NodeClient, Retry};
+use crate::partitions::PartitionCache;
+use crate::remote::WriteStreams;
+use crate::room::{RoomCache, WhenFull};
+use crate::space::NodeSpaces;
 use crate::tiles::TiledFiles;
-use crate::ways::Ways;
-use crate::written::Away;
+use crate::unsynced::UnsyncedNames;
+use crate::written::AwayNodes;
 use parking_lot::{Condvar, Mutex, RwLock};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tatami_wire::admin::{AdminCall, AdminReply, AdminResult, ClusterMap};
-use tatami_wire::frame::{Class, FrameError};
+use tatami_wire::frame::{FrameClass, FrameError};
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult};
 use tatami_wire::{
     Attr, ClientId, Cred, Errno, ExecutorId, Ino, NodeId, ShardId, VolumeId, VolumeKey,
@@ -29,14 +29,14 @@ use tatami_wire::{
 
 /// How long an operation waits for a daemon that does not answer, unless the caller sets another
 /// time.
-pub const DEFAULT_PATIENCE: Duration = Duration::from_secs(60);
+pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Most nodes of a volume.
 const NODES_MAX: usize = 4096;
 
 /// How to reach a volume.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct ClientOptions {
     /// Any daemon of the volume. Over a UNIX socket its node becomes the home node of the client.
     pub endpoint: Endpoint,
     /// The volume's key. Without the key, the client reaches other nodes through the daemon of this
@@ -51,17 +51,17 @@ pub struct Options {
     pub when_full: WhenFull,
 }
 
-impl Options {
+impl ClientOptions {
     /// Returns the options for an endpoint, with defaults for everything else.
-    pub fn new(endpoint: Endpoint) -> Options {
+    pub fn new(endpoint: Endpoint) -> ClientOptions {
         let when_full = WhenFull::default();
-        Options { endpoint, key: None, volume: None, patience: DEFAULT_PATIENCE, when_full }
+        ClientOptions { endpoint, key: None, volume: None, patience: DEFAULT_TIMEOUT, when_full }
     }
 }
 
 /// Why a volume can't be reached.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum ClientError {
     /// No connection to the first daemon.
     #[error(transparent)]
     Connect(#[from] ConnectError),
@@ -92,34 +92,34 @@ pub struct Client {
     volume: VolumeId,
     map: RwLock<Arc<ClusterMap>>,
     /// Notified when the epoch of the map changes.
-    renewed: (Mutex<()>, Condvar),
+    map_changed: (Mutex<()>, Condvar),
     patience: Duration,
     home: Option<NodeId>,
     /// The first daemon that the client connected to.
     first: Endpoint,
     caller: Caller,
     /// By node number, filled when a node is first used.
-    peers: Box<[OnceLock<Arc<Peer>>]>,
-    pub(crate) partitions: Box<Partitions>,
-    pub(crate) streams: Streams,
+    peers: Box<[OnceLock<Arc<NodeClient>>]>,
+    pub(crate) partitions: Box<PartitionCache>,
+    pub(crate) streams: WriteStreams,
     pub(crate) tiled: TiledFiles,
-    pub(crate) locks: Box<Locks>,
-    pub(crate) away: Away,
-    pub(crate) told_space: ToldSpace,
-    pub(crate) rooms: Rooms,
-    pub(crate) ways: Ways,
-    pub(crate) losses: Box<Losses>,
+    pub(crate) locks: Box<ClientLocks>,
+    pub(crate) away_nodes: AwayNodes,
+    pub(crate) node_spaces: NodeSpaces,
+    pub(crate) room_cache: RoomCache,
+    pub(crate) unsynced_names: UnsyncedNames,
+    pub(crate) loss_tracker: Box<LossTracker>,
 }
 
-impl Error {
+impl ClientError {
     /// Returns whether a daemon was there and stayed silent until the timeout.
     pub fn is_timeout(&self) -> bool {
         match self {
-            Error::Connect(e) => e.is_timeout(),
-            Error::Map { source: FrameError::Io(e), .. } => {
+            ClientError::Connect(e) => e.is_timeout(),
+            ClientError::Map { source: FrameError::Io(e), .. } => {
                 e.kind() == std::io::ErrorKind::TimedOut
             }
-            Error::Map { .. } | Error::BadMap { .. } | Error::Random(_) => false,
+            ClientError::Map { .. } | ClientError::BadMap { .. } | ClientError::Random(_) => false,
         }
     }
 }
@@ -128,10 +128,10 @@ impl Client {
     /// Connects to a daemon and gets the cluster map from it.
     ///
     /// # Errors
-    /// [`Error`]. A daemon that is not there is an error at once: the operation timeout is for
-    /// volumes that were there before. A daemon that is there and drops the connection because it
-    /// is busy is asked again.
-    pub fn connect(options: Options) -> Result<Client, Error> {
+    /// [`ClientError`]. A daemon that is not there is an error at once: the operation timeout is
+    /// for volumes that were there before. A daemon that is there and drops the connection because
+    /// it is busy is asked again.
+    pub fn connect(options: ClientOptions) -> Result<Client, ClientError> {
         let patience = options.patience;
         Client::connect_within(patience, options)
     }
@@ -140,17 +140,20 @@ impl Client {
     ///
     /// # Errors
     /// As [`Client::connect`].
-    pub fn connect_within(timeout: Duration, options: Options) -> Result<Client, Error> {
+    pub fn connect_within(
+        timeout: Duration,
+        options: ClientOptions,
+    ) -> Result<Client, ClientError> {
         let mut id = [0; 16];
-        getrandom::fill(&mut id).map_err(Error::Random)?;
+        getrandom::fill(&mut id).map_err(ClientError::Random)?;
         let mut caller = Caller { client: ClientId(id), volume: options.volume, key: options.key };
         let endpoint = options.endpoint;
         let mut first = Connection::open_admin(&endpoint, &caller, timeout)?;
         caller.volume = Some(first.welcome.volume);
         let map: AdminResult = first
-            .call(Class::Admin, 0, &AdminCall::Map)
-            .map_err(|source| Error::Map { endpoint: endpoint.clone(), source })?;
-        let bad = |why: String| Error::BadMap { endpoint: endpoint.clone(), why };
+            .call(FrameClass::Admin, 0, &AdminCall::Map)
+            .map_err(|source| ClientError::Map { endpoint: endpoint.clone(), source })?;
+        let bad = |why: String| ClientError::BadMap { endpoint: endpoint.clone(), why };
         let map = match map {
             Ok(AdminReply::Map(map)) => map,
             Ok(_) => return Err(bad("it answered something else".into())),
@@ -159,7 +162,7 @@ impl Client {
         // The map comes from the network: routing indexes arrays by its node numbers.
         check_map(&map).map_err(&bad)?;
         let ring = map.shard_map().ok_or_else(|| bad("so many shards there cannot be".into()))?;
-        let partitions = Box::new(Partitions::new(map.volume, ring));
+        let partitions = Box::new(PartitionCache::new(map.volume, ring));
         // Only a UNIX socket proves that the daemon runs on this machine, so that its files can be
         // opened here.
         let home = matches!(endpoint, Endpoint::Unix(_)).then_some(first.welcome.node);
@@ -168,21 +171,21 @@ impl Client {
             id: caller.client,
             volume: map.volume,
             map: RwLock::new(Arc::new(map)),
-            renewed: Default::default(),
+            map_changed: Default::default(),
             patience: options.patience,
             home,
             first: endpoint,
             caller,
             peers,
             partitions,
-            streams: Streams::default(),
+            streams: WriteStreams::default(),
             tiled: TiledFiles::default(),
             locks: Box::default(),
-            away: Away::default(),
-            told_space: ToldSpace::default(),
-            rooms: Rooms::new(options.when_full),
-            ways: Ways::default(),
-            losses: Box::default(),
+            away_nodes: AwayNodes::default(),
+            node_spaces: NodeSpaces::default(),
+            room_cache: RoomCache::new(options.when_full),
+            unsynced_names: UnsyncedNames::default(),
+            loss_tracker: Box::default(),
         })
     }
 
@@ -203,7 +206,7 @@ impl Client {
     }
 
     /// Returns how long an operation waits for a daemon that does not answer.
-    pub(crate) fn patience(&self) -> Duration {
+    pub(crate) fn operation_timeout(&self) -> Duration {
         self.patience
     }
 
@@ -218,18 +221,18 @@ impl Client {
 
     /// Sends one request to the executor that serves its shard, and follows the shard when it has
     /// moved.
-    pub(crate) fn ask_owner(&self, call: &MetaCall) -> MetaResult {
+    pub(crate) fn send_to_owner(&self, call: &MetaCall) -> MetaResult {
         let shard = call.shard;
         let mut retry = None;
         loop {
             // Read again in each round: the reply of the last round may have renewed the map.
             let executor = self.owner(shard).ok_or(Errno::ESTALE)?;
-            match self.ask(executor, call) {
-                Ok(MetaReply::Elsewhere { .. }) => {
+            match self.send_to_executor(executor, call) {
+                Ok(MetaReply::WrongShard { .. }) => {
                     // The source of a shard migration commits before the destination hears of it.
                     // So for a moment an executor may know less than this client: it is asked again
                     // after a pause.
-                    if !self.renew_map(shard, executor)
+                    if !self.refresh_shard_owner(shard, executor)
                         && !retry.get_or_insert_with(|| Retry::new(self.patience)).pause()
                     {
                         return Err(Errno::EHOSTDOWN);
@@ -243,22 +246,22 @@ impl Client {
     /// Sends one request to an executor, about all shards that it serves.
     ///
     /// # Errors
-    /// As [`Client::meta`]; `ENXIO` for an executor that serves none.
-    pub fn meta_at(
+    /// As [`Client::send_meta`]; `ENXIO` for an executor that serves none.
+    pub fn request_executor(
         &self,
         executor: ExecutorId,
         cred: &Cred,
         op: MetaOp,
     ) -> Result<MetaReply, Errno> {
-        self.ask(executor, &self.call_of_all(executor, cred, op))
+        self.send_to_executor(executor, &self.build_executor_call(executor, cred, op))
     }
 
     /// Sends one request to each of these executors, all at the same time, in the order of the
     /// executors.
     ///
     /// # Errors
-    /// As [`Client::meta`], from any of them.
-    pub(crate) fn meta_of(
+    /// As [`Client::send_meta`], from any of them.
+    pub(crate) fn request_executors(
         &self,
         executors: BTreeSet<ExecutorId>,
         op: &MetaOp,
@@ -266,19 +269,20 @@ impl Client {
         debug_assert!(!op.is_mutation(), "what was learnt of it would be lost");
         let mut begun = Vec::new();
         for id in executors {
-            let call = self.call_of_all(id, &Cred::ROOT, op.clone());
-            let executor = self.executor(id)?;
-            begun.push((executor, executor.begin(&call), call));
+            let call = self.build_executor_call(id, &Cred::ROOT, op.clone());
+            let executor = self.executor_client(id)?;
+            begun.push((executor, executor.begin_call(&call), call));
         }
         // All calls must be finished, even after one has failed: each holds a slot of its executor.
-        let end =
-            |(executor, begun, call): (&Executor, _, _)| (executor.id, executor.end(begun, &call));
+        let end = |(executor, begun, call): (&ExecutorClient, _, _)| {
+            (executor.id, executor.finish_call(begun, &call))
+        };
         let ended: Vec<_> = begun.into_iter().map(end).collect();
         ended.into_iter().map(|(id, answer)| Ok((id, answer?.0?))).collect()
     }
 
-    fn call_of_all(&self, executor: ExecutorId, cred: &Cred, op: MetaOp) -> MetaCall {
-        let leads = self.map().leads();
+    fn build_executor_call(&self, executor: ExecutorId, cred: &Cred, op: MetaOp) -> MetaCall {
+        let leads = self.map().first_shards();
         let lead = leads.iter().find(|(_, lead)| *lead == executor);
         // An executor that has given away all its shards meanwhile answers for those that it still
         // has.
@@ -286,29 +290,29 @@ impl Client {
         MetaCall { shard, cred: cred.clone(), op }
     }
 
-    pub(crate) fn ask(&self, executor: ExecutorId, call: &MetaCall) -> MetaResult {
-        let executor = self.executor(executor)?;
+    pub(crate) fn send_to_executor(&self, executor: ExecutorId, call: &MetaCall) -> MetaResult {
+        let executor = self.executor_client(executor)?;
         // The ticket is taken before the request is sent: a recall that arrives in between makes
         // the reply outdated.
-        let asked = executor.delegations.ask(&call.op);
-        let (result, granted) = match executor.meta(call) {
+        let asked = executor.delegations.begin_request(&call.op);
+        let (result, granted) = match executor.send_meta(call) {
             Ok((result, granted)) => (result, granted),
             Err(e) => (Err(e), None),
         };
         let told = result.as_ref().map_err(|e| *e);
         // Also after an error: a change without a reply may have taken effect, so the cache must
         // learn of it.
-        executor.delegations.learn(&call.op, asked, told, granted.as_ref());
+        executor.delegations.finish_request(&call.op, asked, told, granted.as_ref());
         result
     }
 
     /// Sends requests to executors, all at the same time, in the order of the executors. Returns
     /// the replies in the same order.
-    pub(crate) fn ask_several(&self, calls: &[(ExecutorId, MetaCall)]) -> Vec<MetaResult> {
+    pub(crate) fn send_to_executors(&self, calls: &[(ExecutorId, MetaCall)]) -> Vec<MetaResult> {
         let begin = |(executor, call): &(ExecutorId, MetaCall)| {
-            let executor = self.executor(*executor)?;
-            let asked = executor.delegations.ask(&call.op);
-            Ok((executor, asked, executor.begin(call)))
+            let executor = self.executor_client(*executor)?;
+            let asked = executor.delegations.begin_request(&call.op);
+            Ok((executor, asked, executor.begin_call(call)))
         };
         // All calls must be finished, even after one has failed: each holds a slot of its executor.
         let begun: Vec<Result<_, Errno>> = calls.iter().map(begin).collect();
@@ -324,7 +328,7 @@ impl Client {
             // If one executor of a node has used up the timeout, the others of that node are not
             // waited for again.
             let patience = if away.contains(&id.node) { Duration::ZERO } else { self.patience };
-            let (result, granted) = match executor.end_within(patience, begun, call) {
+            let (result, granted) = match executor.finish_call_within(patience, begun, call) {
                 Ok((result, granted)) => (result, granted),
                 Err(e) => (Err(e), None),
             };
@@ -332,82 +336,96 @@ impl Client {
                 away.push(id.node);
             }
             if let Err(errno) = &result {
-                note_cause(*errno, || format!("executor {id}: {errno}"));
+                record_cause(*errno, || format!("executor {id}: {errno}"));
             }
             let told = result.as_ref().map_err(|e| *e);
-            executor.delegations.learn(&call.op, asked, told, granted.as_ref());
+            executor.delegations.finish_request(&call.op, asked, told, granted.as_ref());
             results.push(result);
         }
         results
     }
 
     /// Returns whether any executor can delegate something to this client.
-    pub(crate) fn is_delegated_anything(&self) -> bool {
-        let mut met = self.peers.iter().filter_map(OnceLock::get).flat_map(|peer| peer.executors());
-        met.any(|executor| executor.delegations.are_on())
+    pub(crate) fn has_delegations(&self) -> bool {
+        let mut met =
+            self.peers.iter().filter_map(OnceLock::get).flat_map(|peer| peer.known_executors());
+        met.any(|executor| executor.delegations.is_enabled())
     }
 
     /// Returns the delegation caches of the executors that can have an inode: that of its owner
     /// shard, and that of its allocating shard where these differ.
-    pub(crate) fn delegations(&self, ino: Ino) -> [Option<&Delegations>; 2] {
+    pub(crate) fn delegation_caches(&self, ino: Ino) -> [Option<&DelegationCache>; 2] {
         let (home, birth) = {
             let map = self.map.read();
-            let birth = (ino.birth() != ino.shard()).then(|| map.owner(ino.birth())).flatten();
-            (map.owner(ino.shard()), birth)
+            let birth = (ino.allocating_shard() != ino.owner_shard())
+                .then(|| map.owner(ino.allocating_shard()))
+                .flatten();
+            (map.owner(ino.owner_shard()), birth)
         };
-        let of = |id: ExecutorId| self.executor(id).ok().map(|executor| &executor.delegations);
+        let of =
+            |id: ExecutorId| self.executor_client(id).ok().map(|executor| &executor.delegations);
         [home.and_then(of), birth.filter(|id| Some(*id) != home).and_then(of)]
     }
 
     /// Returns the attributes of an inode from the cache, if they are delegated to this client.
-    pub fn known_attr(&self, ino: Ino) -> Option<Attr> {
-        let known = self.delegations(ino).into_iter().flatten().find_map(|known| known.attr(ino));
-        known.or_else(|| self.split_attr(ino))
+    pub fn cached_attr(&self, ino: Ino) -> Option<Attr> {
+        let known = self
+            .delegation_caches(ino)
+            .into_iter()
+            .flatten()
+            .find_map(|known| known.cached_attr(ino));
+        known.or_else(|| self.sum_partition_attrs(ino))
     }
 
     /// Returns for how long the kernel may cache these attributes. The time is zero unless they are
     /// delegated to this client. The client makes the kernel drop them before they change: see
     /// [`Client::hold_delegations`].
-    pub fn attr_time(&self, attr: &Attr) -> Duration {
-        let times = self.delegations(attr.ino).into_iter().flatten();
-        let time = times.filter_map(|known| known.lend_attr(attr)).next();
-        time.or_else(|| self.lend_split(attr)).unwrap_or_default()
+    pub fn attr_timeout(&self, attr: &Attr) -> Duration {
+        let times = self.delegation_caches(attr.ino).into_iter().flatten();
+        let time = times.filter_map(|known| known.grant_attr_timeout(attr)).next();
+        time.or_else(|| self.grant_split_timeout(attr)).unwrap_or_default()
     }
 
     /// Returns for how long the kernel may cache that `name` leads to that inode, or to none. The
     /// time is zero unless the directory is delegated to this client and no other client has
     /// changed it for some time.
-    pub fn name_time(&self, dir: Ino, name: &[u8], to: Option<Ino>) -> Duration {
-        let dir = self.partitions.of_name(dir, name);
-        let times = self.delegations(dir).into_iter().flatten();
-        times.filter_map(|known| known.lend_name(dir, name, to)).next().unwrap_or_default()
+    pub fn entry_timeout(&self, dir: Ino, name: &[u8], to: Option<Ino>) -> Duration {
+        let dir = self.partitions.partition_of_name(dir, name);
+        let times = self.delegation_caches(dir).into_iter().flatten();
+        times
+            .filter_map(|known| known.grant_entry_timeout(dir, name, to))
+            .next()
+            .unwrap_or_default()
     }
 
     /// Makes the kernel drop the attributes of `ino`, because the executors do not know all of
     /// them.
-    pub fn end_attr_time(&self, ino: Ino) {
-        self.delegations(ino).into_iter().flatten().for_each(|known| known.end_loan(ino));
+    pub fn revoke_attr_timeout(&self, ino: Ino) {
+        self.delegation_caches(ino)
+            .into_iter()
+            .flatten()
+            .for_each(|known| known.revoke_attr_timeout(ino));
     }
 
     /// Asks the node of `executor`, which does not serve `shard`, for a newer map. Returns whether
     /// another executor serves the shard now.
-    pub(crate) fn renew_map(&self, shard: ShardId, executor: ExecutorId) -> bool {
+    pub(crate) fn refresh_shard_owner(&self, shard: ShardId, executor: ExecutorId) -> bool {
         // Only if no other thread has renewed the map meanwhile.
         if self.owner(shard) == Some(executor) {
-            self.learn_map_of(executor.node);
+            self.fetch_map_from(executor.node);
         }
         self.owner(shard) != Some(executor)
     }
 
     /// Asks all nodes that answer for the map. Returns its epoch.
     pub fn refresh_map(&self) -> u64 {
-        self.map().nodes.iter().for_each(|node| self.learn_map_of(node.id));
+        self.map().nodes.iter().for_each(|node| self.fetch_map_from(node.id));
         self.map().epoch
     }
 
     /// Fetches the map of a node and merges the newer parts of it.
-    pub(crate) fn learn_map_of(&self, node: NodeId) {
-        let Ok(AdminReply::Map(map)) = self.admin(node, AdminCall::Map) else { return };
+    pub(crate) fn fetch_map_from(&self, node: NodeId) {
+        let Ok(AdminReply::Map(map)) = self.send_admin(node, AdminCall::Map) else { return };
         if let Err(why) = check_map(&map) {
             tracing::error!(%node, %why, "it told a map that makes no sense");
             return;
@@ -416,7 +434,7 @@ impl Client {
         // each other's merge.
         let mut held = self.map.write();
         let mut ours = ClusterMap::clone(&held);
-        if !ours.merge(&map) {
+        if !ours.merge_newer(&map) {
             return;
         }
         tracing::info!(epoch = ours.epoch, "the map has changed");
@@ -424,52 +442,52 @@ impl Client {
             tracing::trace!(%before, %now, "a shard has moved");
             // Locks of this client may have moved with the shard. The new executor must hear of
             // them before it grants them to others.
-            if let Ok(executor) = self.executor_of(&ours, *now) {
-                executor.locks.shards_have_come();
-                self.locks.note(|news| _ = news.reclaim.insert(*now));
+            if let Ok(executor) = self.executor_in_map(&ours, *now) {
+                executor.locks.require_reclaim();
+                self.locks.notify_waiters(|news| _ = news.reclaim.insert(*now));
             }
         }
         *held = Arc::new(ours);
         // Waiters take the lock of the map while they hold the mutex for the wake-up: so it must be
         // free here.
         drop(held);
-        self.wake_for_map();
+        self.wake_map_waiters();
     }
 
     /// Fetches the map of `node`, if its epoch is higher than that of this client's map.
-    pub(crate) fn hear_of_map(&self, node: NodeId, epoch: u64) {
+    pub(crate) fn receive_map_epoch(&self, node: NodeId, epoch: u64) {
         if epoch > self.map.read().epoch {
-            self.learn_map_of(node);
+            self.fetch_map_from(node);
         }
     }
 
     /// Waits until the map has another epoch than `epoch`, or until `stop` is set and
-    /// [`Client::wake_for_map`] called.
+    /// [`Client::wake_map_waiters`] called.
     pub fn wait_for_map(&self, epoch: u64, stop: &AtomicBool) {
-        let mut guard = self.renewed.0.lock();
+        let mut guard = self.map_changed.0.lock();
         while self.map.read().epoch == epoch && !stop.load(SeqCst) {
-            self.renewed.1.wait(&mut guard);
+            self.map_changed.1.wait(&mut guard);
         }
     }
 
     /// Wakes all threads that wait for another map.
-    pub fn wake_for_map(&self) {
+    pub fn wake_map_waiters(&self) {
         // With the lock held, no waiter is between its check of the epoch and its wait: it would
         // miss the wake-up.
-        let _guard = self.renewed.0.lock();
-        self.renewed.1.notify_all();
+        let _guard = self.map_changed.0.lock();
+        self.map_changed.1.notify_all();
     }
 
     /// Sends one administrative request to one node.
     ///
     /// # Errors
     /// The node's, or `EHOSTDOWN` at once when the node is down.
-    pub fn admin(&self, node: NodeId, call: AdminCall) -> Result<AdminReply, Errno> {
-        let result: AdminResult = self.peer(node)?.admin(&call)?;
+    pub fn send_admin(&self, node: NodeId, call: AdminCall) -> Result<AdminReply, Errno> {
+        let result: AdminResult = self.node_client(node)?.send_admin(&call)?;
         result
     }
 
-    pub(crate) fn peer(&self, node: NodeId) -> Result<&Arc<Peer>, Errno> {
+    pub(crate) fn node_client(&self, node: NodeId) -> Result<&Arc<NodeClient>, Errno> {
         if let Some(peer) = self.peers.get(usize::from(node.0)).and_then(OnceLock::get) {
             return Ok(peer);
         }
@@ -477,18 +495,18 @@ impl Client {
             // The node may have joined since the map was fetched.
             self.refresh_map();
         }
-        self.peer_of(&self.map(), node)
+        self.node_in_map(&self.map(), node)
     }
 
-    pub(crate) fn executor(&self, id: ExecutorId) -> Result<&Executor, Errno> {
-        self.peer(id.node)?.executor(id.index).ok_or(Errno::ENXIO)
+    pub(crate) fn executor_client(&self, id: ExecutorId) -> Result<&ExecutorClient, Errno> {
+        self.node_client(id.node)?.executor(id.index).ok_or(Errno::ENXIO)
     }
 
-    fn executor_of(&self, map: &ClusterMap, id: ExecutorId) -> Result<&Executor, Errno> {
-        self.peer_of(map, id.node)?.executor(id.index).ok_or(Errno::ENXIO)
+    fn executor_in_map(&self, map: &ClusterMap, id: ExecutorId) -> Result<&ExecutorClient, Errno> {
+        self.node_in_map(map, id.node)?.executor(id.index).ok_or(Errno::ENXIO)
     }
 
-    fn peer_of(&self, map: &ClusterMap, node: NodeId) -> Result<&Arc<Peer>, Errno> {
+    fn node_in_map(&self, map: &ClusterMap, node: NodeId) -> Result<&Arc<NodeClient>, Errno> {
         let place = self.peers.get(usize::from(node.0)).ok_or(Errno::ENXIO)?;
         let info = map.nodes.iter().find(|info| info.id == node).ok_or(Errno::ENXIO)?;
         Ok(place.get_or_init(|| {
@@ -499,7 +517,7 @@ impl Client {
                 }
                 _ => Endpoint::Tcp(info.address.clone()),
             };
-            Arc::new(Peer::new(node, there, self.caller.clone(), self.patience))
+            Arc::new(NodeClient::new(node, there, self.caller.clone(), self.patience))
         }))
     }
 }
@@ -549,7 +567,7 @@ mod tests {
 
     #[test]
     fn a_map_must_make_sense() {
-        let [zero, one] = [0, 1].map(|node| ExecutorId::first(NodeId(node)));
+        let [zero, one] = [0, 1].map(|node| ExecutorId::first_of_node(NodeId(node)));
         let last = ExecutorId { index: EXECUTORS_MAX - 1, ..one };
         assert_eq!(check_map(&map(&[0, 1], &[zero, one, last, zero])), Ok(()));
         assert!(check_map(&map(&[], &[zero])).is_err());

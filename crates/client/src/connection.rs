@@ -1,7 +1,7 @@
 //! One blocking connection to one daemon.
 
-use crate::peer::Retry;
-use crate::socket::Socket;
+use crate::node::Retry;
+use crate::socket::ClientSocket;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -11,9 +11,9 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
-use tatami_wire::frame::{self, Class, FrameError, HEADER_LEN, Header};
+use tatami_wire::frame::{self, FrameClass, FrameError, FrameHeader, HEADER_LEN};
 use tatami_wire::handshake::{self, HandshakeError, Hello, Role, Welcome};
-use tatami_wire::object::{OPEN_MAX, ObjectResult};
+use tatami_wire::object::{OPEN_DESCRIPTORS_MAX, ObjectResult};
 use tatami_wire::{ClientId, Errno, NodeId, VolumeId, VolumeKey};
 
 /// The address of a daemon.
@@ -87,11 +87,11 @@ impl ConnectError {
 
     /// Returns whether waiting may help: the daemon may be starting again. A wrong key or version
     /// stays wrong.
-    pub fn may_pass(&self) -> bool {
+    pub fn is_transient(&self) -> bool {
         match self {
             ConnectError::Unreachable { .. } => true,
             ConnectError::Handshake { source, .. } => {
-                matches!(source, HandshakeError::Io(_) | HandshakeError::Away(_))
+                matches!(source, HandshakeError::Io(_) | HandshakeError::Unavailable(_))
             }
         }
     }
@@ -130,15 +130,15 @@ const SHORTEST_BODY: usize = 2;
 
 /// Takes bytes out of a connection by itself, so that they need not enter the memory of this
 /// process.
-pub trait Sink {
+pub trait PayloadSink {
     /// Begins a payload of `len` bytes. Bytes that came before are void.
-    fn start(&mut self, len: usize);
+    fn begin_payload(&mut self, len: usize);
 
     /// Takes up to `len` of the next bytes and waits for the first; returns 0 at the end.
     ///
     /// # Errors
     /// Those of reading from the socket.
-    fn take(&mut self, socket: BorrowedFd<'_>, len: usize) -> io::Result<usize>;
+    fn take_payload(&mut self, socket: BorrowedFd<'_>, len: usize) -> io::Result<usize>;
 }
 
 impl AsFd for Connection {
@@ -150,7 +150,7 @@ impl AsFd for Connection {
 /// A connection that has passed its handshake. The daemon answers requests in the order in which
 /// they are sent.
 pub struct Connection {
-    socket: Socket,
+    socket: ClientSocket,
     out: Vec<u8>,
     /// Received and not yet consumed bytes are `input[start..end]`.
     input: Box<[u8]>,
@@ -208,7 +208,7 @@ impl Connection {
         timeout: Duration,
     ) -> Result<Connection, ConnectError> {
         let unreachable = |source| ConnectError::Unreachable { endpoint: endpoint.clone(), source };
-        let mut socket = Socket::connect(endpoint, timeout).map_err(unreachable)?;
+        let mut socket = ClientSocket::connect(endpoint, timeout).map_err(unreachable)?;
         if role == Role::Data {
             // Bounded by net.core.[rw]mem_max; smaller buffers only cost speed.
             let _ = rustix::net::sockopt::set_socket_send_buffer_size(&socket, SOCKET_BUFFER);
@@ -224,7 +224,7 @@ impl Connection {
         let hello = Hello { role, client, slot, volume, node, executor, user: None };
         let transport = socket.transport;
         let welcome =
-            handshake::connect(&mut socket, transport, &hello, caller.key.as_ref(), nonce)
+            handshake::connect_client(&mut socket, transport, &hello, caller.key.as_ref(), nonce)
                 .map_err(|source| ConnectError::Handshake { endpoint: endpoint.clone(), source })?;
         Ok(Connection {
             socket,
@@ -247,17 +247,17 @@ impl Connection {
     /// Those of the socket. The connection is then of no further use.
     pub fn send<Q: Serialize>(
         &mut self,
-        class: Class,
+        class: FrameClass,
         seq: u64,
         request: &Q,
         payload: &[u8],
     ) -> Result<(), FrameError> {
         self.out.clear();
-        frame::encode(&mut self.out, class, seq, request, payload.len());
+        frame::encode_frame(&mut self.out, class, seq, request, payload.len());
         if payload.is_empty() {
             self.socket.write_all(&self.out)?;
         } else {
-            frame::write_all(&mut self.socket, &self.out, payload)?;
+            frame::write_frame(&mut self.socket, &self.out, payload)?;
         }
         Ok(())
     }
@@ -270,7 +270,7 @@ impl Connection {
     /// further use.
     pub fn receive<R: DeserializeOwned>(
         &mut self,
-        class: Class,
+        class: FrameClass,
         seq: u64,
         payload: &mut [u8],
     ) -> Result<(R, usize), FrameError> {
@@ -290,9 +290,9 @@ impl Connection {
     ///
     /// # Errors
     /// As [`Connection::receive`].
-    pub(crate) fn receive_along<R: DeserializeOwned>(
+    pub(crate) fn receive_borrowed<R: DeserializeOwned>(
         &mut self,
-        class: Class,
+        class: FrameClass,
         seq: u64,
         most: usize,
     ) -> Result<(R, &[u8]), FrameError> {
@@ -302,7 +302,7 @@ impl Connection {
         if len > most {
             return Err(FrameError::Unexpected);
         }
-        self.fill(len)?;
+        self.fill_input(len)?;
         let start = self.start;
         self.start += len;
         Ok((reply, &self.input[start..self.start]))
@@ -318,23 +318,23 @@ impl Connection {
         &mut self,
         seq: u64,
         most: usize,
-        sink: &mut dyn Sink,
+        sink: &mut dyn PayloadSink,
     ) -> Result<(ObjectResult, usize), FrameError> {
         // No byte of the payload may be read into the buffer, because the sink reads from the
         // socket itself. So the reads end exactly where the header and the body end.
-        self.fill_upto(HEADER_LEN, HEADER_LEN + SHORTEST_BODY)?;
+        self.fill_input_to(HEADER_LEN, HEADER_LEN + SHORTEST_BODY)?;
         let header = self.receive_header()?;
         let body_len = (header.body_len as usize).min(RECEIVE_BUFFER);
-        self.fill_upto(body_len, body_len)?;
-        let reply = self.receive_body(&header, Class::Object, seq)?;
+        self.fill_input_to(body_len, body_len)?;
+        let reply = self.receive_body(&header, FrameClass::Object, seq)?;
         let len = header.payload_len as usize;
         if len > most || self.start != self.end {
             return Err(FrameError::Unexpected);
         }
-        sink.start(len);
+        sink.begin_payload(len);
         let mut left = len;
         while left > 0 {
-            match self.socket.wait(|fd| sink.take(fd, left))? {
+            match self.socket.run_with_timeout(|fd| sink.take_payload(fd, left))? {
                 0 => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
                 n => left -= n,
             }
@@ -348,7 +348,7 @@ impl Connection {
     /// Any of [`FrameError`]; the connection is then of no further use.
     pub fn call<Q: Serialize, R: DeserializeOwned>(
         &mut self,
-        class: Class,
+        class: FrameClass,
         seq: u64,
         request: &Q,
     ) -> Result<R, FrameError> {
@@ -367,7 +367,7 @@ impl Connection {
     /// Any of [`FrameError`]; the connection is then of no further use.
     pub fn receive_with_fd<R: DeserializeOwned>(
         &mut self,
-        class: Class,
+        class: FrameClass,
         seq: u64,
     ) -> Result<(R, Option<OwnedFd>), FrameError> {
         let (reply, fds) = self.receive_with_fds(class, seq)?;
@@ -380,7 +380,7 @@ impl Connection {
     /// Any of [`FrameError`]; the connection is then of no further use.
     pub fn receive_with_fds<R: DeserializeOwned>(
         &mut self,
-        class: Class,
+        class: FrameClass,
         seq: u64,
     ) -> Result<(R, Vec<OwnedFd>), FrameError> {
         let mut found = Vec::new();
@@ -388,13 +388,14 @@ impl Connection {
         // the header ask for them.
         while self.end - self.start < HEADER_LEN {
             self.make_room();
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(OPEN_MAX))];
+            let mut space =
+                [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(OPEN_DESCRIPTORS_MAX))];
             let mut ancillary = RecvAncillaryBuffer::new(&mut space);
             let mut bufs = [IoSliceMut::new(&mut self.input[self.end..])];
             let flags = RecvFlags::CMSG_CLOEXEC;
-            let got = self
-                .socket
-                .wait(|fd| Ok(rustix::net::recvmsg(fd, &mut bufs, &mut ancillary, flags)?.bytes))?;
+            let got = self.socket.run_with_timeout(|fd| {
+                Ok(rustix::net::recvmsg(fd, &mut bufs, &mut ancillary, flags)?.bytes)
+            })?;
             if got == 0 {
                 return Err(FrameError::Closed);
             }
@@ -417,25 +418,25 @@ impl Connection {
         rustix::net::recv(&self.socket, &mut byte, flags) != Err(rustix::io::Errno::AGAIN)
     }
 
-    fn receive_header(&mut self) -> Result<Header, FrameError> {
-        self.fill(HEADER_LEN)?;
+    fn receive_header(&mut self) -> Result<FrameHeader, FrameError> {
+        self.fill_input(HEADER_LEN)?;
         let mut head = [0; HEADER_LEN];
         head.copy_from_slice(&self.input[self.start..self.start + HEADER_LEN]);
         self.start += HEADER_LEN;
-        Header::decode(&head)
+        FrameHeader::decode(&head)
     }
 
     fn receive_body<R: DeserializeOwned>(
         &mut self,
-        header: &Header,
-        class: Class,
+        header: &FrameHeader,
+        class: FrameClass,
         seq: u64,
     ) -> Result<R, FrameError> {
         let len = header.body_len as usize;
         let reply = if len <= RECEIVE_BUFFER {
-            self.fill(len)?;
+            self.fill_input(len)?;
             let body = &self.input[self.start..self.start + len];
-            header.verify(body)?;
+            header.verify_checksum(body)?;
             let reply = frame::decode_body(body)?;
             self.start += len;
             reply
@@ -446,7 +447,7 @@ impl Connection {
             head.copy_from_slice(&self.input[self.start..self.start + head.len()]);
             self.start += head.len();
             self.socket.read_exact(rest)?;
-            header.verify(&body)?;
+            header.verify_checksum(&body)?;
             frame::decode_body(&body)?
         };
         // The stream is out of step with the requests: no later reply could be trusted either.
@@ -457,12 +458,12 @@ impl Connection {
     }
 
     /// Reads until `want` bytes, at most [`RECEIVE_BUFFER`], are in the buffer.
-    fn fill(&mut self, want: usize) -> Result<(), FrameError> {
-        self.fill_upto(want, RECEIVE_BUFFER)
+    fn fill_input(&mut self, want: usize) -> Result<(), FrameError> {
+        self.fill_input_to(want, RECEIVE_BUFFER)
     }
 
-    /// As [`Connection::fill`], and reads no more than `most` bytes.
-    fn fill_upto(&mut self, want: usize, most: usize) -> Result<(), FrameError> {
+    /// As [`Connection::fill_input`], and reads no more than `most` bytes.
+    fn fill_input_to(&mut self, want: usize, most: usize) -> Result<(), FrameError> {
         while self.end - self.start < want {
             self.make_room();
             match self.socket.read(&mut self.input[self.end..most]) {

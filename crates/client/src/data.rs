@@ -6,22 +6,22 @@
 //! (see `tiled`).
 
 use crate::Client;
-use crate::cause::note_cause;
-use crate::connection::{Connection, Sink};
-use crate::descriptors::is_among_last;
-use crate::lost::Short;
-use crate::peer::Peer;
-use crate::remote::{Told, WriteStream};
-use crate::tiled::TiledFile;
-use crate::waiting::lock_patiently;
+use crate::cause::record_cause;
+use crate::connection::{Connection, PayloadSink};
+use crate::descriptors::is_reserved_descriptor;
+use crate::lost::ShortObject;
+use crate::node::NodeClient;
+use crate::remote::{SeenFailures, WriteStream};
+use crate::tiled_file::TiledFile;
+use crate::waiting::lock_interruptibly;
 use parking_lot::Mutex;
 use rustix::fs::{FallocateFlags, MemfdFlags, SeekFrom};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use tatami_wire::frame::{Class, FrameError, PAYLOAD_MAX};
+use tatami_wire::frame::{FrameClass, FrameError, PAYLOAD_MAX};
 use tatami_wire::object::{
-    AllocMode, ObjectCall, ObjectOp, ObjectReply, ObjectResult, ObjectState, SeekFor,
+    AllocMode, ObjectCall, ObjectOp, ObjectReply, ObjectResult, ObjectState, SeekTarget,
 };
 use tatami_wire::{Attr, Cap, Cred, Errno, Ino, Layout, NodeId, Piece, Timestamp};
 
@@ -32,20 +32,20 @@ pub struct DataFile {
     ino: Ino,
     piece: Piece,
     cap: Mutex<Cap>,
-    place: Place,
+    location: DataLocation,
     /// Of a whole file: its layout and size, in bytes, when it was opened.
     opened: Option<(Layout, u64)>,
     /// The object had all bytes of its inode when it was checked, before the first change.
     is_whole: AtomicBool,
     /// The same file, after it was re-laid out.
-    moved: OnceLock<Arc<DataFile>>,
+    relocated: OnceLock<Arc<DataFile>>,
 }
 
-enum Place {
+enum DataLocation {
     /// The object is on this node.
-    Here { peer: Arc<Peer>, file: Mutex<Option<Arc<OwnedFd>>> },
+    Local { peer: Arc<NodeClient>, file: Mutex<Option<Arc<OwnedFd>>> },
     /// The object is on another node.
-    There { peer: Arc<Peer>, stream: Arc<WriteStream>, told: Mutex<Told> },
+    Remote { peer: Arc<NodeClient>, stream: Arc<WriteStream>, told: Mutex<SeenFailures> },
     /// The file is tiled: its objects are on many nodes.
     Tiled(Box<TiledFile>),
 }
@@ -55,15 +55,24 @@ impl Client {
     ///
     /// # Errors
     /// `ENXIO` when the file's node is not in the cluster map.
-    pub fn data(self: &Arc<Self>, attr: &Attr, cap: Cap) -> Result<DataFile, Errno> {
+    pub fn open_data(self: &Arc<Self>, attr: &Attr, cap: Cap) -> Result<DataFile, Errno> {
         if attr.layout.is_tiled() {
-            let place = Place::Tiled(Box::new(TiledFile::new(self, attr, cap)?));
+            let place = DataLocation::Tiled(Box::new(TiledFile::new(self, attr, cap)?));
             let (client, ino, piece) = (self.clone(), attr.ino, attr.layout.base());
             let (cap, moved) = (Mutex::new(cap), OnceLock::new());
             let is_whole = AtomicBool::new(true);
-            return Ok(DataFile { client, ino, piece, cap, place, opened: None, is_whole, moved });
+            return Ok(DataFile {
+                client,
+                ino,
+                piece,
+                cap,
+                location: place,
+                opened: None,
+                is_whole,
+                relocated: moved,
+            });
         }
-        let file = self.object(attr.ino, attr.layout.node(), attr.layout.base(), cap)?;
+        let file = self.open_object(attr.ino, attr.layout.node(), attr.layout.base(), cap)?;
         let (opened, is_whole) = (Some((attr.layout, attr.size)), AtomicBool::new(attr.size == 0));
         Ok(DataFile { opened, is_whole, ..file })
     }
@@ -72,24 +81,33 @@ impl Client {
     ///
     /// # Errors
     /// `ENXIO` when `node` is not in the cluster map.
-    pub fn object(
+    pub fn open_object(
         self: &Arc<Self>,
         ino: Ino,
         node: NodeId,
         piece: Piece,
         cap: Cap,
     ) -> Result<DataFile, Errno> {
-        let peer = self.peer(node)?.clone();
+        let peer = self.node_client(node)?.clone();
         let place = if self.home() == Some(node) {
-            Place::Here { peer, file: Mutex::new(None) }
+            DataLocation::Local { peer, file: Mutex::new(None) }
         } else {
-            let stream = self.streams.of(ino, piece, &peer);
-            let told = Mutex::new(stream.told());
-            Place::There { peer, stream, told }
+            let stream = self.streams.get_stream(ino, piece, &peer);
+            let told = Mutex::new(stream.current_failures());
+            DataLocation::Remote { peer, stream, told }
         };
         let (client, cap, moved) = (self.clone(), Mutex::new(cap), OnceLock::new());
         let is_whole = AtomicBool::new(true);
-        Ok(DataFile { client, ino, piece, cap, place, opened: None, is_whole, moved })
+        Ok(DataFile {
+            client,
+            ino,
+            piece,
+            cap,
+            location: place,
+            opened: None,
+            is_whole,
+            relocated: moved,
+        })
     }
 }
 
@@ -105,12 +123,12 @@ impl DataFile {
 
     /// Returns whether the bytes are on this node, all in one object.
     pub fn is_local(&self) -> bool {
-        matches!(self.place, Place::Here { .. })
+        matches!(self.location, DataLocation::Local { .. })
     }
 
     /// Returns whether the bytes are on one other node, all in one object.
     pub fn is_remote(&self) -> bool {
-        matches!(self.place, Place::There { .. }) && self.moved.get().is_none()
+        matches!(self.location, DataLocation::Remote { .. }) && self.relocated.get().is_none()
     }
 
     /// Returns the same file in its present layout, if it was re-laid out since it was opened and
@@ -119,19 +137,19 @@ impl DataFile {
     ///
     /// # Errors
     /// `EIO` where the bytes at `offset` are missing for no such reason: they are lost.
-    fn moved(&self, offset: u64) -> Result<Option<&Arc<DataFile>>, Errno> {
+    fn find_relocated(&self, offset: u64) -> Result<Option<&Arc<DataFile>>, Errno> {
         let Some((layout, size)) = self.opened else { return Ok(None) };
         // Bytes beyond the size at the open were never in the old object, so their absence proves
         // nothing.
-        if offset >= size || self.moved.get().is_some() {
-            return Ok(self.moved.get());
+        if offset >= size || self.relocated.get().is_some() {
+            return Ok(self.relocated.get());
         }
         let attr = self.client.getattr(&Cred::ROOT, self.ino)?;
         if is_same_base(attr.layout, layout) {
             return if self.is_lost(offset)? { Err(Errno::EIO) } else { Ok(None) };
         }
-        let new = Arc::new(self.client.data(&attr, *self.cap.lock())?);
-        Ok(Some(self.moved.get_or_init(|| new)))
+        let new = Arc::new(self.client.open_data(&attr, *self.cap.lock())?);
+        Ok(Some(self.relocated.get_or_init(|| new)))
     }
 
     /// Returns whether the byte at `offset` of a whole file, which the shard knows of, is lost; see
@@ -147,8 +165,8 @@ impl DataFile {
             }
             let now = self.stat()?;
             let has = now.exists.then_some(now.size);
-            let (node, piece, least) = (self.peer().node, self.piece, attr.size);
-            Ok((now.size <= offset).then_some(Short { node, piece, least, has }))
+            let (node, piece, least) = (self.node_client().node, self.piece, attr.size);
+            Ok((now.size <= offset).then_some(ShortObject { node, piece, least, has }))
         })
     }
 
@@ -157,7 +175,7 @@ impl DataFile {
     ///
     /// # Errors
     /// `EIO`; those of the shard and of the object's node.
-    fn refuse_lost(&self, len: u64) -> Result<(), Errno> {
+    fn check_not_lost(&self, len: u64) -> Result<(), Errno> {
         let Some((_, size)) = self.opened else { return Ok(()) };
         let least = size.min(len);
         if least == 0 || self.is_whole.load(Ordering::Relaxed) {
@@ -179,30 +197,34 @@ impl DataFile {
     /// # Errors
     /// `EIO`; those of the shard and of the object's node.
     pub fn check_changeable(&self) -> Result<(), Errno> {
-        match &self.place {
-            Place::Tiled(file) => file.refuse_lost(),
-            Place::Here { .. } | Place::There { .. } => self.refuse_lost(u64::MAX),
+        match &self.location {
+            DataLocation::Tiled(file) => file.check_not_lost(),
+            DataLocation::Local { .. } | DataLocation::Remote { .. } => {
+                self.check_not_lost(u64::MAX)
+            }
         }
     }
 
     /// Returns whether the file is tiled, or was when it was opened.
     pub fn is_tiled(&self) -> bool {
-        matches!(self.place, Place::Tiled(_))
+        matches!(self.location, DataLocation::Tiled(_))
     }
 
     /// Returns the backing file, open for the access that the capability allows. The daemon is
     /// asked once. `None` when the file is on another node, or has no byte yet and `create` is not
     /// set.
     pub fn local_file(&self, create: bool) -> Result<Option<Arc<OwnedFd>>, Errno> {
-        let Place::Here { peer, file } = &self.place else {
+        let DataLocation::Local { peer, file } = &self.location else {
             return Ok(None);
         };
-        let mut file = lock_patiently(file)?;
+        let mut file = lock_interruptibly(file)?;
         if file.is_none() {
             let op = ObjectOp::OpenFd { create };
-            match self
-                .renewing(|cap| peer.data(|connection| self.descriptor(connection, cap, &op))?)
-            {
+            match self.with_valid_cap(|cap| {
+                peer.with_data_connection(|connection| {
+                    self.request_descriptor(connection, cap, &op)
+                })?
+            }) {
                 Ok(fd) => *file = Some(Arc::new(fd)),
                 Err(Errno::ENOENT) => return Ok(None),
                 Err(e) => return Err(e),
@@ -213,54 +235,54 @@ impl DataFile {
 
     /// Returns the backing files of this object and of `more` of the same file on this node, which
     /// are made where they do not exist. Sends one request for all of them, at most
-    /// [`OPEN_MAX`](tatami_wire::object::OPEN_MAX).
+    /// [`OPEN_MAX`](tatami_wire::object::OPEN_DESCRIPTORS_MAX).
     ///
     /// # Errors
     /// Those of the disk; `EINVAL` for an object of another node; `ENFILE` where this process has
     /// no room for them.
     pub fn make_local_files(&self, more: &[Piece]) -> Result<Vec<OwnedFd>, Errno> {
-        let Place::Here { peer, .. } = &self.place else { return Err(Errno::EINVAL) };
+        let DataLocation::Local { peer, .. } = &self.location else { return Err(Errno::EINVAL) };
         let op = ObjectOp::OpenSeveral { more: more.to_vec() };
-        let fds = self.renewing(|cap| {
-            peer.data(|connection| {
+        let fds = self.with_valid_cap(|cap| {
+            peer.with_data_connection(|connection| {
                 let call = ObjectCall { cap, piece: self.piece, op: op.clone() };
-                connection.send(Class::Object, 0, &call, &[])?;
+                connection.send(FrameClass::Object, 0, &call, &[])?;
                 let (result, fds): (ObjectResult, _) =
-                    connection.receive_with_fds(Class::Object, 0)?;
+                    connection.receive_with_fds(FrameClass::Object, 0)?;
                 Ok(result.map(|_| fds))
             })?
         })?;
         // The kernel drops descriptors for which this process has no room. The last numbers are
         // left for connections.
         let last = fds.iter().max_by_key(|fd| fd.as_raw_fd());
-        let is_whole = fds.len() == 1 + more.len() && !last.is_none_or(is_among_last);
+        let is_whole = fds.len() == 1 + more.len() && !last.is_none_or(is_reserved_descriptor);
         if is_whole { Ok(fds) } else { Err(Errno::ENFILE) }
     }
 
     /// Asks the daemon for a descriptor.
-    pub(crate) fn descriptor(
+    pub(crate) fn request_descriptor(
         &self,
         connection: &mut Connection,
         cap: Cap,
         op: &ObjectOp,
     ) -> Result<Result<OwnedFd, Errno>, FrameError> {
         let call = ObjectCall { cap, piece: self.piece, op: op.clone() };
-        connection.send(Class::Object, 0, &call, &[])?;
-        let (result, fd): (ObjectResult, _) = connection.receive_with_fd(Class::Object, 0)?;
+        connection.send(FrameClass::Object, 0, &call, &[])?;
+        let (result, fd): (ObjectResult, _) = connection.receive_with_fd(FrameClass::Object, 0)?;
         // The kernel drops it on the way where this process has no room for it.
         let fd = result.and_then(|_| fd.ok_or(Errno::ENFILE));
-        Ok(fd.and_then(|fd| if is_among_last(&fd) { Err(Errno::ENFILE) } else { Ok(fd) }))
+        Ok(fd.and_then(|fd| if is_reserved_descriptor(&fd) { Err(Errno::ENFILE) } else { Ok(fd) }))
     }
 
     /// Reads up to `buf.len()` bytes from `offset`; fewer only at the end.
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize, Errno> {
-        if let Some(new) = self.moved.get() {
+        if let Some(new) = self.relocated.get() {
             return new.read_at(buf, offset);
         }
         let got = self.read_as_opened(buf, offset)?;
         // A short read is the end of the file, or the old object of a file that was re-laid out.
         if got < buf.len()
-            && let Some(new) = self.moved(offset.saturating_add(got as u64))?
+            && let Some(new) = self.find_relocated(offset.saturating_add(got as u64))?
         {
             return new.read_at(buf, offset);
         }
@@ -268,18 +290,18 @@ impl DataFile {
     }
 
     fn read_as_opened(&self, buf: &mut [u8], offset: u64) -> Result<usize, Errno> {
-        match &self.place {
-            Place::Here { .. } => match self.local_file(false)? {
+        match &self.location {
+            DataLocation::Local { .. } => match self.local_file(false)? {
                 Some(file) => read_fully(&file, buf, offset),
                 None => Ok(0),
             },
-            Place::There { stream, .. } => {
-                stream.settle()?;
+            DataLocation::Remote { stream, .. } => {
+                stream.wait_for_writes()?;
                 let mut done = 0;
                 for chunk in buf.chunks_mut(PAYLOAD_MAX) {
                     let at = offset + done as u64;
                     let op = ObjectOp::Read { offset: at, len: chunk.len() as u32 };
-                    let (_, got) = self.exchange(&op, &[], chunk)?;
+                    let (_, got) = self.send_object_op(&op, &[], chunk)?;
                     done += got;
                     if got < chunk.len() {
                         break;
@@ -287,7 +309,7 @@ impl DataFile {
                 }
                 Ok(done)
             }
-            Place::Tiled(file) => file.read_at(buf, offset),
+            DataLocation::Tiled(file) => file.read_at(buf, offset),
         }
     }
 
@@ -297,8 +319,13 @@ impl DataFile {
     ///
     /// # Errors
     /// `EINVAL` for any other file, and for longer reads.
-    pub fn read_into(&self, sink: &mut dyn Sink, offset: u64, len: usize) -> Result<usize, Errno> {
-        let Place::There { stream, .. } = &self.place else {
+    pub fn read_into(
+        &self,
+        sink: &mut dyn PayloadSink,
+        offset: u64,
+        len: usize,
+    ) -> Result<usize, Errno> {
+        let DataLocation::Remote { stream, .. } = &self.location else {
             return Err(Errno::EINVAL);
         };
         if len > PAYLOAD_MAX {
@@ -306,21 +333,21 @@ impl DataFile {
         }
         // The daemon serves connections in any order, so this read could overtake writes in flight
         // on the stream's connection.
-        stream.settle()?;
-        if let Some(new) = self.moved.get() {
+        stream.wait_for_writes()?;
+        if let Some(new) = self.relocated.get() {
             return new.read_from_memory(sink, offset, len);
         }
         let op = ObjectOp::Read { offset, len: len as u32 };
-        let got = self.renewing(|cap| {
+        let got = self.with_valid_cap(|cap| {
             let call = ObjectCall { cap, piece: self.piece, op: op.clone() };
-            let (result, got) = self.peer().data(|connection| {
-                connection.send(Class::Object, 0, &call, &[])?;
+            let (result, got) = self.node_client().with_data_connection(|connection| {
+                connection.send(FrameClass::Object, 0, &call, &[])?;
                 connection.receive_into(0, len, sink)
             })?;
             result.map(|_| got)
         })?;
         if got < len
-            && let Some(new) = self.moved(offset.saturating_add(got as u64))?
+            && let Some(new) = self.find_relocated(offset.saturating_add(got as u64))?
         {
             return new.read_from_memory(sink, offset, len);
         }
@@ -330,20 +357,20 @@ impl DataFile {
     /// As [`DataFile::read_into`], for bytes on any node.
     fn read_from_memory(
         &self,
-        sink: &mut dyn Sink,
+        sink: &mut dyn PayloadSink,
         offset: u64,
         len: usize,
     ) -> Result<usize, Errno> {
         let mut bytes = vec![0; len];
         let got = self.read_at(&mut bytes, offset)?;
-        let memory = rustix::fs::memfd_create("read", MemfdFlags::CLOEXEC).map_err(system)?;
+        let memory = rustix::fs::memfd_create("read", MemfdFlags::CLOEXEC).map_err(disk_error)?;
         if write_fully(&memory, &bytes[..got], 0)? < got {
             return Err(Errno::EIO);
         }
-        sink.start(got);
+        sink.begin_payload(got);
         let mut taken = 0;
         while taken < got {
-            match sink.take(memory.as_fd(), got - taken)? {
+            match sink.take_payload(memory.as_fd(), got - taken)? {
                 0 => return Err(Errno::EIO),
                 n => taken += n,
             }
@@ -361,19 +388,19 @@ impl DataFile {
         if data.is_empty() {
             return Ok(0);
         }
-        self.refuse_lost(u64::MAX)?;
-        match &self.place {
-            Place::Here { .. } => write_fully(&*self.created()?, data, offset),
-            Place::There { stream, told, .. } => {
-                let mut told = lock_patiently(told)?;
+        self.check_not_lost(u64::MAX)?;
+        match &self.location {
+            DataLocation::Local { .. } => write_fully(&*self.create_local_file()?, data, offset),
+            DataLocation::Remote { stream, told, .. } => {
+                let mut told = lock_interruptibly(told)?;
                 for (i, chunk) in data.chunks(PAYLOAD_MAX).enumerate() {
                     let at = offset + (i * PAYLOAD_MAX) as u64;
-                    let call = self.call(ObjectOp::Write { offset: at });
+                    let call = self.object_call(ObjectOp::Write { offset: at });
                     stream.write(call, chunk, &mut told)?;
                 }
                 Ok(data.len())
             }
-            Place::Tiled(file) => file.write_at(data, offset),
+            DataLocation::Tiled(file) => file.write_at(data, offset),
         }
     }
 
@@ -384,16 +411,16 @@ impl DataFile {
     /// written, and the result is `EIO`.
     pub fn append(&self, data: &[u8]) -> Result<usize, Errno> {
         let data = &data[..data.len().min(PAYLOAD_MAX)];
-        self.refuse_lost(u64::MAX)?;
-        match &self.place {
-            Place::Here { .. } => return append_locally(&*self.created()?, data),
-            Place::There { .. } => self.flush()?,
-            Place::Tiled(file) => return file.append(data),
+        self.check_not_lost(u64::MAX)?;
+        match &self.location {
+            DataLocation::Local { .. } => return append_locally(&*self.create_local_file()?, data),
+            DataLocation::Remote { .. } => self.flush()?,
+            DataLocation::Tiled(file) => return file.append(data),
         }
-        let reply = self.renewing(|cap| {
+        let reply = self.with_valid_cap(|cap| {
             let call = ObjectCall { cap, piece: self.piece, op: ObjectOp::Append };
             let mut sent = false;
-            let result: ObjectResult = self.peer().data(|connection| {
+            let result: ObjectResult = self.node_client().with_data_connection(|connection| {
                 // Once the request was sent, a repetition could append twice. So the second attempt
                 // gives up.
                 if sent {
@@ -405,8 +432,8 @@ impl DataFile {
                     return Err(FrameError::Closed);
                 }
                 sent = true;
-                connection.send(Class::Object, 0, &call, data)?;
-                Ok(connection.receive(Class::Object, 0, &mut [])?.0)
+                connection.send(FrameClass::Object, 0, &call, data)?;
+                Ok(connection.receive(FrameClass::Object, 0, &mut [])?.0)
             })?;
             result
         })?;
@@ -418,62 +445,66 @@ impl DataFile {
 
     /// Waits until all writes have reached the object's node.
     pub fn flush(&self) -> Result<(), Errno> {
-        match &self.place {
-            Place::Here { .. } => Ok(()),
-            Place::There { stream, told, .. } => stream.flush(&mut *lock_patiently(told)?),
-            Place::Tiled(file) => file.flush(),
+        match &self.location {
+            DataLocation::Local { .. } => Ok(()),
+            DataLocation::Remote { stream, told, .. } => {
+                stream.flush(&mut *lock_interruptibly(told)?)
+            }
+            DataLocation::Tiled(file) => file.flush(),
         }
     }
 
     /// As [`DataFile::flush`], but leaves failures for the writers to learn later.
-    pub fn settle(&self) {
-        match &self.place {
-            Place::Here { .. } => {}
+    pub fn wait_for_writes(&self) {
+        match &self.location {
+            DataLocation::Local { .. } => {}
             // Only a program that is being killed does not wait, and it does not read the bytes
             // either.
-            Place::There { stream, .. } => _ = stream.settle(),
-            Place::Tiled(file) => file.settle(),
+            DataLocation::Remote { stream, .. } => _ = stream.wait_for_writes(),
+            DataLocation::Tiled(file) => file.wait_for_writes(),
         }
     }
 
     /// Makes everything written so far survive a power cut, names of new objects included.
     pub fn sync(&self, data_only: bool) -> Result<ObjectState, Errno> {
-        if let Place::Tiled(file) = &self.place {
+        if let DataLocation::Tiled(file) = &self.location {
             return file.sync(data_only);
         }
         self.flush()?;
-        self.state(&ObjectOp::Sync { data_only })
+        self.request_state(&ObjectOp::Sync { data_only })
     }
 
     /// Cuts or extends the file. The caller must then report the size to the shard
     /// ([`Client::setattr`] with a size).
     pub fn truncate(&self, size: u64) -> Result<ObjectState, Errno> {
         // Before the truncation begins: from then on the object's length proves nothing.
-        match &self.place {
-            Place::Tiled(file) if size > 0 => file.refuse_lost()?,
-            Place::Tiled(_) => {}
-            Place::Here { .. } | Place::There { .. } => self.refuse_lost(size)?,
+        match &self.location {
+            DataLocation::Tiled(file) if size > 0 => file.check_not_lost()?,
+            DataLocation::Tiled(_) => {}
+            DataLocation::Local { .. } | DataLocation::Remote { .. } => {
+                self.check_not_lost(size)?
+            }
         }
         // Counted before the object changes: no check of lost bytes may see the shorter object and
         // not the truncation.
-        self.client.losses.begin_cut(self.ino);
-        self.cut(size).inspect_err(|_| self.client.losses.end_cut(self.ino))
+        self.client.loss_tracker.begin_cut(self.ino);
+        self.resize_object(size).inspect_err(|_| self.client.loss_tracker.end_cut(self.ino))
     }
 
     /// Cuts or extends an object that the shard does not know, or knows only as one to be removed.
-    pub(crate) fn truncate_unknown(&self, size: u64) -> Result<ObjectState, Errno> {
-        self.cut(size)
+    pub(crate) fn truncate_unrecorded(&self, size: u64) -> Result<ObjectState, Errno> {
+        self.resize_object(size)
     }
 
-    fn cut(&self, size: u64) -> Result<ObjectState, Errno> {
+    fn resize_object(&self, size: u64) -> Result<ObjectState, Errno> {
         if size > tatami_wire::FILE_SIZE_MAX {
             return Err(Errno::EFBIG);
         }
-        if let Place::Tiled(file) = &self.place {
+        if let DataLocation::Tiled(file) = &self.location {
             return file.truncate(size);
         }
         self.flush()?;
-        let cut = self.state(&ObjectOp::Truncate { size })?;
+        let cut = self.request_state(&ObjectOp::Truncate { size })?;
         // From now on the object has all bytes of its inode.
         self.is_whole.store(true, Ordering::Relaxed);
         Ok(cut)
@@ -481,34 +512,34 @@ impl DataFile {
 
     /// Reserves, frees or zeroes a range.
     pub fn allocate(&self, mode: AllocMode, offset: u64, len: u64) -> Result<ObjectState, Errno> {
-        if let Place::Tiled(file) = &self.place {
+        if let DataLocation::Tiled(file) = &self.location {
             return file.allocate(mode, offset, len);
         }
         self.flush()?;
-        self.refuse_lost(u64::MAX)?;
-        if let Place::Here { .. } = &self.place {
-            let file = self.created()?;
-            return match rustix::fs::fallocate(&file, allocate_flags(mode), offset, len) {
+        self.check_not_lost(u64::MAX)?;
+        if let DataLocation::Local { .. } = &self.location {
+            let file = self.create_local_file()?;
+            return match rustix::fs::fallocate(&file, fallocate_flags(mode), offset, len) {
                 Ok(()) => stat_file(&file),
                 // The daemon writes zeros itself where the disk cannot.
                 Err(rustix::io::Errno::OPNOTSUPP) => {
-                    self.state(&ObjectOp::Allocate { mode, offset, len })
+                    self.request_state(&ObjectOp::Allocate { mode, offset, len })
                 }
                 Err(e) => Err(Errno(e.raw_os_error())),
             };
         }
-        self.state(&ObjectOp::Allocate { mode, offset, len })
+        self.request_state(&ObjectOp::Allocate { mode, offset, len })
     }
 
     /// Returns the next data, or hole, at or after `offset`.
-    pub fn seek(&self, what: SeekFor, offset: u64) -> Result<u64, Errno> {
-        if let Place::Tiled(file) = &self.place {
+    pub fn seek(&self, what: SeekTarget, offset: u64) -> Result<u64, Errno> {
+        if let DataLocation::Tiled(file) = &self.location {
             return file.seek(what, offset);
         }
         self.flush()?;
         match self.seek_as_opened(what, offset) {
             // A removed object has no data: the file may have been re-laid out.
-            Err(Errno::ENXIO) => match self.moved(offset)? {
+            Err(Errno::ENXIO) => match self.find_relocated(offset)? {
                 Some(new) => new.seek(what, offset),
                 None => Err(Errno::ENXIO),
             },
@@ -516,16 +547,16 @@ impl DataFile {
         }
     }
 
-    fn seek_as_opened(&self, what: SeekFor, offset: u64) -> Result<u64, Errno> {
-        if let Place::Here { .. } = &self.place {
+    fn seek_as_opened(&self, what: SeekTarget, offset: u64) -> Result<u64, Errno> {
+        if let DataLocation::Local { .. } = &self.location {
             let file = self.local_file(false)?.ok_or(Errno::ENXIO)?;
             let from = match what {
-                SeekFor::Data => SeekFrom::Data(offset),
-                SeekFor::Hole => SeekFrom::Hole(offset),
+                SeekTarget::Data => SeekFrom::Data(offset),
+                SeekTarget::Hole => SeekFrom::Hole(offset),
             };
-            return rustix::fs::seek(&file, from).map_err(system);
+            return rustix::fs::seek(&file, from).map_err(disk_error);
         }
-        match self.exchange(&ObjectOp::Seek { what, offset }, &[], &mut [])?.0 {
+        match self.send_object_op(&ObjectOp::Seek { what, offset }, &[], &mut [])?.0 {
             ObjectReply::Offset(found) => Ok(found),
             _ => Err(Errno::EPROTO),
         }
@@ -533,16 +564,16 @@ impl DataFile {
 
     /// Returns size and storage, with everything that was written through this client.
     pub fn stat(&self) -> Result<ObjectState, Errno> {
-        match &self.place {
-            Place::Here { .. } => match self.local_file(false)? {
+        match &self.location {
+            DataLocation::Local { .. } => match self.local_file(false)? {
                 Some(file) => stat_file(&file),
                 None => Ok(ObjectState::default()),
             },
-            Place::There { stream, .. } => {
-                stream.settle()?;
-                self.state(&ObjectOp::Stat)
+            DataLocation::Remote { stream, .. } => {
+                stream.wait_for_writes()?;
+                self.request_state(&ObjectOp::Stat)
             }
-            Place::Tiled(file) => file.stat(),
+            DataLocation::Tiled(file) => file.stat(),
         }
     }
 
@@ -558,11 +589,14 @@ impl DataFile {
         offset: u64,
         len: u64,
     ) -> Result<u64, Errno> {
-        if self.is_tiled() || source.is_tiled() || self.peer().node != source.peer().node {
+        if self.is_tiled()
+            || source.is_tiled()
+            || self.node_client().node != source.node_client().node
+        {
             return Err(Errno::EXDEV);
         }
         self.flush()?;
-        self.refuse_lost(u64::MAX)?;
+        self.check_not_lost(u64::MAX)?;
         source.flush()?;
         let op = ObjectOp::CopyFrom {
             source: *source.cap.lock(),
@@ -571,9 +605,11 @@ impl DataFile {
             offset,
             len,
         };
-        match self.exchange(&op, &[], &mut [])?.0 {
+        match self.send_object_op(&op, &[], &mut [])?.0 {
             // An empty copy may come from an object that was removed by a relayout of the source.
-            ObjectReply::Written { len: 0, .. } if source.moved(source_offset)?.is_some() => {
+            ObjectReply::Written { len: 0, .. }
+                if source.find_relocated(source_offset)?.is_some() =>
+            {
                 Err(Errno::EXDEV)
             }
             ObjectReply::Written { len, .. } => Ok(len),
@@ -584,45 +620,45 @@ impl DataFile {
     /// Makes an object of the file's bytes, also if they are in a spare file.
     pub fn make_object(&self) -> Result<(), Errno> {
         // Any request for the object makes one of the spare file that stands for it.
-        self.state(&ObjectOp::Stat).map(drop)
+        self.request_state(&ObjectOp::Stat).map(drop)
     }
 
     /// Uses `lent`, a spare file that stands for this inode, as the backing file from now on.
-    pub fn use_file(&self, lent: Arc<OwnedFd>) {
-        if let Place::Here { file, .. } = &self.place {
+    pub fn set_local_file(&self, lent: Arc<OwnedFd>) {
+        if let DataLocation::Local { file, .. } = &self.location {
             *file.lock() = Some(lent);
         }
     }
 
     /// Closes the backing file, until it is needed again.
-    pub fn close_file(&self) {
-        if let Place::Here { file, .. } = &self.place {
+    pub fn close_local_file(&self) {
+        if let DataLocation::Local { file, .. } = &self.location {
             *file.lock() = None;
         }
     }
 
-    fn created(&self) -> Result<Arc<OwnedFd>, Errno> {
+    fn create_local_file(&self) -> Result<Arc<OwnedFd>, Errno> {
         self.local_file(true)?.ok_or_else(|| {
-            note_cause(Errno::EIO, || {
-                format!("node {}: the place of its objects is gone", self.peer().node.0)
+            record_cause(Errno::EIO, || {
+                format!("node {}: the place of its objects is gone", self.node_client().node.0)
             });
             Errno::EIO
         })
     }
 
-    pub(crate) fn peer(&self) -> &Arc<Peer> {
-        match &self.place {
-            Place::Here { peer, .. } | Place::There { peer, .. } => peer,
-            Place::Tiled(file) => file.base_peer(),
+    pub(crate) fn node_client(&self) -> &Arc<NodeClient> {
+        match &self.location {
+            DataLocation::Local { peer, .. } | DataLocation::Remote { peer, .. } => peer,
+            DataLocation::Tiled(file) => file.base_peer(),
         }
     }
 
-    fn call(&self, op: ObjectOp) -> ObjectCall {
+    fn object_call(&self, op: ObjectOp) -> ObjectCall {
         ObjectCall { cap: *self.cap.lock(), piece: self.piece, op }
     }
 
-    fn state(&self, op: &ObjectOp) -> Result<ObjectState, Errno> {
-        match self.exchange(op, &[], &mut [])?.0 {
+    fn request_state(&self, op: &ObjectOp) -> Result<ObjectState, Errno> {
+        match self.send_object_op(op, &[], &mut [])?.0 {
             ObjectReply::State(state) => Ok(state),
             _ => Err(Errno::EPROTO),
         }
@@ -630,23 +666,24 @@ impl DataFile {
 
     /// Sends one request to the daemon and returns its reply. Only for operations that may take
     /// effect twice.
-    fn exchange(
+    fn send_object_op(
         &self,
         op: &ObjectOp,
         payload: &[u8],
         into: &mut [u8],
     ) -> Result<(ObjectReply, usize), Errno> {
-        self.renewing(|cap| {
+        self.with_valid_cap(|cap| {
             let call = ObjectCall { cap, piece: self.piece, op: op.clone() };
-            let (result, got) =
-                self.peer().data(|connection| roundtrip(connection, &call, payload, into))?;
+            let (result, got) = self.node_client().with_data_connection(|connection| {
+                send_and_receive(connection, &call, payload, into)
+            })?;
             Ok((result?, got))
         })
     }
 
     /// Runs `request`; if the capability has expired, once more with a new one. Permission was
     /// checked when the file was opened, and an open file stays open.
-    pub(crate) fn renewing<R>(
+    pub(crate) fn with_valid_cap<R>(
         &self,
         mut request: impl FnMut(Cap) -> Result<R, Errno>,
     ) -> Result<R, Errno> {
@@ -666,8 +703,8 @@ impl DataFile {
             result => result,
         }
         .inspect_err(|errno| {
-            let (node, piece) = (self.peer().node, self.piece.0);
-            note_cause(*errno, || format!("node {}, object {piece}: {errno}", node.0));
+            let (node, piece) = (self.node_client().node, self.piece.0);
+            record_cause(*errno, || format!("node {}, object {piece}: {errno}", node.0));
         })
     }
 }
@@ -676,19 +713,19 @@ fn is_same_base(a: Layout, b: Layout) -> bool {
     (a.node(), a.base()) == (b.node(), b.base())
 }
 
-fn roundtrip(
+fn send_and_receive(
     connection: &mut Connection,
     call: &ObjectCall,
     payload: &[u8],
     into: &mut [u8],
 ) -> Result<(ObjectResult, usize), FrameError> {
-    connection.send(Class::Object, 0, call, payload)?;
-    connection.receive(Class::Object, 0, into)
+    connection.send(FrameClass::Object, 0, call, payload)?;
+    connection.receive(FrameClass::Object, 0, into)
 }
 
-fn system(e: rustix::io::Errno) -> Errno {
+fn disk_error(e: rustix::io::Errno) -> Errno {
     let errno = Errno(e.raw_os_error());
-    note_cause(errno, || format!("the disk of this node: {errno}"));
+    record_cause(errno, || format!("the disk of this node: {errno}"));
     errno
 }
 
@@ -699,7 +736,7 @@ fn read_fully(file: &OwnedFd, buf: &mut [u8], offset: u64) -> Result<usize, Errn
             Ok(0) => break,
             Ok(n) => done += n,
             Err(rustix::io::Errno::INTR) => {}
-            Err(e) => return Err(system(e)),
+            Err(e) => return Err(disk_error(e)),
         }
     }
     Ok(done)
@@ -713,7 +750,7 @@ fn write_fully(file: &OwnedFd, data: &[u8], offset: u64) -> Result<usize, Errno>
         match rustix::io::pwrite(file, &data[done..], offset + done as u64) {
             Ok(n) => done += n,
             Err(rustix::io::Errno::INTR) => {}
-            Err(e) if done == 0 => return Err(system(e)),
+            Err(e) if done == 0 => return Err(disk_error(e)),
             Err(_) => break,
         }
     }
@@ -730,7 +767,7 @@ fn append_locally(file: &OwnedFd, data: &[u8]) -> Result<usize, Errno> {
     Ok(n as usize)
 }
 
-fn allocate_flags(mode: AllocMode) -> FallocateFlags {
+fn fallocate_flags(mode: AllocMode) -> FallocateFlags {
     match mode {
         AllocMode::Extend => FallocateFlags::empty(),
         AllocMode::Keep => FallocateFlags::KEEP_SIZE,
@@ -745,7 +782,7 @@ fn allocate_flags(mode: AllocMode) -> FallocateFlags {
 /// # Errors
 /// Those of fstat(2).
 pub fn stat_file(file: &OwnedFd) -> Result<ObjectState, Errno> {
-    let stat = rustix::fs::fstat(file).map_err(system)?;
+    let stat = rustix::fs::fstat(file).map_err(disk_error)?;
     Ok(ObjectState {
         exists: true,
         size: stat.st_size as u64,

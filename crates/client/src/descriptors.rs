@@ -29,7 +29,7 @@ pub fn raise_descriptor_limit() {
 
 /// Returns whether a descriptor is one of the last that this process may have: the kernel gives out
 /// the lowest numbers first. Files do not get the last ones.
-pub(crate) fn is_among_last(fd: &OwnedFd) -> bool {
+pub(crate) fn is_reserved_descriptor(fd: &OwnedFd) -> bool {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     u64::from(fd.as_raw_fd().unsigned_abs()) >= limit - KEPT.min(limit / KEPT_SHARE)
 }

@@ -12,24 +12,24 @@
 //! open for writing, when its objects wait for removal, or when all agrees now.
 
 mod journals;
-mod mend;
 mod names;
 mod objects;
-mod parts;
+mod partitions;
 mod paths;
-mod walk;
+mod repair;
+mod scan;
 
 use crate::{Client, Tiles};
-use objects::{fits, right, short, size};
+use objects::{expected_objects, file_size, is_consistent, short_objects};
+use scan::{InodeScan, ObjectScan};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tatami_wire::admin::{AdminCall, AdminReply};
 use tatami_wire::meta::{MetaOp, MetaReply};
 use tatami_wire::object::ObjectState;
 use tatami_wire::{
-    Access, Attr, Cred, Errno, ExecutorId, Ino, Kind, NodeId, Piece, SetAttr, SetTime, ShardId,
+    Access, Attr, Cred, Errno, ExecutorId, Ino, InodeKind, NodeId, Piece, SetAttr, SetTime, ShardId,
 };
-use walk::{Inodes, Objects};
 
 /// Inodes that an executor verifies in one request.
 const CHECK_STEP: u32 = 16 * 1024;
@@ -38,7 +38,7 @@ pub const FINDINGS_MAX: usize = 100_000;
 
 /// The kind of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Wrong {
+pub enum FindingKind {
     /// The records of a shard contradict each other: link counts, entries without inodes, inodes
     /// without names.
     Names,
@@ -56,9 +56,9 @@ pub enum Wrong {
 
 /// One fault, repaired or not.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Finding {
+pub struct FsckFinding {
     /// Its kind.
-    pub wrong: Wrong,
+    pub wrong: FindingKind,
     /// The inode concerned.
     pub ino: Ino,
     /// A path of the inode from the root, where one leads to it. Only of faults that were not
@@ -67,9 +67,9 @@ pub struct Finding {
     /// The node whose disk is concerned; `None` for names.
     pub node: Option<NodeId>,
     /// The lost part of an object.
-    pub lost: Option<Lost>,
-    /// The object with the journal that is damaged. Only a decision of the file's owner settles that
-    /// ([`crate::accept_loss`]): a repair leaves it as it is.
+    pub lost: Option<LostBytes>,
+    /// The object with the journal that is damaged. Only a decision of the file's owner settles
+    /// that ([`crate::accept_loss`]): a repair leaves it as it is.
     pub journal: Option<Piece>,
     /// What is wrong, in a sentence.
     pub what: String,
@@ -77,17 +77,17 @@ pub struct Finding {
     pub repaired: bool,
 }
 
-impl Finding {
+impl FsckFinding {
     /// Whether bytes are lost that no repair brings back.
     pub fn is_loss(&self) -> bool {
         self.lost.is_some() || self.journal.is_some()
     }
 }
 
-/// Bytes that a file has and its object has not. A repair leaves them as they are: reading them fails, until the file is written
-/// anew, or cut to what is left.
+/// Bytes that a file has and its object has not. A repair leaves them as they are: reading them
+/// fails, until the file is written anew, or cut to what is left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lost {
+pub struct LostBytes {
     /// Which object of the file.
     pub piece: Piece,
     /// Bytes that it should have at least.
@@ -98,13 +98,13 @@ pub struct Lost {
 
 /// The result of a check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Report {
+pub struct FsckReport {
     /// Inodes checked.
     pub inodes: u64,
     /// Objects checked.
     pub objects: u64,
     /// The faults, at most [`FINDINGS_MAX`].
-    pub findings: Vec<Finding>,
+    pub findings: Vec<FsckFinding>,
     /// The number of further faults.
     pub more: u64,
     /// Suspicions that a second look dispelled.
@@ -145,24 +145,24 @@ const ATTEMPTS: usize = 20;
 ///
 /// # Errors
 /// [`FsckError`] when a node or an executor cannot be asked: a partial check would prove nothing.
-pub fn check(
+pub fn check_volume(
     client: &Arc<Client>,
     repair: bool,
     progress: &mut dyn FnMut(u64, u64),
-) -> Result<Report, FsckError> {
+) -> Result<FsckReport, FsckError> {
     let mut epoch = client.refresh_map();
     let mut mended = Vec::new();
     for _ in 0..ATTEMPTS {
-        let report = Report::default();
+        let report = FsckReport::default();
         let mut fsck = Fsck { client, repair, report, progress, lost: None };
         // Partitions first, see the module. Names before objects, because a repair of names may add
         // or remove inodes.
-        fsck.partitions()?;
-        for (shard, _) in client.map().leads() {
-            fsck.names(shard)?;
+        fsck.check_partitions()?;
+        for (shard, _) in client.map().first_shards() {
+            fsck.verify_shard(shard)?;
         }
-        fsck.ties()?;
-        fsck.bytes()?;
+        fsck.check_names()?;
+        fsck.check_objects()?;
         // Records that moved meanwhile were seen twice, or not at all.
         let before = std::mem::replace(&mut epoch, client.refresh_map());
         let mut report = fsck.report;
@@ -171,7 +171,7 @@ pub fn check(
             report.more += mended.len().saturating_sub(FINDINGS_MAX) as u64;
             mended.truncate(FINDINGS_MAX);
             report.findings = mended;
-            paths::add(client, &mut report.findings);
+            paths::add_paths(client, &mut report.findings);
             return Ok(report);
         }
         // These repairs are done, and the next check does not find them again.
@@ -186,43 +186,55 @@ pub fn check(
 struct Fsck<'a> {
     client: &'a Arc<Client>,
     repair: bool,
-    report: Report,
+    report: FsckReport,
     progress: &'a mut dyn FnMut(u64, u64),
     /// The directory `lost+found`, once it was needed.
     lost: Option<Ino>,
 }
 
 impl Fsck<'_> {
-    fn ask(&self, shard: ShardId, what: &'static str, op: MetaOp) -> Result<MetaReply, FsckError> {
-        let executor = self.owner(shard);
+    fn request_shard(
+        &self,
+        shard: ShardId,
+        what: &'static str,
+        op: MetaOp,
+    ) -> Result<MetaReply, FsckError> {
+        let executor = self.shard_owner(shard);
         let reply = match op.is_for_all_shards() {
-            true => self.client.meta_at(executor, &Cred::ROOT, op),
-            false => self.client.meta(&Cred::ROOT, op),
+            true => self.client.request_executor(executor, &Cred::ROOT, op),
+            false => self.client.send_meta(&Cred::ROOT, op),
         };
         reply.map_err(|errno| FsckError::Shard { shard, executor, what, errno })
     }
 
     /// Returns the executor that serves the shard, or one that surely exists.
-    fn owner(&self, shard: ShardId) -> ExecutorId {
-        self.client.map().owner(shard).unwrap_or(ExecutorId::first(NodeId(0)))
+    fn shard_owner(&self, shard: ShardId) -> ExecutorId {
+        self.client.map().owner(shard).unwrap_or(ExecutorId::first_of_node(NodeId(0)))
     }
 
-    fn failed_at(&self, shard: ShardId, what: &'static str, errno: Errno) -> FsckError {
-        FsckError::Shard { shard, executor: self.owner(shard), what, errno }
+    fn shard_error(&self, shard: ShardId, what: &'static str, errno: Errno) -> FsckError {
+        FsckError::Shard { shard, executor: self.shard_owner(shard), what, errno }
     }
 
-    fn admin(
+    fn request_node(
         &self,
         node: NodeId,
         what: &'static str,
         call: AdminCall,
     ) -> Result<AdminReply, FsckError> {
-        self.client.admin(node, call).map_err(|errno| FsckError::Node { node, what, errno })
+        self.client.send_admin(node, call).map_err(|errno| FsckError::Node { node, what, errno })
     }
 
-    fn found_at(&mut self, wrong: Wrong, ino: Ino, node: NodeId, what: String, repaired: bool) {
+    fn record_node_finding(
+        &mut self,
+        wrong: FindingKind,
+        ino: Ino,
+        node: NodeId,
+        what: String,
+        repaired: bool,
+    ) {
         let node = Some(node);
-        self.found(Finding {
+        self.record_finding(FsckFinding {
             wrong,
             ino,
             path: None,
@@ -234,7 +246,7 @@ impl Fsck<'_> {
         });
     }
 
-    fn found(&mut self, finding: Finding) {
+    fn record_finding(&mut self, finding: FsckFinding) {
         if self.report.findings.len() < FINDINGS_MAX {
             self.report.findings.push(finding);
         } else {
@@ -243,20 +255,20 @@ impl Fsck<'_> {
     }
 
     /// Lets the executor of a shard verify its own records.
-    fn names(&mut self, shard: ShardId) -> Result<(), FsckError> {
+    fn verify_shard(&mut self, shard: ShardId) -> Result<(), FsckError> {
         const WHAT: &str = "verify its records";
-        let mut next = Some(Ino::first_of(shard));
+        let mut next = Some(Ino::first_in_shard(shard));
         while let Some(after) = next {
             let op = MetaOp::Check { after, limit: CHECK_STEP, repair: self.repair };
             let MetaReply::Checked { findings, examined, next: following } =
-                self.ask(shard, WHAT, op)?
+                self.request_shard(shard, WHAT, op)?
             else {
-                return Err(self.nonsense(shard, WHAT));
+                return Err(self.protocol_error(shard, WHAT));
             };
             self.report.inodes += examined;
             for f in findings {
-                let (wrong, ino, what, repaired) = (Wrong::Names, f.ino, f.what, f.repaired);
-                self.found(Finding {
+                let (wrong, ino, what, repaired) = (FindingKind::Names, f.ino, f.what, f.repaired);
+                self.record_finding(FsckFinding {
                     wrong,
                     ino,
                     path: None,
@@ -276,47 +288,52 @@ impl Fsck<'_> {
 
     /// Returns whether several executors serve shards, or did. If not, the executor of all shards
     /// compares names with inodes by itself.
-    fn is_spread(&self) -> bool {
+    fn has_several_executors(&self) -> bool {
         let map = self.client.map();
-        map.leads().len() > 1 || map.moves.iter().any(|moves| *moves > 0)
+        map.first_shards().len() > 1 || map.moves.iter().any(|moves| *moves > 0)
     }
 
-    fn nonsense(&self, shard: ShardId, what: &'static str) -> FsckError {
-        self.failed_at(shard, what, Errno::EPROTO)
+    fn protocol_error(&self, shard: ShardId, what: &'static str) -> FsckError {
+        self.shard_error(shard, what, Errno::EPROTO)
     }
 
     /// Walks inodes and objects side by side, and checks mismatches again.
-    fn bytes(&mut self) -> Result<(), FsckError> {
-        let mut nodes: Vec<Objects> =
-            self.client.map().nodes.iter().map(|n| Objects::of(n.id)).collect();
-        let mut inodes: Vec<Inodes> =
-            self.client.map().leads().iter().map(|(_, id)| Inodes::of(*id)).collect();
+    fn check_objects(&mut self) -> Result<(), FsckError> {
+        let mut nodes: Vec<ObjectScan> =
+            self.client.map().nodes.iter().map(|n| ObjectScan::for_node(n.id)).collect();
+        let mut inodes: Vec<InodeScan> = self
+            .client
+            .map()
+            .first_shards()
+            .iter()
+            .map(|(_, id)| InodeScan::for_executor(*id))
+            .collect();
         loop {
             // The next inode number in any of the lists.
             let mut next: Option<Ino> = None;
             for inodes in &mut inodes {
-                let at = inodes.peek(self)?.map(|attr| attr.ino);
+                let at = inodes.peek_inode(self)?.map(|attr| attr.ino);
                 next = [next, at].into_iter().flatten().min();
             }
             for objects in &mut nodes {
-                let at = objects.peek(self)?.map(|o| o.0);
+                let at = objects.peek_object(self)?.map(|o| o.0);
                 next = [next, at].into_iter().flatten().min();
             }
             let Some(ino) = next else { return Ok(()) };
-            let attr = inodes.iter_mut().find_map(|inodes| inodes.take(ino));
+            let attr = inodes.iter_mut().find_map(|inodes| inodes.take_inode(ino));
             let mut there = BTreeMap::new();
             for objects in &mut nodes {
-                while let Some((found, piece, size)) = objects.peek(self)?
+                while let Some((found, piece, size)) = objects.peek_object(self)?
                     && found == ino
                 {
-                    objects.skip();
+                    objects.skip_object();
                     self.report.objects += 1;
                     there.insert((objects.node, piece), size);
                 }
             }
-            let tiles = self.tiles(attr.as_ref())?;
-            if !fits(attr.as_ref(), tiles.as_ref(), &there) {
-                self.examine(ino, &there)?;
+            let tiles = self.read_tiles(attr.as_ref())?;
+            if !is_consistent(attr.as_ref(), tiles.as_ref(), &there) {
+                self.recheck_inode(ino, &there)?;
             }
             if let (Some(attr), Some(tiles)) = (&attr, &tiles) {
                 self.check_journals(attr, tiles)?;
@@ -328,86 +345,94 @@ impl Fsck<'_> {
     }
 
     /// Checks one inode a second time, with its objects as they are now.
-    fn examine(
+    fn recheck_inode(
         &mut self,
         ino: Ino,
         seen: &BTreeMap<(NodeId, Piece), u64>,
     ) -> Result<(), FsckError> {
         // The version before and after shows whether a client changed the inode in between (a
         // double collect).
-        let before = self.attr(ino)?;
-        let tiles = self.tiles(before.as_ref())?;
+        let before = self.read_attr(ino)?;
+        let tiles = self.read_tiles(before.as_ref())?;
         let mut places: BTreeSet<(NodeId, Piece)> = seen.keys().copied().collect();
-        places.extend(before.iter().flat_map(|attr| right(attr, tiles.as_ref()).into_keys()));
+        places.extend(
+            before.iter().flat_map(|attr| expected_objects(attr, tiles.as_ref()).into_keys()),
+        );
         let mut states = BTreeMap::new();
         for (node, piece) in places {
             // Before the state of the object is read: garbage may have been removed since.
-            if self.in_flux(node, ino)? {
+            if self.has_changes_in_flight(node, ino)? {
                 self.report.dispelled += 1;
                 return Ok(());
             }
-            let state = self.stat(node, ino, piece)?;
+            let state = self.stat_object(node, ino, piece)?;
             if state.exists {
                 states.insert((node, piece), state);
             }
         }
-        let after = self.attr(ino)?;
+        let after = self.read_attr(ino)?;
         let sizes = states.iter().map(|(at, state)| (*at, state.size)).collect();
         if before.as_ref().map(|a| a.version) != after.as_ref().map(|a| a.version)
-            || fits(after.as_ref(), tiles.as_ref(), &sizes)
+            || is_consistent(after.as_ref(), tiles.as_ref(), &sizes)
         {
             self.report.dispelled += 1;
             return Ok(());
         }
         match after {
-            None => self.no_inode(ino, &states),
-            Some(attr) => self.contradicts(&attr, tiles.as_ref(), &states, &sizes),
+            None => self.handle_missing_inode(ino, &states),
+            Some(attr) => self.handle_mismatch(&attr, tiles.as_ref(), &states, &sizes),
         }
     }
 
-    fn attr(&self, ino: Ino) -> Result<Option<Attr>, FsckError> {
+    fn read_attr(&self, ino: Ino) -> Result<Option<Attr>, FsckError> {
         match self.client.getattr(&Cred::ROOT, ino) {
             Ok(attr) => Ok(Some(attr)),
             Err(Errno::ENOENT | Errno::ESTALE) => Ok(None),
             // An object may bear the number of a shard that never existed.
-            Err(_) if self.client.map().owner(ino.shard()).is_none() => Ok(None),
-            Err(errno) => Err(self.failed_at(ino.shard(), "read an inode", errno)),
+            Err(_) if self.client.map().owner(ino.owner_shard()).is_none() => Ok(None),
+            Err(errno) => Err(self.shard_error(ino.owner_shard(), "read an inode", errno)),
         }
     }
 
     /// Returns the tiles of a tiled file. Tiles that cannot be decoded are found by the shard's own
     /// check.
-    fn tiles(&self, attr: Option<&Attr>) -> Result<Option<Tiles>, FsckError> {
-        let Some(attr) = attr.filter(|a| a.kind == Kind::File && a.layout.is_tiled()) else {
+    fn read_tiles(&self, attr: Option<&Attr>) -> Result<Option<Tiles>, FsckError> {
+        let Some(attr) = attr.filter(|a| a.kind == InodeKind::File && a.layout.is_tiled()) else {
             return Ok(None);
         };
-        match self.client.tiles(attr.ino) {
+        match self.client.fetch_tiles(attr.ino) {
             Ok(tiles) => Ok(Some(tiles)),
             Err(Errno::ESTALE | Errno::ENOENT | Errno::EIO | Errno::EBUSY) => Ok(None),
-            Err(errno) => Err(self.failed_at(attr.ino.shard(), "tell the tiles of a file", errno)),
+            Err(errno) => {
+                Err(self.shard_error(attr.ino.owner_shard(), "tell the tiles of a file", errno))
+            }
         }
     }
 
-    fn in_flux(&self, node: NodeId, ino: Ino) -> Result<bool, FsckError> {
+    fn has_changes_in_flight(&self, node: NodeId, ino: Ino) -> Result<bool, FsckError> {
         const WHAT: &str = "tell what is changing";
-        if self.client.map().owner(ino.shard()).is_none() {
+        if self.client.map().owner(ino.owner_shard()).is_none() {
             return Ok(false);
         }
-        match self.ask(ino.shard(), WHAT, MetaOp::InFlux { node, inos: vec![ino] })? {
-            MetaReply::InFlux(inos) => Ok(inos.contains(&ino)),
-            _ => Err(self.nonsense(ino.shard(), WHAT)),
+        match self.request_shard(
+            ino.owner_shard(),
+            WHAT,
+            MetaOp::ListInFlight { node, inos: vec![ino] },
+        )? {
+            MetaReply::InFlight(inos) => Ok(inos.contains(&ino)),
+            _ => Err(self.protocol_error(ino.owner_shard(), WHAT)),
         }
     }
 
-    fn stat(&self, node: NodeId, ino: Ino, piece: Piece) -> Result<ObjectState, FsckError> {
+    fn stat_object(&self, node: NodeId, ino: Ino, piece: Piece) -> Result<ObjectState, FsckError> {
         const WHAT: &str = "look at an object";
-        match self.admin(node, WHAT, AdminCall::StatObject { ino, piece })? {
+        match self.request_node(node, WHAT, AdminCall::StatObject { ino, piece })? {
             AdminReply::Object(state) => Ok(state),
             _ => Err(FsckError::Node { node, what: WHAT, errno: Errno::EPROTO }),
         }
     }
 
-    fn no_inode(
+    fn handle_missing_inode(
         &mut self,
         ino: Ino,
         states: &BTreeMap<(NodeId, Piece), ObjectState>,
@@ -415,23 +440,23 @@ impl Fsck<'_> {
         let nodes: BTreeSet<NodeId> = states.keys().map(|(node, _)| *node).collect();
         for node in nodes {
             let size: u64 = states.iter().filter(|(at, _)| at.0 == node).map(|(_, s)| s.size).sum();
-            let repaired = self.repair && self.remove(node, ino)?;
+            let repaired = self.repair && self.remove_objects(node, ino)?;
             let what = format!("{size} bytes of an inode that does not exist");
-            self.found_at(Wrong::NoInode, ino, node, what, repaired);
+            self.record_node_finding(FindingKind::NoInode, ino, node, what, repaired);
         }
         Ok(())
     }
 
-    fn remove(&self, node: NodeId, ino: Ino) -> Result<bool, FsckError> {
-        self.admin(node, "remove an object", AdminCall::RemoveObjects { ino }).map(|_| true)
+    fn remove_objects(&self, node: NodeId, ino: Ino) -> Result<bool, FsckError> {
+        self.request_node(node, "remove an object", AdminCall::RemoveObjects { ino }).map(|_| true)
     }
 
-    fn remove_one(&self, node: NodeId, ino: Ino, piece: Piece) -> Result<bool, FsckError> {
+    fn remove_object(&self, node: NodeId, ino: Ino, piece: Piece) -> Result<bool, FsckError> {
         let call = AdminCall::RemoveObject { ino, piece };
-        self.admin(node, "remove an object", call).map(|_| true)
+        self.request_node(node, "remove an object", call).map(|_| true)
     }
 
-    fn contradicts(
+    fn handle_mismatch(
         &mut self,
         attr: &Attr,
         tiles: Option<&Tiles>,
@@ -439,21 +464,21 @@ impl Fsck<'_> {
         sizes: &BTreeMap<(NodeId, Piece), u64>,
     ) -> Result<(), FsckError> {
         let ino = attr.ino;
-        let right = right(attr, tiles);
-        let unknown = attr.kind == Kind::File && attr.layout.is_tiled() && tiles.is_none();
+        let right = expected_objects(attr, tiles);
+        let unknown = attr.kind == InodeKind::File && attr.layout.is_tiled() && tiles.is_none();
         if unknown {
             // Before the tiles are repaired, the right objects are not known.
             return Ok(());
         }
         for &(node, piece) in states.keys().filter(|at| !right.contains_key(at)) {
-            let repaired = self.repair && self.remove_one(node, ino, piece)?;
+            let repaired = self.repair && self.remove_object(node, ino, piece)?;
             let what = "an object where its file has none".to_owned();
-            self.found_at(Wrong::Misplaced, ino, node, what, repaired);
+            self.record_node_finding(FindingKind::Misplaced, ino, node, what, repaired);
         }
-        if attr.kind != Kind::File {
+        if attr.kind != InodeKind::File {
             return Ok(());
         }
-        let lost: Vec<_> = short(&right, sizes).collect();
+        let lost: Vec<_> = short_objects(&right, sizes).collect();
         for &((node, piece), has, least) in &lost {
             let what = match (states.contains_key(&(node, piece)), piece == attr.layout.base()) {
                 (true, true) => format!("of {least} bytes only {has} are there"),
@@ -466,9 +491,9 @@ impl Fsck<'_> {
                     )
                 }
             };
-            let (node, lost) = (Some(node), Some(Lost { piece, least, has }));
-            let wrong = Wrong::NoObject;
-            self.found(Finding {
+            let (node, lost) = (Some(node), Some(LostBytes { piece, least, has }));
+            let wrong = FindingKind::NoObject;
+            self.record_finding(FsckFinding {
                 wrong,
                 ino,
                 path: None,
@@ -479,15 +504,15 @@ impl Fsck<'_> {
                 repaired: false,
             });
         }
-        let size = size(attr, tiles, sizes);
+        let size = file_size(attr, tiles, sizes);
         if size <= attr.size {
             return Ok(());
         }
         let what = format!("the inode says {} bytes, the objects hold {size}", attr.size);
         let node = right.first_key_value().map(|(at, _)| at.0);
-        let repaired = self.repair && self.adopt(attr, size)?;
-        let wrong = Wrong::Size;
-        self.found(Finding {
+        let repaired = self.repair && self.correct_size(attr, size)?;
+        let wrong = FindingKind::Size;
+        self.record_finding(FsckFinding {
             wrong,
             ino,
             path: None,
@@ -503,10 +528,10 @@ impl Fsck<'_> {
     /// Corrects the size of an inode that is shorter than its objects: the bytes are valid. The
     /// correction is done as any client cuts a file, so that a client that opens the file at the
     /// same moment meets nothing unusual.
-    fn adopt(&self, attr: &Attr, size: u64) -> Result<bool, FsckError> {
+    fn correct_size(&self, attr: &Attr, size: u64) -> Result<bool, FsckError> {
         let cut = || {
             let (attr, cap) = self.client.open(&Cred::ROOT, attr.ino, Access::WRITE)?;
-            let cut = self.client.data(&attr, cap).and_then(|data| data.truncate(size));
+            let cut = self.client.open_data(&attr, cap).and_then(|data| data.truncate(size));
             let set = cut.and_then(|state| {
                 let set = SetAttr {
                     size: Some(size),
@@ -521,7 +546,7 @@ impl Fsck<'_> {
             let closed = self.client.commit(&Cred::ROOT, attr.ino, None, true);
             set.and(closed)
         };
-        let failed = |errno| self.failed_at(attr.ino.shard(), "correct a size", errno);
+        let failed = |errno| self.shard_error(attr.ino.owner_shard(), "correct a size", errno);
         cut().map(|_| true).map_err(failed)
     }
 }
@@ -532,11 +557,15 @@ mod tests {
     use tatami_wire::Layout;
 
     fn file(size: u64) -> Attr {
-        Attr { size, layout: Layout::Whole { node: NodeId(1) }, ..Attr::plain(Ino(7), Kind::File) }
+        Attr {
+            size,
+            layout: Layout::Whole { node: NodeId(1) },
+            ..Attr::with_defaults(Ino(7), InodeKind::File)
+        }
     }
 
     fn fits(attr: Option<&Attr>, objects: &BTreeMap<(NodeId, Piece), u64>) -> bool {
-        super::fits(attr, None, objects)
+        super::is_consistent(attr, None, objects)
     }
 
     #[test]
@@ -555,7 +584,7 @@ mod tests {
         assert!(!fits(Some(&good), &objects(&[(1, 0, 10), (1, 1, 1)])), "a piece too many");
         assert!(fits(None, &objects(&[])));
         assert!(!fits(None, &objects(&[(1, 0, 0)])), "nobody's");
-        let dir = Attr { kind: Kind::Dir, size: 3, ..file(0) };
+        let dir = Attr { kind: InodeKind::Dir, size: 3, ..file(0) };
         assert!(fits(Some(&dir), &objects(&[])));
         assert!(!fits(Some(&dir), &objects(&[(1, 0, 5)])));
     }

@@ -6,7 +6,7 @@ use crate::delegations::uptime;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
-use tatami_wire::job::{HOLD_MILLIS, JobOp, JobTold};
+use tatami_wire::job::{HOLD_MILLIS, JobOp, JobReply};
 use tatami_wire::meta::{MetaOp, MetaReply};
 use tatami_wire::{Cred, Errno, Ino};
 
@@ -40,10 +40,10 @@ impl JobMember {
         JobMember { client, ino, open, rank, joined, first }
     }
 
-    fn ask(&self, op: JobOp) -> Result<JobTold, Errno> {
+    fn send_job_op(&self, op: JobOp) -> Result<JobReply, Errno> {
         let JobMember { ino, open, rank, .. } = *self;
         let joined = self.joined.load(SeqCst);
-        match self.client.meta(&Cred::ROOT, MetaOp::Job { ino, open, rank, joined, op })? {
+        match self.client.send_meta(&Cred::ROOT, MetaOp::Job { ino, open, rank, joined, op })? {
             MetaReply::Job { first, told } => {
                 self.joined.store(true, SeqCst);
                 self.first.fetch_or(first, SeqCst);
@@ -54,8 +54,8 @@ impl JobMember {
     }
 
     fn move_pointer(&self, op: JobOp) -> Result<i64, Errno> {
-        match self.ask(op)? {
-            JobTold::Pointer(was) => Ok(was),
+        match self.send_job_op(op)? {
+            JobReply::Pointer(was) => Ok(was),
             _ => Err(Errno::EPROTO),
         }
     }
@@ -66,28 +66,28 @@ impl JobMember {
     /// `EOVERFLOW`; `ESTALE` where this process was away for longer than its lease, and the pointer
     /// may be lost; `EACCES` for a user that may neither read nor write the file; `ENOLCK` for too
     /// many ranks or opens; `EHOSTDOWN`.
-    pub fn add(&self, by: i64) -> Result<i64, Errno> {
+    pub fn add_to_pointer(&self, by: i64) -> Result<i64, Errno> {
         self.move_pointer(JobOp::Add { by })
     }
 
     /// Sets the shared file pointer; returns its value before.
     ///
     /// # Errors
-    /// As for [`JobMember::add`].
-    pub fn set(&self, to: i64) -> Result<i64, Errno> {
+    /// As for [`JobMember::add_to_pointer`].
+    pub fn set_pointer(&self, to: i64) -> Result<i64, Errno> {
         self.move_pointer(JobOp::Set { to })
     }
 
     /// Takes the lock that the ranks share, after all ranks that asked before.
     ///
     /// # Errors
-    /// As for [`JobMember::add`].
+    /// As for [`JobMember::add_to_pointer`].
     pub fn lock(&self) -> Result<(), Errno> {
         loop {
             let asked = uptime();
-            match self.ask(JobOp::Lock)? {
-                JobTold::Locked => return Ok(()),
-                JobTold::Waits => {}
+            match self.send_job_op(JobOp::Lock)? {
+                JobReply::Locked => return Ok(()),
+                JobReply::Waiting => {}
                 _ => return Err(Errno::EPROTO),
             }
             if uptime().saturating_sub(asked) < Duration::from_millis(HOLD_MILLIS) / 2 {
@@ -101,10 +101,10 @@ impl JobMember {
     /// Passes the lock to the next rank.
     ///
     /// # Errors
-    /// `ENOLCK` where this rank does not have it; as for [`JobMember::add`].
+    /// `ENOLCK` where this rank does not have it; as for [`JobMember::add_to_pointer`].
     pub fn unlock(&self) -> Result<(), Errno> {
-        match self.ask(JobOp::Unlock)? {
-            JobTold::Done => Ok(()),
+        match self.send_job_op(JobOp::Unlock)? {
+            JobReply::Done => Ok(()),
             _ => Err(Errno::EPROTO),
         }
     }
@@ -113,7 +113,7 @@ impl JobMember {
 impl Drop for JobMember {
     fn drop(&mut self) {
         if self.first.load(SeqCst)
-            && let Err(error) = self.ask(JobOp::End)
+            && let Err(error) = self.send_job_op(JobOp::End)
         {
             // The shard forgets the open when the last of the ranks has gone.
             tracing::debug!(ino = %self.ino, %error, "what the ranks shared is kept");

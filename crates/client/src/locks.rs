@@ -7,23 +7,23 @@
 
 use crate::Client;
 use crate::delegations::uptime;
-use crate::executor::Executor;
-use crate::peer::Retry;
+use crate::executor::ExecutorClient;
+use crate::node::Retry;
 use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
-use tatami_lock::Table;
+use tatami_lock::LockTable;
 use tatami_wire::admin::ClusterMap;
-use tatami_wire::lock::{Conflict, LOCKS_MAX, Lock, LockOp, LockSort, LockTold, Span};
+use tatami_wire::lock::{ByteRange, Conflict, LOCKS_MAX, Lock, LockOp, LockOpReply, LockSort};
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply};
 use tatami_wire::{Cred, Errno, ExecutorId, Ino, hash};
 
 /// Times that a request is repeated because the executor did not know the session.
 const ATTEMPTS: usize = 16;
 /// Interval after which a waiting request is repeated, even without a notification.
-pub const ASK_AGAIN: Duration = Duration::from_secs(1);
+pub const LOCK_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// One part in `MARGIN` of each lease stays unused, because clocks run at different speeds.
 const MARGIN: u32 = 10;
 /// The lease, in case the executor has not stated it yet.
@@ -33,35 +33,35 @@ const SHORT_LEASE: Duration = Duration::from_secs(1);
 pub trait LockedBytes: Sync {
     /// Another client may get a lock that this one had: all written bytes must be where other
     /// clients find them.
-    fn tell(&self, ino: Ino);
+    fn publish_writes(&self, ino: Ino);
     /// This client got a lock: bytes that it has read before may be old.
-    fn forget(&self, ino: Ino);
+    fn invalidate_cache(&self, ino: Ino);
     /// The locks that were taken through these handles are lost: other clients may have had them.
-    fn lost(&self, ino: Ino, handles: &BTreeSet<u64>);
+    fn report_lost(&self, ino: Ino, handles: &BTreeSet<u64>);
 }
 
 /// For programs that care for their bytes themselves.
 pub struct Unbuffered;
 
 impl LockedBytes for Unbuffered {
-    fn tell(&self, _: Ino) {}
-    fn forget(&self, _: Ino) {}
-    fn lost(&self, _: Ino, _: &BTreeSet<u64>) {}
+    fn publish_writes(&self, _: Ino) {}
+    fn invalidate_cache(&self, _: Ino) {}
+    fn report_lost(&self, _: Ino, _: &BTreeSet<u64>) {}
 }
 
 /// The result of a request for a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Taken {
+pub enum LockOutcome {
     /// This client has the lock.
     Done,
-    /// Another lock is in the way: the caller asks again when [`LockNews`] say so, and every
-    /// [`ASK_AGAIN`].
+    /// Another lock is in the way: the caller asks again when [`LockNotices`] say so, and every
+    /// [`LOCK_RETRY_INTERVAL`].
     Waits,
 }
 
 /// Notifications from executors about locks.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct LockNews {
+pub struct LockNotices {
     /// Files whose locks must be given back, by [`Client::return_locks`].
     pub wanted: BTreeSet<Ino>,
     /// Waits that have come to their end.
@@ -70,7 +70,7 @@ pub struct LockNews {
     pub reclaim: BTreeSet<ExecutorId>,
 }
 
-impl LockNews {
+impl LockNotices {
     fn is_empty(&self) -> bool {
         self.wanted.is_empty() && self.ready.is_empty() && self.reclaim.is_empty()
     }
@@ -78,7 +78,7 @@ impl LockNews {
 
 /// The data that is stored with a lock.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Tag {
+struct LockTag {
     /// The open file through which it was taken.
     handle: u64,
     pid: u32,
@@ -86,9 +86,9 @@ struct Tag {
 
 /// The locks of this client on one file.
 #[derive(Default)]
-struct File {
-    whole: Table<u64, Tag>,
-    range: Table<u64, Tag>,
+struct FileLocks {
+    whole: LockTable<u64, LockTag>,
+    range: LockTable<u64, LockTag>,
     delegated: bool,
     /// Calls that got a lock from the executor and have not yet dropped the bytes that were read
     /// before.
@@ -97,20 +97,20 @@ struct File {
     gone: bool,
 }
 
-impl File {
-    fn table(&mut self, sort: LockSort) -> &mut Table<u64, Tag> {
+impl FileLocks {
+    fn table(&mut self, sort: LockSort) -> &mut LockTable<u64, LockTag> {
         match sort {
             LockSort::Whole => &mut self.whole,
             LockSort::Range => &mut self.range,
         }
     }
 
-    fn take(&mut self, lock: &Lock, handle: u64) {
-        let tag = Tag { handle, pid: lock.pid };
-        self.table(lock.sort).set(lock.owner, lock.span, lock.kind, tag);
+    fn record_lock(&mut self, lock: &Lock, handle: u64) {
+        let tag = LockTag { handle, pid: lock.pid };
+        self.table(lock.sort).set_lock(lock.owner, lock.span, lock.kind, tag);
     }
 
-    fn locks(&self) -> impl Iterator<Item = (Lock, u64)> + '_ {
+    fn list_locks(&self) -> impl Iterator<Item = (Lock, u64)> + '_ {
         let tables = [(LockSort::Whole, &self.whole), (LockSort::Range, &self.range)];
         tables.into_iter().flat_map(|(sort, table)| {
             table.iter().map(move |held| {
@@ -127,33 +127,33 @@ impl File {
 
 /// See the module.
 #[derive(Default)]
-pub(crate) struct Locks {
-    files: Mutex<HashMap<Ino, Arc<Mutex<File>>, hash::Build>>,
-    news: Mutex<LockNews>,
-    arrived: Condvar,
+pub(crate) struct ClientLocks {
+    files: Mutex<HashMap<Ino, Arc<Mutex<FileLocks>>, hash::HashBuilder>>,
+    notices: Mutex<LockNotices>,
+    notified: Condvar,
 }
 
-impl Locks {
-    fn find(&self, ino: Ino) -> Option<Arc<Mutex<File>>> {
+impl ClientLocks {
+    fn find_file(&self, ino: Ino) -> Option<Arc<Mutex<FileLocks>>> {
         self.files.lock().get(&ino).cloned()
     }
 
-    fn enter(&self, ino: Ino) -> Arc<Mutex<File>> {
+    fn enter_file(&self, ino: Ino) -> Arc<Mutex<FileLocks>> {
         self.files.lock().entry(ino).or_default().clone()
     }
 
     /// Removes the record of a file without locks.
-    fn tidy(&self, ino: Ino, file: &mut File) {
+    fn remove_idle(&self, ino: Ino, file: &mut FileLocks) {
         if file.is_empty() && !file.delegated && !file.gone && file.stale == 0 {
             file.gone = true;
             self.files.lock().remove(&ino);
         }
     }
 
-    /// Adds a notification and wakes the callers of [`Client::lock_news`].
-    pub(crate) fn note(&self, note: impl FnOnce(&mut LockNews)) {
-        note(&mut self.news.lock());
-        self.arrived.notify_all();
+    /// Adds a notification and wakes the callers of [`Client::take_lock_notices`].
+    pub(crate) fn notify_waiters(&self, note: impl FnOnce(&mut LockNotices)) {
+        note(&mut self.notices.lock());
+        self.notified.notify_all();
     }
 }
 
@@ -191,12 +191,12 @@ impl Default for LockSession {
 
 impl LockSession {
     /// Makes the client reclaim its locks from this executor before its next request.
-    pub(crate) fn shards_have_come(&self) {
+    pub(crate) fn require_reclaim(&self) {
         self.to_claim.store(true, SeqCst);
     }
 
     /// Begins a recall connection.
-    pub(crate) fn begin(&self) {
+    pub(crate) fn begin_connection(&self) {
         let now = self.connection.load(SeqCst);
         // The next odd number, also if the end of the last connection was missed: a number never
         // stands for two connections.
@@ -204,25 +204,25 @@ impl LockSession {
     }
 
     /// Ends the recall connection.
-    pub(crate) fn end(&self) {
+    pub(crate) fn end_connection(&self) {
         let now = self.connection.load(SeqCst);
         self.connection.store(now + now % 2, SeqCst);
     }
 
     /// Extends the lease: the executor received a message that was sent after `from`, by
     /// [`uptime`], and keeps the locks of a silent client for `lease`.
-    pub(crate) fn extend(&self, from: Duration, lease: Duration) {
+    pub(crate) fn extend_lease(&self, from: Duration, lease: Duration) {
         self.lease.store(lease.as_micros() as u64, SeqCst);
         let until = from + (lease - lease / MARGIN);
         self.until.fetch_max(until.as_micros() as u64, SeqCst);
     }
 
-    fn heard(&self, from: Duration) {
-        self.extend(from, Duration::from_micros(self.lease.load(SeqCst)));
+    fn renew_lease(&self, from: Duration) {
+        self.extend_lease(from, Duration::from_micros(self.lease.load(SeqCst)));
     }
 
     /// Returns whether the executor may delegate locks to this client.
-    fn delegates(&self) -> bool {
+    fn may_delegate(&self) -> bool {
         // Without a recall connection, the executor could not ask for them back. And before the
         // reclaim on this very connection, it may be a new incarnation that does not know of the
         // delegation.
@@ -230,39 +230,39 @@ impl LockSession {
         now % 2 == 1 && self.claimed.load(SeqCst) == now
     }
 
-    fn is_sure(&self) -> bool {
+    fn is_lease_valid(&self) -> bool {
         uptime().as_micros() < u128::from(self.until.load(SeqCst))
     }
 }
 
 /// The right to send a request about one file.
-enum Session<'a> {
+enum SessionGuard<'a> {
     Known(RwLockReadGuard<'a, u64>),
     /// The caller that has it makes the first request of the session.
     New(RwLockWriteGuard<'a, u64>),
 }
 
-impl<'a> Session<'a> {
-    fn of(executor: &'a Executor) -> Session<'a> {
+impl<'a> SessionGuard<'a> {
+    fn acquire_session(executor: &'a ExecutorClient) -> SessionGuard<'a> {
         let known = executor.locks.id.read();
         if *known != 0 {
-            return Session::Known(known);
+            return SessionGuard::Known(known);
         }
         // Between the two locks another thread may begin the session. Then this one holds it alone
         // for one request, which is slower but correct.
         drop(known);
-        Session::New(executor.locks.id.write())
+        SessionGuard::New(executor.locks.id.write())
     }
 
     fn id(&self) -> u64 {
         match self {
-            Session::Known(id) => **id,
-            Session::New(id) => **id,
+            SessionGuard::Known(id) => **id,
+            SessionGuard::New(id) => **id,
         }
     }
 
-    fn note(&mut self, id: u64) {
-        if let Session::New(known) = self
+    fn record_id(&mut self, id: u64) {
+        if let SessionGuard::New(known) = self
             && id != 0
         {
             **known = id;
@@ -271,83 +271,87 @@ impl<'a> Session<'a> {
 }
 
 /// How a request has ended.
-enum Asked<T> {
-    Answer(T),
+enum LockAttempt<T> {
+    Reply(T),
     /// The executor does not know this session. The client must reclaim all locks and repeat the
     /// request.
-    Unknown,
+    UnknownSession,
     /// Another executor has the file now.
-    Elsewhere,
+    WrongExecutor,
 }
 
 /// The reply of an executor.
-enum Said {
-    Told(LockTold),
-    Elsewhere,
+enum RoutedLockReply {
+    Reply(LockOpReply),
+    WrongExecutor,
 }
 
 impl Client {
-    fn locker(&self, ino: Ino) -> Result<&Executor, Errno> {
-        self.executor(self.map().owner(ino.shard()).ok_or(Errno::ESTALE)?)
+    fn lock_executor(&self, ino: Ino) -> Result<&ExecutorClient, Errno> {
+        self.executor_client(self.map().owner(ino.owner_shard()).ok_or(Errno::ESTALE)?)
     }
 
     /// Sends one request, to that executor only: another one knows this client by another session.
-    fn ask_about(
+    fn send_lock_request(
         &self,
-        executor: &Executor,
+        executor: &ExecutorClient,
         ino: Ino,
-        session: &mut Session<'_>,
+        session: &mut SessionGuard<'_>,
         op: LockOp,
-    ) -> Result<Said, Errno> {
+    ) -> Result<RoutedLockReply, Errno> {
         let op = MetaOp::Locks { ino, session: session.id(), op };
-        let call = MetaCall { shard: ino.shard(), cred: Cred::ROOT, op };
-        match self.ask(executor.id, &call)? {
-            MetaReply::Locks { session: id, told } => {
-                session.note(id);
-                Ok(Said::Told(told))
+        let call = MetaCall { shard: ino.owner_shard(), cred: Cred::ROOT, op };
+        match self.send_to_executor(executor.id, &call)? {
+            MetaReply::Locks { session: id, reply: told } => {
+                session.record_id(id);
+                Ok(RoutedLockReply::Reply(told))
             }
-            MetaReply::Elsewhere { .. } => Ok(Said::Elsewhere),
+            MetaReply::WrongShard { .. } => Ok(RoutedLockReply::WrongExecutor),
             _ => Err(Errno::EPROTO),
         }
     }
 
     /// Runs `ask` until the executor knows this session and is the one that owns the file.
-    fn with_file<T>(
+    fn with_file_locks<T>(
         &self,
         ino: Ino,
         bytes: &dyn LockedBytes,
-        mut ask: impl FnMut(&Executor, &mut Session<'_>, &mut File) -> Result<Asked<T>, Errno>,
+        mut ask: impl FnMut(
+            &ExecutorClient,
+            &mut SessionGuard<'_>,
+            &mut FileLocks,
+        ) -> Result<LockAttempt<T>, Errno>,
     ) -> Result<T, Errno> {
         let mut retry = None;
         let mut left = ATTEMPTS;
         while left > 0 {
-            let executor = self.locker(ino)?;
+            let executor = self.lock_executor(ino)?;
             // Before the session is locked: the reclaim locks it alone.
             if executor.locks.to_claim.load(SeqCst) {
                 self.reclaim_locks(executor.id, bytes)?;
             }
             let elsewhere = {
-                let mut session = Session::of(executor);
-                let file = self.locks.enter(ino);
+                let mut session = SessionGuard::acquire_session(executor);
+                let file = self.locks.enter_file(ino);
                 let mut file = file.lock();
                 // After a change of the map, the client reclaims the locks of a file from the
                 // executor in the new map. `gone`: another thread has removed this record, and a
                 // lock stored in it would be forgotten.
-                if file.gone || self.map().owner(ino.shard()) != Some(executor.id) {
+                if file.gone || self.map().owner(ino.owner_shard()) != Some(executor.id) {
                     continue;
                 }
                 let answer = ask(executor, &mut session, &mut file);
-                self.locks.tidy(ino, &mut file);
+                self.locks.remove_idle(ino, &mut file);
                 match answer? {
-                    Asked::Answer(answer) => return Ok(answer),
-                    Asked::Unknown => false,
-                    Asked::Elsewhere => true,
+                    LockAttempt::Reply(answer) => return Ok(answer),
+                    LockAttempt::UnknownSession => false,
+                    LockAttempt::WrongExecutor => true,
                 }
             };
             // Another executor is no failure of the session, so it does not count as an attempt.
             if elsewhere {
-                let retry = retry.get_or_insert_with(|| Retry::new(self.patience()));
-                if !self.renew_map(ino.shard(), executor.id) && !retry.pause() {
+                let retry = retry.get_or_insert_with(|| Retry::new(self.operation_timeout()));
+                if !self.refresh_shard_owner(ino.owner_shard(), executor.id) && !retry.pause() {
                     return Err(Errno::EHOSTDOWN);
                 }
             } else {
@@ -371,10 +375,10 @@ impl Client {
         handle: u64,
         wait: Option<u64>,
         bytes: &dyn LockedBytes,
-    ) -> Result<Taken, Errno> {
-        let (taken, fresh) = self.set_lock_now(ino, lock, handle, wait, bytes)?;
+    ) -> Result<LockOutcome, Errno> {
+        let (taken, fresh) = self.request_lock(ino, lock, handle, wait, bytes)?;
         if fresh {
-            self.forget(ino, bytes);
+            self.invalidate_after_lock(ino, bytes);
         }
         Ok(taken)
     }
@@ -382,79 +386,86 @@ impl Client {
     /// Drops cached bytes that other clients may have changed while they had the lock. Callers that
     /// got their lock from the delegation since then do the same. No lock of this module is held
     /// meanwhile: the kernel may have to write first.
-    fn forget(&self, ino: Ino, bytes: &dyn LockedBytes) {
-        bytes.forget(ino);
-        if let Some(file) = self.locks.find(ino) {
+    fn invalidate_after_lock(&self, ino: Ino, bytes: &dyn LockedBytes) {
+        bytes.invalidate_cache(ino);
+        if let Some(file) = self.locks.find_file(ino) {
             let mut file = file.lock();
             file.stale = file.stale.saturating_sub(1);
-            self.locks.tidy(ino, &mut file);
+            self.locks.remove_idle(ino, &mut file);
         }
     }
 
-    /// Takes a lock. Returns also whether the caller must call [`Client::forget`].
-    fn set_lock_now(
+    /// Takes a lock. Returns also whether the caller must call [`Client::invalidate_after_lock`].
+    fn request_lock(
         &self,
         ino: Ino,
         lock: &Lock,
         handle: u64,
         wait: Option<u64>,
         bytes: &dyn LockedBytes,
-    ) -> Result<(Taken, bool), Errno> {
+    ) -> Result<(LockOutcome, bool), Errno> {
         let Lock { sort, owner, span, kind, .. } = *lock;
-        self.with_file(ino, bytes, |executor, session, file| {
-            if file.delegated && executor.locks.delegates() {
-                let in_the_way = file.table(sort).conflict(owner, span, kind).is_some();
+        self.with_file_locks(ino, bytes, |executor, session, file| {
+            if file.delegated && executor.locks.may_delegate() {
+                let in_the_way = file.table(sort).first_conflict(owner, span, kind).is_some();
                 if !in_the_way {
-                    file.take(lock, handle);
+                    file.record_lock(lock, handle);
                     // The thread that got the delegation has not dropped the old bytes yet: this
                     // caller must not read them either.
                     let fresh = file.stale > 0;
                     file.stale += u32::from(fresh);
-                    return Ok(Asked::Answer((Taken::Done, fresh)));
+                    return Ok(LockAttempt::Reply((LockOutcome::Done, fresh)));
                 }
                 // flock(2) converts a lock by first releasing the old one, so that stays released
                 // although the new one is refused.
                 if sort == LockSort::Whole {
-                    file.whole.free(owner, span);
+                    file.whole.free_span(owner, span);
                 }
                 if wait.is_none() {
                     return Err(Errno::EAGAIN);
                 }
                 // Only the executor knows all waits, and can find a deadlock. So the delegation
                 // goes back, and the executor queues this wait.
-                match self.give_back(executor, ino, session, file, bytes)? {
-                    Asked::Answer(()) => {}
-                    Asked::Unknown => return Ok(Asked::Unknown),
-                    Asked::Elsewhere => return Ok(Asked::Elsewhere),
+                match self.return_delegated(executor, ino, session, file, bytes)? {
+                    LockAttempt::Reply(()) => {}
+                    LockAttempt::UnknownSession => return Ok(LockAttempt::UnknownSession),
+                    LockAttempt::WrongExecutor => return Ok(LockAttempt::WrongExecutor),
                 }
             }
             // The new lock replaces one that this owner holds (a write lock may become a read
             // lock). Other clients may then get the bytes, so they must be written out first.
-            if file.table(sort).holds(owner, span) {
-                bytes.tell(ino);
+            if file.table(sort).holds_any(owner, span) {
+                bytes.publish_writes(ino);
             }
-            let delegate = executor.locks.delegates();
-            let told =
-                self.ask_about(executor, ino, session, LockOp::Set { lock: *lock, wait, delegate });
-            let gone = matches!(told, Ok(Said::Told(LockTold::Waits)) | Err(Errno::EAGAIN));
+            let delegate = executor.locks.may_delegate();
+            let told = self.send_lock_request(
+                executor,
+                ino,
+                session,
+                LockOp::Set { lock: *lock, wait, delegate },
+            );
+            let gone = matches!(
+                told,
+                Ok(RoutedLockReply::Reply(LockOpReply::Waiting)) | Err(Errno::EAGAIN)
+            );
             // As above: flock(2) has released the old lock before it waits or fails.
             if sort == LockSort::Whole && gone {
-                file.whole.free(owner, span);
+                file.whole.free_span(owner, span);
             }
             let told = match told? {
-                Said::Told(told) => told,
-                Said::Elsewhere => return Ok(Asked::Elsewhere),
+                RoutedLockReply::Reply(told) => told,
+                RoutedLockReply::WrongExecutor => return Ok(LockAttempt::WrongExecutor),
             };
             match told {
-                LockTold::Done { delegated } => {
+                LockOpReply::Done { delegated } => {
                     // Only after the reply: until then the executor may refuse.
-                    file.take(lock, handle);
+                    file.record_lock(lock, handle);
                     file.delegated = delegated;
                     file.stale += 1;
-                    Ok(Asked::Answer((Taken::Done, true)))
+                    Ok(LockAttempt::Reply((LockOutcome::Done, true)))
                 }
-                LockTold::Waits => Ok(Asked::Answer((Taken::Waits, false))),
-                LockTold::Unknown { .. } => Ok(Asked::Unknown),
+                LockOpReply::Waiting => Ok(LockAttempt::Reply((LockOutcome::Waits, false))),
+                LockOpReply::UnknownSession { .. } => Ok(LockAttempt::UnknownSession),
                 _ => Err(Errno::EPROTO),
             }
         })
@@ -476,7 +487,7 @@ impl Client {
         let end = uptime() + patience;
         let mut pause = Duration::from_millis(1);
         loop {
-            if self.set_lock(ino, lock, 0, Some(wait), bytes)? == Taken::Done {
+            if self.set_lock(ino, lock, 0, Some(wait), bytes)? == LockOutcome::Done {
                 return Ok(());
             }
             let left = end.saturating_sub(uptime());
@@ -488,13 +499,13 @@ impl Client {
                     false => Err(Errno::EAGAIN),
                 };
             }
-            let mut news = self.locks.news.lock();
+            let mut news = self.locks.notices.lock();
             // The wait is short although notifications come: they may get lost, since executors
             // send each once.
             if !news.ready.remove(&wait) {
-                self.locks.arrived.wait_for(&mut news, pause.min(left));
+                self.locks.notified.wait_for(&mut news, pause.min(left));
             }
-            pause = (pause * 2).min(ASK_AGAIN / 4);
+            pause = (pause * 2).min(LOCK_RETRY_INTERVAL / 4);
         }
     }
 
@@ -506,38 +517,43 @@ impl Client {
         &self,
         ino: Ino,
         (sort, owner): (LockSort, u64),
-        span: Span,
+        span: ByteRange,
         bytes: &dyn LockedBytes,
     ) -> Result<(), Errno> {
-        if self.locks.find(ino).is_none() {
+        if self.locks.find_file(ino).is_none() {
             return Ok(());
         }
-        self.with_file(ino, bytes, |executor, session, file| {
-            if !file.table(sort).holds(owner, span) {
-                return Ok(Asked::Answer(()));
+        self.with_file_locks(ino, bytes, |executor, session, file| {
+            if !file.table(sort).holds_any(owner, span) {
+                return Ok(LockAttempt::Reply(()));
             }
-            if file.delegated && executor.locks.delegates() {
-                file.table(sort).free(owner, span);
-                return Ok(Asked::Answer(()));
+            if file.delegated && executor.locks.may_delegate() {
+                file.table(sort).free_span(owner, span);
+                return Ok(LockAttempt::Reply(()));
             }
             // Before the release: from then on other clients may read the bytes.
-            bytes.tell(ino);
-            let told = self.ask_about(executor, ino, session, LockOp::Free { sort, owner, span });
-            let put_again =
-                [LockTold::Unknown { reclaim: true }, LockTold::Unknown { reclaim: false }];
+            bytes.publish_writes(ino);
+            let told =
+                self.send_lock_request(executor, ino, session, LockOp::Free { sort, owner, span });
+            let put_again = [
+                LockOpReply::UnknownSession { reclaim: true },
+                LockOpReply::UnknownSession { reclaim: false },
+            ];
             // The record goes, even after an error, unless the request is repeated: the caller has
             // released the lock in any case. The reclaim below makes the executor agree.
             match told {
-                Ok(Said::Elsewhere) => {}
-                Ok(Said::Told(told)) if put_again.contains(&told) => {}
-                _ => file.table(sort).free(owner, span),
+                Ok(RoutedLockReply::WrongExecutor) => {}
+                Ok(RoutedLockReply::Reply(told)) if put_again.contains(&told) => {}
+                _ => file.table(sort).free_span(owner, span),
             }
             match told {
-                Ok(Said::Elsewhere) => Ok(Asked::Elsewhere),
-                Ok(Said::Told(LockTold::Done { .. })) => Ok(Asked::Answer(())),
-                Ok(Said::Told(LockTold::Unknown { .. })) => Ok(Asked::Unknown),
+                Ok(RoutedLockReply::WrongExecutor) => Ok(LockAttempt::WrongExecutor),
+                Ok(RoutedLockReply::Reply(LockOpReply::Done { .. })) => Ok(LockAttempt::Reply(())),
+                Ok(RoutedLockReply::Reply(LockOpReply::UnknownSession { .. })) => {
+                    Ok(LockAttempt::UnknownSession)
+                }
                 other => {
-                    self.locks.note(|news| _ = news.reclaim.insert(executor.id));
+                    self.locks.notify_waiters(|news| _ = news.reclaim.insert(executor.id));
                     other.map(drop).and(Err(Errno::EPROTO))
                 }
             }
@@ -554,8 +570,8 @@ impl Client {
         handle: u64,
         bytes: &dyn LockedBytes,
     ) -> Result<(), Errno> {
-        let Some(file) = self.locks.find(ino) else { return Ok(()) };
-        let locks: Vec<_> = file.lock().locks().filter(|(_, by)| *by == handle).collect();
+        let Some(file) = self.locks.find_file(ino) else { return Ok(()) };
+        let locks: Vec<_> = file.lock().list_locks().filter(|(_, by)| *by == handle).collect();
         let free = |(lock, _): &(Lock, u64)| {
             self.free_lock(ino, (lock.sort, lock.owner), lock.span, bytes)
         };
@@ -572,19 +588,23 @@ impl Client {
         lock: &Lock,
         bytes: &dyn LockedBytes,
     ) -> Result<Option<Conflict>, Errno> {
-        self.with_file(ino, bytes, |executor, session, file| {
-            if file.delegated && executor.locks.delegates() {
-                let held = file.table(lock.sort).conflict(lock.owner, lock.span, lock.kind);
-                return Ok(Asked::Answer(held.map(|held| Conflict {
+        self.with_file_locks(ino, bytes, |executor, session, file| {
+            if file.delegated && executor.locks.may_delegate() {
+                let held = file.table(lock.sort).first_conflict(lock.owner, lock.span, lock.kind);
+                return Ok(LockAttempt::Reply(held.map(|held| Conflict {
                     span: held.span,
                     kind: held.kind,
                     pid: held.tag.pid,
                 })));
             }
-            match self.ask_about(executor, ino, session, LockOp::Test { lock: *lock })? {
-                Said::Elsewhere => Ok(Asked::Elsewhere),
-                Said::Told(LockTold::Held(conflict)) => Ok(Asked::Answer(conflict)),
-                Said::Told(LockTold::Unknown { .. }) => Ok(Asked::Unknown),
+            match self.send_lock_request(executor, ino, session, LockOp::Test { lock: *lock })? {
+                RoutedLockReply::WrongExecutor => Ok(LockAttempt::WrongExecutor),
+                RoutedLockReply::Reply(LockOpReply::ConflictsWith(conflict)) => {
+                    Ok(LockAttempt::Reply(conflict))
+                }
+                RoutedLockReply::Reply(LockOpReply::UnknownSession { .. }) => {
+                    Ok(LockAttempt::UnknownSession)
+                }
                 _ => Err(Errno::EPROTO),
             }
         })
@@ -602,36 +622,43 @@ impl Client {
         wait: u64,
         bytes: &dyn LockedBytes,
     ) -> Result<bool, Errno> {
-        let late = self.with_file(ino, bytes, |executor, session, file| {
-            match self.ask_about(executor, ino, session, LockOp::Cancel { wait, lock: *lock }) {
-                Ok(Said::Elsewhere) => Ok(Asked::Elsewhere),
-                Ok(Said::Told(LockTold::Ended { granted })) => {
+        let late = self.with_file_locks(ino, bytes, |executor, session, file| {
+            match self.send_lock_request(
+                executor,
+                ino,
+                session,
+                LockOp::Cancel { wait, lock: *lock },
+            ) {
+                Ok(RoutedLockReply::WrongExecutor) => Ok(LockAttempt::WrongExecutor),
+                Ok(RoutedLockReply::Reply(LockOpReply::WaitEnded { granted })) => {
                     if granted {
-                        file.take(lock, handle);
+                        file.record_lock(lock, handle);
                         file.stale += 1;
                     }
-                    Ok(Asked::Answer(granted))
+                    Ok(LockAttempt::Reply(granted))
                 }
-                Ok(Said::Told(LockTold::Unknown { .. })) => Ok(Asked::Unknown),
+                Ok(RoutedLockReply::Reply(LockOpReply::UnknownSession { .. })) => {
+                    Ok(LockAttempt::UnknownSession)
+                }
                 other => {
                     // The executor may still grant the lock, and this client would not know. A
                     // reclaim without it makes the executor release it.
-                    self.locks.note(|news| _ = news.reclaim.insert(executor.id));
+                    self.locks.notify_waiters(|news| _ = news.reclaim.insert(executor.id));
                     other.map(drop).and(Err(Errno::EPROTO))
                 }
             }
         })?;
         if late {
-            self.forget(ino, bytes);
+            self.invalidate_after_lock(ino, bytes);
         }
         Ok(late)
     }
 
     /// Returns the open files of this client whose locks are in the way of this one.
-    pub fn own_holders(&self, ino: Ino, lock: &Lock) -> Vec<u64> {
-        let Some(file) = self.locks.find(ino) else { return Vec::new() };
+    pub fn conflicting_handles(&self, ino: Ino, lock: &Lock) -> Vec<u64> {
+        let Some(file) = self.locks.find_file(ino) else { return Vec::new() };
         let mut file = file.lock();
-        let held = file.table(lock.sort).conflicts(lock.owner, lock.span, lock.kind);
+        let held = file.table(lock.sort).find_conflicts(lock.owner, lock.span, lock.kind);
         held.map(|held| held.tag.handle).collect()
     }
 
@@ -640,37 +667,39 @@ impl Client {
     /// # Errors
     /// `EHOSTDOWN`.
     pub fn return_locks(&self, ino: Ino, bytes: &dyn LockedBytes) -> Result<(), Errno> {
-        if self.locks.find(ino).is_none() {
+        if self.locks.find_file(ino).is_none() {
             return Ok(());
         }
-        self.with_file(ino, bytes, |executor, session, file| match file.delegated {
-            true => self.give_back(executor, ino, session, file, bytes),
-            false => Ok(Asked::Answer(())),
+        self.with_file_locks(ino, bytes, |executor, session, file| match file.delegated {
+            true => self.return_delegated(executor, ino, session, file, bytes),
+            false => Ok(LockAttempt::Reply(())),
         })
     }
 
-    fn give_back(
+    fn return_delegated(
         &self,
-        executor: &Executor,
+        executor: &ExecutorClient,
         ino: Ino,
-        session: &mut Session<'_>,
-        file: &mut File,
+        session: &mut SessionGuard<'_>,
+        file: &mut FileLocks,
         bytes: &dyn LockedBytes,
-    ) -> Result<Asked<()>, Errno> {
+    ) -> Result<LockAttempt<()>, Errno> {
         // Before the executor can grant any of them to others.
-        bytes.tell(ino);
-        let locks: Vec<_> = file.locks().map(|(lock, _)| lock).collect();
+        bytes.publish_writes(ino);
+        let locks: Vec<_> = file.list_locks().map(|(lock, _)| lock).collect();
         // Too many for one message: a reclaim sends them in several, and ends all delegations.
         if locks.len() > LOCKS_MAX {
-            return Ok(Asked::Unknown);
+            return Ok(LockAttempt::UnknownSession);
         }
-        match self.ask_about(executor, ino, session, LockOp::Return { locks })? {
-            Said::Elsewhere => Ok(Asked::Elsewhere),
-            Said::Told(LockTold::Done { .. }) => {
+        match self.send_lock_request(executor, ino, session, LockOp::ReturnDelegation { locks })? {
+            RoutedLockReply::WrongExecutor => Ok(LockAttempt::WrongExecutor),
+            RoutedLockReply::Reply(LockOpReply::Done { .. }) => {
                 file.delegated = false;
-                Ok(Asked::Answer(()))
+                Ok(LockAttempt::Reply(()))
             }
-            Said::Told(LockTold::Unknown { .. }) => Ok(Asked::Unknown),
+            RoutedLockReply::Reply(LockOpReply::UnknownSession { .. }) => {
+                Ok(LockAttempt::UnknownSession)
+            }
             _ => Err(Errno::EPROTO),
         }
     }
@@ -681,13 +710,13 @@ impl Client {
     /// # Errors
     /// `EHOSTDOWN`: then nothing is known.
     pub fn reclaim_locks(&self, id: ExecutorId, bytes: &dyn LockedBytes) -> Result<(), Errno> {
-        let executor = self.executor(id)?;
+        let executor = self.executor_client(id)?;
         // Before the claim. If the connection breaks meanwhile, `claimed` gets an old number, and
         // the client reclaims once more.
         let connection = executor.locks.connection.load(SeqCst);
         // Alone: no request may add or remove a lock between the list of locks and the reply.
         let mut session = executor.locks.id.write();
-        let mut retry = Retry::new(self.patience());
+        let mut retry = Retry::new(self.operation_timeout());
         let files = loop {
             let map = self.map();
             // Cleared before the list is made: shards that arrive later set it again, and cause
@@ -695,7 +724,7 @@ impl Client {
             executor.locks.to_claim.store(false, SeqCst);
             let files: Vec<_> = {
                 let files = self.locks.files.lock();
-                let here = files.iter().filter(|(ino, _)| map.owner(ino.shard()) == Some(id));
+                let here = files.iter().filter(|(ino, _)| map.owner(ino.owner_shard()) == Some(id));
                 here.map(|(ino, file)| (*ino, file.clone())).collect()
             };
             let mut locks = Vec::new();
@@ -704,37 +733,39 @@ impl Client {
                 // The delegation ends, so other clients may get locks that this one has granted to
                 // itself.
                 if file.delegated {
-                    bytes.tell(*ino);
+                    bytes.publish_writes(*ino);
                 }
-                locks.extend(file.locks().map(|(lock, _)| (*ino, lock)));
+                locks.extend(file.list_locks().map(|(lock, _)| (*ino, lock)));
             }
             // The lease counts from before the claim was sent: the executor counts it from the
             // receipt.
             let began = uptime();
-            match self.claim(&map, id, *session, &locks)? {
-                Claimed::Session(new) => {
+            match self.send_reclaim(&map, id, *session, &locks)? {
+                ReclaimOutcome::Session(new) => {
                     *session = new;
-                    executor.locks.heard(began);
+                    executor.locks.renew_lease(began);
                 }
-                Claimed::Lost => {
+                ReclaimOutcome::Lost => {
                     if *session != 0 || !locks.is_empty() {
                         tracing::error!(executor = %id, locks = locks.len(),
                             "we were away for too long: the locks of files are lost");
                     }
                     *session = 0;
-                    files.iter().for_each(|(ino, file)| lose(*ino, &mut file.lock(), bytes));
+                    files
+                        .iter()
+                        .for_each(|(ino, file)| drop_lost_locks(*ino, &mut file.lock(), bytes));
                 }
-                Claimed::Again => {
-                    executor.locks.shards_have_come();
+                ReclaimOutcome::ShardsDiffer => {
+                    executor.locks.require_reclaim();
                     // The executor's shards differ from those in the client's map; a newer map will
                     // make them agree.
                     if !retry.pause() {
                         return Err(Errno::EHOSTDOWN);
                     }
-                    self.learn_map_of(id.node);
+                    self.fetch_map_from(id.node);
                     continue;
                 }
-                Claimed::Nothing => *session = 0,
+                ReclaimOutcome::NoShards => *session = 0,
             }
             break files;
         };
@@ -742,29 +773,30 @@ impl Client {
         for (ino, file) in &files {
             let mut file = file.lock();
             file.delegated = false;
-            self.locks.tidy(*ino, &mut file);
+            self.locks.remove_idle(*ino, &mut file);
         }
         executor.locks.claimed.store(connection, SeqCst);
         Ok(())
     }
 
     /// Sends all of `locks` to the executor.
-    fn claim(
+    fn send_reclaim(
         &self,
         map: &ClusterMap,
         executor: ExecutorId,
         mut session: u64,
         locks: &[(Ino, Lock)],
-    ) -> Result<Claimed, Errno> {
-        let Some((shard, _)) = map.leads().into_iter().find(|(_, leader)| *leader == executor)
+    ) -> Result<ReclaimOutcome, Errno> {
+        let Some((shard, _)) =
+            map.first_shards().into_iter().find(|(_, leader)| *leader == executor)
         else {
             // The executor has no shards any more.
-            return Ok(Claimed::Nothing);
+            return Ok(ReclaimOutcome::NoShards);
         };
         // The digest lets the executor check that both mean the same shards: otherwise locks in a
         // shard that has just moved would be missed.
-        let shards = map.shard_map().ok_or(Errno::EPROTO)?.digest(executor);
-        let target = Ino::first_of(shard);
+        let shards = map.shard_map().ok_or(Errno::EPROTO)?.digest_shards(executor);
+        let target = Ino::first_in_shard(shard);
         let parts = locks.len().div_ceil(LOCKS_MAX).max(1);
         for part in 0..parts {
             let end = locks.len().min((part + 1) * LOCKS_MAX);
@@ -774,19 +806,23 @@ impl Client {
             let (first, last) = (part == 0, part + 1 == parts);
             let op = LockOp::Reclaim { locks: some, first, last, shards };
             let op = MetaOp::Locks { ino: target, session, op };
-            match self.ask(executor, &MetaCall { shard, cred: Cred::ROOT, op })? {
-                MetaReply::Locks { session: id, told: LockTold::Done { .. } } => session = id,
-                MetaReply::Elsewhere { .. }
-                | MetaReply::Locks { told: LockTold::Unknown { reclaim: true }, .. } => {
-                    return Ok(Claimed::Again);
+            match self.send_to_executor(executor, &MetaCall { shard, cred: Cred::ROOT, op })? {
+                MetaReply::Locks { session: id, reply: LockOpReply::Done { .. } } => session = id,
+                MetaReply::WrongShard { .. }
+                | MetaReply::Locks {
+                    reply: LockOpReply::UnknownSession { reclaim: true }, ..
+                } => {
+                    return Ok(ReclaimOutcome::ShardsDiffer);
                 }
-                MetaReply::Locks { told: LockTold::Unknown { reclaim: false }, .. } => {
-                    return Ok(Claimed::Lost);
+                MetaReply::Locks {
+                    reply: LockOpReply::UnknownSession { reclaim: false }, ..
+                } => {
+                    return Ok(ReclaimOutcome::Lost);
                 }
                 _ => return Err(Errno::EPROTO),
             }
         }
-        Ok(Claimed::Session(session))
+        Ok(ReclaimOutcome::Session(session))
     }
 
     /// Makes sure that this client still has the locks of `ino` that it has recorded.
@@ -794,40 +830,43 @@ impl Client {
     /// # Errors
     /// `EHOSTDOWN` where this cannot be known.
     pub fn check_locks(&self, ino: Ino, bytes: &dyn LockedBytes) -> Result<(), Errno> {
-        let executor = self.locker(ino)?;
-        if executor.locks.is_sure() || self.locks.find(ino).is_none() {
+        let executor = self.lock_executor(ino)?;
+        if executor.locks.is_lease_valid() || self.locks.find_file(ino).is_none() {
             return Ok(());
         }
         self.reclaim_locks(executor.id, bytes)
     }
 
     /// Takes the notifications since the last call. Waits for one, no longer than `wait`.
-    pub fn lock_news(&self, wait: Duration) -> LockNews {
-        let mut news = self.locks.news.lock();
+    pub fn take_lock_notices(&self, wait: Duration) -> LockNotices {
+        let mut news = self.locks.notices.lock();
         if news.is_empty() {
-            self.locks.arrived.wait_for(&mut news, wait);
+            self.locks.notified.wait_for(&mut news, wait);
         }
         std::mem::take(&mut news)
     }
 
-    /// Wakes the callers of [`Client::lock_news`].
-    pub fn wake_for_locks(&self) {
-        self.locks.arrived.notify_all();
+    /// Wakes the callers of [`Client::take_lock_notices`].
+    pub fn wake_lock_waiters(&self) {
+        self.locks.notified.notify_all();
     }
 
     /// Ends all lock sessions: this client holds nothing any more. No thread may use locks
     /// meanwhile.
-    pub fn end_locks(&self) {
-        for (shard, id) in self.map().leads() {
-            let Ok(executor) = self.executor(id) else { continue };
+    pub fn end_lock_sessions(&self) {
+        for (shard, id) in self.map().first_shards() {
+            let Ok(executor) = self.executor_client(id) else { continue };
             let mut session = executor.locks.id.write();
             if *session == 0 {
                 continue;
             }
-            let op =
-                MetaOp::Locks { ino: Ino::first_of(shard), session: *session, op: LockOp::End };
+            let op = MetaOp::Locks {
+                ino: Ino::first_in_shard(shard),
+                session: *session,
+                op: LockOp::EndSession,
+            };
             let call = MetaCall { shard, cred: Cred::ROOT, op };
-            if let Err(error) = self.ask(id, &call) {
+            if let Err(error) = self.send_to_executor(id, &call) {
                 tracing::debug!(executor = %id, %error, "it believes that we may hold locks");
             }
             *session = 0;
@@ -836,22 +875,22 @@ impl Client {
 }
 
 /// The result of a claim.
-enum Claimed {
+enum ReclaimOutcome {
     /// This session has the locks.
     Session(u64),
     /// Other clients may have had the locks.
     Lost,
     /// The executor has other shards than in this client's map.
-    Again,
+    ShardsDiffer,
     /// The executor has no shards.
-    Nothing,
+    NoShards,
 }
 
 /// Removes all locks of a file, which are lost.
-fn lose(ino: Ino, file: &mut File, bytes: &dyn LockedBytes) {
-    let handles: BTreeSet<u64> = file.locks().map(|(_, handle)| handle).collect();
-    (file.whole, file.range) = (Table::default(), Table::default());
+fn drop_lost_locks(ino: Ino, file: &mut FileLocks, bytes: &dyn LockedBytes) {
+    let handles: BTreeSet<u64> = file.list_locks().map(|(_, handle)| handle).collect();
+    (file.whole, file.range) = (LockTable::default(), LockTable::default());
     if !handles.is_empty() {
-        bytes.lost(ino, &handles);
+        bytes.report_lost(ino, &handles);
     }
 }

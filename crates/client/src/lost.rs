@@ -28,13 +28,13 @@ const CUTTING_MAX: usize = 65_536;
 /// Truncations by this client of which the shard has not heard yet, and the objects that were
 /// reported as lost.
 #[derive(Default)]
-pub(crate) struct Losses {
+pub(crate) struct LossTracker {
     cutting: Mutex<HashMap<Ino, u32>>,
     reported: Mutex<HashSet<(Ino, Piece)>>,
 }
 
-impl Losses {
-    /// Begins a truncation of an object of `ino`: until [`Losses::end_cut`] its length proves
+impl LossTracker {
+    /// Begins a truncation of an object of `ino`: until [`LossTracker::end_cut`] its length proves
     /// nothing.
     pub(crate) fn begin_cut(&self, ino: Ino) {
         let mut cutting = self.cutting.lock();
@@ -66,7 +66,7 @@ impl Losses {
     }
 
     /// Records a report. Returns whether it is the first of this object.
-    fn note(&self, ino: Ino, piece: Piece) -> bool {
+    fn record_report(&self, ino: Ino, piece: Piece) -> bool {
         let mut reported = self.reported.lock();
         if reported.len() >= REPORTED_MAX {
             reported.clear();
@@ -76,7 +76,7 @@ impl Losses {
 }
 
 /// An object that is too short, as it was seen.
-pub(crate) struct Short {
+pub(crate) struct ShortObject {
     pub(crate) node: NodeId,
     pub(crate) piece: Piece,
     /// Bytes that it must have at least.
@@ -94,23 +94,23 @@ impl Client {
     pub(crate) fn is_lost(
         &self,
         ino: Ino,
-        look: impl FnOnce(&Attr) -> Result<Option<Short>, Errno>,
+        look: impl FnOnce(&Attr) -> Result<Option<ShortObject>, Errno>,
     ) -> Result<bool, Errno> {
         let before = self.getattr(&Cred::ROOT, ino)?;
         // The order counts. A truncation that begins after this check changes the version, if the
         // shard hears of it before the second look at the inode.
-        if self.losses.is_cutting(ino) {
+        if self.loss_tracker.is_cutting(ino) {
             return Ok(false);
         }
         let Some(short) = look(&before)? else { return Ok(false) };
         // Once more: a truncation that began after the first check may have cut the object before
         // it was looked at.
-        if self.losses.is_cutting(ino) {
+        if self.loss_tracker.is_cutting(ino) {
             return Ok(false);
         }
         // Another client's open for writing since the first look has changed the version.
         let after = self.getattr(&Cred::ROOT, ino)?;
-        let is_written = before.written_elsewhere || after.written_elsewhere;
+        let is_written = before.maybe_written_elsewhere || after.maybe_written_elsewhere;
         if before.version != after.version || is_written && short.has.is_some() {
             return Ok(false);
         }
@@ -119,8 +119,8 @@ impl Client {
     }
 
     /// Reports, once, an object that lacks bytes.
-    pub(crate) fn report_lost(&self, ino: Ino, short: &Short) {
-        if self.losses.note(ino, short.piece) {
+    pub(crate) fn report_lost(&self, ino: Ino, short: &ShortObject) {
+        if self.loss_tracker.record_report(ino, short.piece) {
             tracing::error!(
                 %ino, node = short.node.0, object = short.piece.0, least = short.least,
                 has = short.has.unwrap_or(0), there = short.has.is_some(),
@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn cuts_are_counted_and_reports_bounded() {
-        let losses = Losses::default();
+        let losses = LossTracker::default();
         losses.begin_cut(Ino(5));
         losses.begin_cut(Ino(5));
         losses.end_cut(Ino(5));
@@ -144,10 +144,10 @@ mod tests {
         losses.end_cut(Ino(5));
         losses.end_cut(Ino(5));
         assert!(!losses.is_cutting(Ino(5)));
-        assert!(losses.note(Ino(5), Piece(0)));
-        assert!(!losses.note(Ino(5), Piece(0)) && losses.note(Ino(5), Piece(1)));
+        assert!(losses.record_report(Ino(5), Piece(0)));
+        assert!(!losses.record_report(Ino(5), Piece(0)) && losses.record_report(Ino(5), Piece(1)));
         for ino in 0..2 * REPORTED_MAX as u64 {
-            losses.note(Ino(ino), Piece(0));
+            losses.record_report(Ino(ino), Piece(0));
         }
         assert!(losses.reported.lock().len() <= REPORTED_MAX);
     }

@@ -2,13 +2,13 @@
 
 use crate::Client;
 use crate::delegations::uptime;
-use crate::peer::Retry;
-use crate::ways::Owed;
+use crate::node::Retry;
+use crate::unsynced::SyncTargets;
 use std::collections::BTreeSet;
 use tatami_wire::meta::{
-    Bytes, DataState, DirEntry, MetaCall, MetaOp, MetaReply, NewNode, RenameMode, XattrMode,
+    Bytes, DataState, DirEntry, InodeTemplate, MetaCall, MetaOp, MetaReply, RenameMode, XattrMode,
 };
-use tatami_wire::{Access, Attr, Cap, Cred, Errno, ExecutorId, Ino, Kind, SetAttr};
+use tatami_wire::{Access, Attr, Cap, Cred, Errno, ExecutorId, Ino, InodeKind, SetAttr};
 
 /// How often a name is looked up again because its inode was removed meanwhile.
 const ATTEMPTS: usize = 16;
@@ -26,8 +26,8 @@ pub struct Created {
 
 impl Created {
     /// Returns whether the inode is open, if the caller wanted it open.
-    pub(crate) fn is_whole(&self, open: Option<Access>) -> bool {
-        open.is_none() || self.cap.is_some() || self.created || self.attr.kind != Kind::File
+    pub(crate) fn is_complete(&self, open: Option<Access>) -> bool {
+        open.is_none() || self.cap.is_some() || self.created || self.attr.kind != InodeKind::File
     }
 }
 
@@ -42,7 +42,7 @@ pub struct Removed {
 
 /// A part of a directory.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Listing {
+pub struct DirListing {
     /// In cookie order.
     pub entries: Vec<DirEntry>,
     /// Whether this is the last part.
@@ -61,7 +61,7 @@ macro_rules! expect {
     };
 }
 
-fn bytes(b: &[u8]) -> Bytes {
+fn to_bytes(b: &[u8]) -> Bytes {
     Bytes::from(b)
 }
 
@@ -73,9 +73,9 @@ impl Client {
     /// Returns the attributes of entry `name` of `parent`.
     pub fn lookup(&self, cred: &Cred, parent: Ino, name: &[u8]) -> Result<Attr, Errno> {
         for _ in 0..ATTEMPTS {
-            match self.meta(cred, MetaOp::Find { parent, name: bytes(name) })? {
+            match self.send_meta(cred, MetaOp::LookupEntry { parent, name: to_bytes(name) })? {
                 MetaReply::Attr(attr) => return Ok(attr),
-                MetaReply::Leads(ino) => match self.getattr(cred, ino) {
+                MetaReply::Referral(ino) => match self.getattr(cred, ino) {
                     // The inode was removed in between. The name now leads to another inode or to
                     // none.
                     Err(Errno::ENOENT | Errno::ESTALE) => {}
@@ -90,18 +90,18 @@ impl Client {
 
     /// Returns the attributes of an inode.
     pub fn getattr(&self, cred: &Cred, ino: Ino) -> Result<Attr, Errno> {
-        expect!(self.meta(cred, MetaOp::GetAttr { ino }), MetaReply::Attr(attr) => attr)
+        expect!(self.send_meta(cred, MetaOp::GetAttr { ino }), MetaReply::Attr(attr) => attr)
     }
 
     /// Changes attributes. Before a new size, the caller must have resized the objects, with
     /// [`crate::DataFile::truncate`].
     pub fn setattr(&self, cred: &Cred, ino: Ino, set: SetAttr) -> Result<Attr, Errno> {
         let cuts = set.size.is_some();
-        let answer = self.meta(cred, MetaOp::SetAttr { ino, set });
+        let answer = self.send_meta(cred, MetaOp::SetAttr { ino, set });
         // Only a change that took effect ends the truncation: after an error the shard may still
         // have the old size.
         if cuts && answer.is_ok() {
-            self.losses.end_cut(ino);
+            self.loss_tracker.end_cut(ino);
         }
         expect!(answer, MetaReply::Attr(attr) => attr)
     }
@@ -114,18 +114,18 @@ impl Client {
         cred: &Cred,
         parent: Ino,
         name: &[u8],
-        node: NewNode,
+        node: InodeTemplate,
         mode: u16,
         umask: u16,
         exclusive: bool,
         open: Option<Access>,
     ) -> Result<Created, Errno> {
         for _ in 0..ATTEMPTS {
-            let (name, node) = (bytes(name), node.clone());
+            let (name, node) = (to_bytes(name), node.clone());
             let op = MetaOp::Create { parent, name, node, mode, umask, exclusive, open };
-            let made = expect!(self.meta(cred, op),
+            let made = expect!(self.send_meta(cred, op),
                 MetaReply::Created { attr, cap, created } => Created { attr, cap, created })?;
-            let Some(access) = open.filter(|_| !made.is_whole(open)) else { return Ok(made) };
+            let Some(access) = open.filter(|_| !made.is_complete(open)) else { return Ok(made) };
             // The inode is on another executor than the name, so it is opened by a second request.
             match self.open_noted(cred, made.attr.ino, access) {
                 Ok((attr, cap)) => return Ok(Created { attr, cap: Some(cap), created: false }),
@@ -147,31 +147,31 @@ impl Client {
         open: Access,
     ) -> Result<Created, Errno> {
         let op = MetaOp::Tmpfile { parent, layout: self.new_layout(), mode, umask, open };
-        expect!(self.meta(cred, op),
+        expect!(self.send_meta(cred, op),
             MetaReply::Created { attr, cap, created } => Created { attr, cap, created })
     }
 
     /// Checks permission and opens. A file that is open for reading only is removed when it loses
     /// its last name.
     pub fn open(&self, cred: &Cred, ino: Ino, access: Access) -> Result<(Attr, Cap), Errno> {
-        self.opening(cred, ino, access, false)
+        self.open_inode(cred, ino, access, false)
     }
 
-    /// As [`Client::open`]; the file stays until this client reports with [`Client::closed`] that
-    /// it is not open any more.
+    /// As [`Client::open`]; the file stays until this client reports with [`Client::report_closed`]
+    /// that it is not open any more.
     pub fn open_noted(&self, cred: &Cred, ino: Ino, access: Access) -> Result<(Attr, Cap), Errno> {
-        self.opening(cred, ino, access, true)
+        self.open_inode(cred, ino, access, true)
     }
 
-    fn opening(
+    fn open_inode(
         &self,
         cred: &Cred,
         ino: Ino,
         access: Access,
         noted: bool,
     ) -> Result<(Attr, Cap), Errno> {
-        let op = MetaOp::Open { ino, access, noted };
-        expect!(self.meta(cred, op), MetaReply::Opened { attr, cap } => (attr, cap))
+        let op = MetaOp::Open { ino, access, registered: noted };
+        expect!(self.send_meta(cred, op), MetaReply::Opened { attr, cap } => (attr, cap))
     }
 
     /// Reports the present state of the bytes. With `close`, also that no handle of this client can
@@ -184,36 +184,42 @@ impl Client {
         close: bool,
     ) -> Result<Attr, Errno> {
         let op = MetaOp::Commit { ino, state, close };
-        let answer = self.meta(cred, op);
+        let answer = self.send_meta(cred, op);
         if state.is_some() && answer.is_ok() {
-            self.losses.forget_cuts(ino);
+            self.loss_tracker.forget_cuts(ino);
         }
         expect!(answer, MetaReply::Attr(attr) => attr)
     }
 
     /// Reports that no handle of this client can change these files any more, and that the client
-    /// has no new state of their bytes. At most [`CLOSED_MAX`](tatami_wire::meta::CLOSED_MAX)
-    /// files, best of one executor. Those in `empty` had no object when the client closed them. On
-    /// those in `read` the client has no read-only handle.
-    pub fn closed(&self, inos: Vec<Ino>, empty: Vec<Ino>, read: Vec<Ino>) -> Result<(), Errno> {
+    /// has no new state of their bytes. At most
+    /// [`CLOSED_MAX`](tatami_wire::meta::REPORT_CLOSED_MAX) files, best of one executor. Those in
+    /// `empty` had no object when the client closed them. On those in `read` the client has no
+    /// read-only handle.
+    pub fn report_closed(
+        &self,
+        inos: Vec<Ino>,
+        empty: Vec<Ino>,
+        read: Vec<Ino>,
+    ) -> Result<(), Errno> {
         let mut left = [inos, empty, read];
         let mut retry = None;
         while let Some(first) = left.iter().find_map(|inos| inos.first()) {
             let map = self.map();
-            let executor = map.owner(first.shard()).ok_or(Errno::ESTALE)?;
-            let here = |ino: &mut Ino| map.owner(ino.shard()) == Some(executor);
+            let executor = map.owner(first.owner_shard()).ok_or(Errno::ESTALE)?;
+            let here = |ino: &mut Ino| map.owner(ino.owner_shard()) == Some(executor);
             let told = left.each_mut().map(|inos| inos.extract_if(.., here).collect::<Vec<_>>());
             let [inos, empty, read] = told.clone();
-            let op = MetaOp::Closed { inos, empty, read };
-            let call = MetaCall { shard: op.target().shard(), cred: Cred::ROOT, op };
-            match self.ask(executor, &call)? {
+            let op = MetaOp::ReportClosed { inos, empty, read };
+            let call = MetaCall { shard: op.target_inode().owner_shard(), cred: Cred::ROOT, op };
+            match self.send_to_executor(executor, &call)? {
                 MetaReply::Done => {}
-                MetaReply::Elsewhere { .. } => {
+                MetaReply::WrongShard { .. } => {
                     // The executor has done nothing: its shards differ from those in the map of
                     // this client. The files stay in the list, and a newer map sorts them again.
                     left.iter_mut().zip(told).for_each(|(left, told)| left.extend(told));
-                    self.learn_map_of(executor.node);
-                    let retry = retry.get_or_insert_with(|| Retry::new(self.patience()));
+                    self.fetch_map_from(executor.node);
+                    let retry = retry.get_or_insert_with(|| Retry::new(self.operation_timeout()));
                     if self.map().epoch == map.epoch && !retry.pause() {
                         return Err(Errno::EHOSTDOWN);
                     }
@@ -226,7 +232,7 @@ impl Client {
 
     /// Makes all acknowledged changes of names survive a power cut, on all executors.
     pub fn sync(&self) -> Result<(), Errno> {
-        self.sync_names(|| self.everywhere())
+        self.sync_names(|| self.target_all_executors())
     }
 
     /// Makes an inode survive a power cut, with the names by which the client knows it and the
@@ -236,12 +242,14 @@ impl Client {
         let since = uptime();
         let mut inos = Vec::new();
         self.sync_names(|| {
-            let Some(mut owed) = self.ways.owed(ino) else { return self.everywhere() };
-            owed.executors.extend(self.owner(ino.shard()));
+            let Some(mut owed) = self.unsynced_names.sync_targets(ino) else {
+                return self.target_all_executors();
+            };
+            owed.executors.extend(self.owner(ino.owner_shard()));
             inos.clone_from(&owed.inos);
             owed
         })?;
-        self.ways.synced(&inos, since);
+        self.unsynced_names.record_synced(&inos, since);
         Ok(())
     }
 
@@ -251,36 +259,39 @@ impl Client {
         let since = uptime();
         let mut inos = Vec::new();
         self.sync_names(|| {
-            let Some(mut owed) = self.ways.owed_in(dir) else { return self.everywhere() };
-            owed.executors.extend(self.owner(dir.shard()));
+            let Some(mut owed) = self.unsynced_names.directory_sync_targets(dir) else {
+                return self.target_all_executors();
+            };
+            owed.executors.extend(self.owner(dir.owner_shard()));
             inos.clone_from(&owed.inos);
             owed
         })?;
-        self.ways.synced(&inos, since);
-        self.ways.contents_synced(dir, since);
+        self.unsynced_names.record_synced(&inos, since);
+        self.unsynced_names.record_contents_synced(dir, since);
         Ok(())
     }
 
     /// Returns all executors that serve shards, for no inode in particular.
-    fn everywhere(&self) -> Owed {
-        let executors = self.map().leads().into_iter().map(|(_, executor)| executor).collect();
-        Owed { inos: Vec::new(), executors }
+    fn target_all_executors(&self) -> SyncTargets {
+        let executors =
+            self.map().first_shards().into_iter().map(|(_, executor)| executor).collect();
+        SyncTargets { inos: Vec::new(), executors }
     }
 
     /// Makes executors sync, and those that they name in turn; `owed` returns the first ones by the
     /// map of this client.
-    fn sync_names(&self, mut owed: impl FnMut() -> Owed) -> Result<(), Errno> {
+    fn sync_names(&self, mut owed: impl FnMut() -> SyncTargets) -> Result<(), Errno> {
         let mut retry = None;
         loop {
             let ours = self.map().epoch;
-            let Owed { inos, executors: mut left } = owed();
+            let SyncTargets { inos, executors: mut left } = owed();
             // Each executor is asked once: transactions that involve several name each other.
             let (mut asked, mut newer) = (BTreeSet::<ExecutorId>::new(), None);
             while !left.is_empty() {
                 asked.extend(&left);
                 let op = MetaOp::SyncNames { inos: inos.clone() };
-                for (executor, reply) in self.meta_of(std::mem::take(&mut left), &op)? {
-                    let MetaReply::NamesSynced { epoch, also } = reply else {
+                for (executor, reply) in self.request_executors(std::mem::take(&mut left), &op)? {
+                    let MetaReply::NamesSynced { epoch, unsynced: also } = reply else {
                         return Err(Errno::EPROTO);
                     };
                     // Shards have moved since, perhaps to an executor that was not asked. Then
@@ -291,11 +302,11 @@ impl Client {
             }
             match newer {
                 None => return Ok(()),
-                Some(node) => self.learn_map_of(node),
+                Some(node) => self.fetch_map_from(node),
             }
             // The node knows of the new map, but does not give it out before it is on its disk.
             if self.map().epoch == ours
-                && !retry.get_or_insert_with(|| Retry::new(self.patience())).pause()
+                && !retry.get_or_insert_with(|| Retry::new(self.operation_timeout())).pause()
             {
                 return Err(Errno::EHOSTDOWN);
             }
@@ -310,8 +321,8 @@ impl Client {
         name: &[u8],
         keep: bool,
     ) -> Result<Removed, Errno> {
-        let op = MetaOp::Unlink { parent, name: bytes(name), keep };
-        self.removal(cred, op)
+        let op = MetaOp::Unlink { parent, name: to_bytes(name), keep };
+        self.remove_entry(cred, op)
     }
 
     /// Removes an empty directory.
@@ -322,12 +333,12 @@ impl Client {
         name: &[u8],
         keep: bool,
     ) -> Result<Removed, Errno> {
-        let op = MetaOp::Rmdir { parent, name: bytes(name), keep };
-        self.removal(cred, op)
+        let op = MetaOp::Rmdir { parent, name: to_bytes(name), keep };
+        self.remove_entry(cred, op)
     }
 
-    fn removal(&self, cred: &Cred, op: MetaOp) -> Result<Removed, Errno> {
-        expect!(self.meta(cred, op), MetaReply::Removed { ino, last } => Removed { ino, last })
+    fn remove_entry(&self, cred: &Cred, op: MetaOp) -> Result<Removed, Errno> {
+        expect!(self.send_meta(cred, op), MetaReply::Removed { ino, last } => Removed { ino, last })
     }
 
     /// Moves an entry.
@@ -342,20 +353,20 @@ impl Client {
         mode: RenameMode,
         keep: bool,
     ) -> Result<Removed, Errno> {
-        let (name, new_name) = (bytes(name), bytes(new_name));
+        let (name, new_name) = (to_bytes(name), to_bytes(new_name));
         let op = MetaOp::Rename { parent, name, new_parent, new_name, mode, keep };
-        expect!(self.meta(cred, op), MetaReply::Renamed { ino, last, .. } => Removed { ino, last })
+        expect!(self.send_meta(cred, op), MetaReply::Renamed { ino, last, .. } => Removed { ino, last })
     }
 
     /// Gives an inode one more name.
     pub fn link(&self, cred: &Cred, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr, Errno> {
-        let op = MetaOp::Link { ino, parent, name: bytes(name) };
-        expect!(self.meta(cred, op), MetaReply::Attr(attr) => attr)
+        let op = MetaOp::Link { ino, parent, name: to_bytes(name) };
+        expect!(self.send_meta(cred, op), MetaReply::Attr(attr) => attr)
     }
 
     /// Returns the target of a symbolic link.
     pub fn readlink(&self, cred: &Cred, ino: Ino) -> Result<Vec<u8>, Errno> {
-        expect!(self.meta(cred, MetaOp::Readlink { ino }), MetaReply::Bytes(b) => b.into_vec())
+        expect!(self.send_meta(cred, MetaOp::Readlink { ino }), MetaReply::Bytes(b) => b.into_vec())
     }
 
     /// Returns entries of a directory, those with a cookie above `after`. With `plus` they have
@@ -367,12 +378,12 @@ impl Client {
         after: u64,
         limit: u32,
         plus: bool,
-    ) -> Result<Listing, Errno> {
-        let (mut listing, mut after) = self.page(cred, dir, after, limit, plus)?;
+    ) -> Result<DirListing, Errno> {
+        let (mut listing, mut after) = self.read_page(cred, dir, after, limit, plus)?;
         // The next entries may be in another partition.
         while !listing.end && listing.entries.len() < limit as usize {
             let left = limit - listing.entries.len() as u32;
-            let (more, upto) = self.page(cred, dir, after, left, plus)?;
+            let (more, upto) = self.read_page(cred, dir, after, left, plus)?;
             listing.entries.extend(more.entries);
             (listing.end, after) = (more.end, upto);
         }
@@ -380,30 +391,30 @@ impl Client {
     }
 
     /// Returns the entries of one partition, and the cookie to go on from.
-    fn page(
+    fn read_page(
         &self,
         cred: &Cred,
         dir: Ino,
         after: u64,
         limit: u32,
         plus: bool,
-    ) -> Result<(Listing, u64), Errno> {
+    ) -> Result<(DirListing, u64), Errno> {
         let op = MetaOp::ReadDir { dir, after, limit, plus };
-        let MetaReply::Entries { entries, end, parent, upto } = self.meta(cred, op)? else {
+        let MetaReply::Entries { entries, end, parent, upto } = self.send_meta(cred, op)? else {
             return Err(Errno::EPROTO);
         };
         // The cookie must advance: otherwise a broken shard would be asked for ever.
         if !end && upto <= after {
             return Err(Errno::EPROTO);
         }
-        let parent = self.above(dir, parent);
-        Ok((Listing { entries, end, parent }, upto))
+        let parent = self.resolve_parent_inode(dir, parent);
+        Ok((DirListing { entries, end, parent }, upto))
     }
 
     /// Returns the value of an extended attribute.
     pub fn get_xattr(&self, cred: &Cred, ino: Ino, name: &[u8]) -> Result<Vec<u8>, Errno> {
-        let op = MetaOp::GetXattr { ino, name: bytes(name) };
-        expect!(self.meta(cred, op), MetaReply::Bytes(b) => b.into_vec())
+        let op = MetaOp::GetXattr { ino, name: to_bytes(name) };
+        expect!(self.send_meta(cred, op), MetaReply::Bytes(b) => b.into_vec())
     }
 
     /// Sets an extended attribute.
@@ -415,23 +426,23 @@ impl Client {
         value: &[u8],
         mode: XattrMode,
     ) -> Result<(), Errno> {
-        let op = MetaOp::SetXattr { ino, name: bytes(name), value: bytes(value), mode };
-        expect!(self.meta(cred, op), MetaReply::Done => ())
+        let op = MetaOp::SetXattr { ino, name: to_bytes(name), value: to_bytes(value), mode };
+        expect!(self.send_meta(cred, op), MetaReply::Done => ())
     }
 
     /// Returns the names of all extended attributes, each followed by a zero byte.
     pub fn list_xattr(&self, cred: &Cred, ino: Ino) -> Result<Vec<u8>, Errno> {
-        expect!(self.meta(cred, MetaOp::ListXattr { ino }), MetaReply::Bytes(b) => b.into_vec())
+        expect!(self.send_meta(cred, MetaOp::ListXattr { ino }), MetaReply::Bytes(b) => b.into_vec())
     }
 
     /// Removes an extended attribute.
     pub fn remove_xattr(&self, cred: &Cred, ino: Ino, name: &[u8]) -> Result<(), Errno> {
-        let op = MetaOp::RemoveXattr { ino, name: bytes(name) };
-        expect!(self.meta(cred, op), MetaReply::Done => ())
+        let op = MetaOp::RemoveXattr { ino, name: to_bytes(name) };
+        expect!(self.send_meta(cred, op), MetaReply::Done => ())
     }
 
     /// Reports that this client has no handle left on an open-unlinked inode.
-    pub fn release(&self, ino: Ino) -> Result<(), Errno> {
-        expect!(self.meta(&Cred::ROOT, MetaOp::Release { ino }), MetaReply::Done => ())
+    pub fn release_inode(&self, ino: Ino) -> Result<(), Errno> {
+        expect!(self.send_meta(&Cred::ROOT, MetaOp::Release { ino }), MetaReply::Done => ())
     }
 }

@@ -8,16 +8,16 @@
 //! paths through a large directory cost no request, as long as no client changes it.
 
 use crate::Client;
-use crate::delegations::{self, at, uptime};
+use crate::delegations::{self, to_uptime, uptime};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
-use tatami_wire::act::Act;
-use tatami_wire::delegation::PartTold;
+use tatami_wire::batch::BatchOp;
+use tatami_wire::delegation::PartitionAttr;
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply};
-use tatami_wire::partition::{Directories, Range, name_hash, name_seed};
-use tatami_wire::{Attr, Cred, Errno, Ino, Kind, ShardId, ShardMap, VolumeId};
+use tatami_wire::partition::{HashRange, PartitionMaps, name_hash, name_seed};
+use tatami_wire::{Attr, Cred, Errno, Ino, InodeKind, ShardId, ShardMap, VolumeId};
 
 /// Corrections until a request fails with `ESTALE`. A partition map needs as many as a partition
 /// has split times, and some more if it splits meanwhile.
@@ -35,66 +35,70 @@ const PARTS_MAX: usize = 256;
 const ASKED_MAX: usize = 1024;
 
 /// The partition maps that servers have sent.
-pub(crate) struct Partitions {
+pub(crate) struct PartitionCache {
     seed: u64,
     /// Used for the number of shards, which never changes.
-    ring: ShardMap,
-    told: Mutex<Told>,
+    shard_map: ShardMap,
+    table: Mutex<PartitionTable>,
 }
 
 #[derive(Default)]
-struct Told {
-    directories: Directories,
+struct PartitionTable {
+    directories: PartitionMaps,
     /// The parent of a directory that has been listed: only its first partition returns the parent.
     above: HashMap<Ino, Ino>,
     /// Directories whose attributes were asked for.
-    asked: HashMap<Ino, Asked>,
+    asked: HashMap<Ino, AttrRequests>,
 }
 
 /// Requests for the attributes of a directory.
 #[derive(Default)]
-struct Asked {
+struct AttrRequests {
     /// Requests since its partitions were asked last.
     times: u32,
     /// The partitions are not asked again before this time, by [`uptime`].
     not_before: Duration,
 }
 
-impl Partitions {
-    pub(crate) fn new(volume: VolumeId, ring: ShardMap) -> Partitions {
-        Partitions { seed: name_seed(volume), ring, told: Mutex::default() }
+impl PartitionCache {
+    pub(crate) fn new(volume: VolumeId, ring: ShardMap) -> PartitionCache {
+        PartitionCache { seed: name_seed(volume), shard_map: ring, table: Mutex::default() }
     }
 
     /// Returns the operation with partitions in the place of directories; `None` where it stays the
     /// same.
     pub(crate) fn locate(&self, op: &MetaOp) -> Option<MetaOp> {
-        let told = self.told.lock();
+        let told = self.table.lock();
         if told.directories.is_empty() {
             return None;
         }
         let mut located = op.clone();
-        told.directories.locate(&self.ring, self.seed, &mut located);
+        told.directories.locate_op(&self.shard_map, self.seed, &mut located);
         (located != *op).then_some(located)
     }
 
     /// Returns the partition that has a name of the directory, as far as known.
-    pub(crate) fn of_name(&self, dir: Ino, name: &[u8]) -> Ino {
-        self.told.lock().directories.find(&self.ring, dir, name_hash(self.seed, name))
+    pub(crate) fn partition_of_name(&self, dir: Ino, name: &[u8]) -> Ino {
+        self.table.lock().directories.find_partition(
+            &self.shard_map,
+            dir,
+            name_hash(self.seed, name),
+        )
     }
 
     /// Returns the batch operation with a partition in the place of its directory.
-    pub(crate) fn locate_act(&self, act: &Act) -> Act {
-        let (mut act, told) = (act.clone(), self.told.lock());
-        told.directories.locate_act(&self.ring, self.seed, &mut act);
+    pub(crate) fn locate_batch_op(&self, act: &BatchOp) -> BatchOp {
+        let (mut act, told) = (act.clone(), self.table.lock());
+        told.directories.locate_batch_op(&self.shard_map, self.seed, &mut act);
         act
     }
 
-    pub(crate) fn learn(&self, part: Ino, range: Range) {
-        self.told.lock().directories.learn(&self.ring, part, range);
+    pub(crate) fn record_partition(&self, part: Ino, range: HashRange) {
+        self.table.lock().directories.record_partition(&self.shard_map, part, range);
     }
 
-    fn forget(&self, op: &MetaOp) {
-        self.told.lock().directories.forget(self.seed, op);
+    fn forget_partitions(&self, op: &MetaOp) {
+        self.table.lock().directories.forget_directories(self.seed, op);
     }
 }
 
@@ -106,38 +110,48 @@ impl Client {
     /// # Errors
     /// The shard's; `EHOSTDOWN` when its daemon stays away for longer than
     /// [`Options::patience`](crate::Options::patience); `EPROTO` when it refuses this client.
-    pub fn meta(&self, cred: &Cred, op: MetaOp) -> Result<MetaReply, Errno> {
+    pub fn send_meta(&self, cred: &Cred, op: MetaOp) -> Result<MetaReply, Errno> {
         debug_assert!(!op.is_for_all_shards(), "{op:?} is for an executor");
         let located = self.partitions.locate(&op);
         let asked = located.as_ref().unwrap_or(&op);
-        let (known, attr) = (|ino| self.delegations(ino), |ino| self.known_attr(ino));
-        if let Some(result) = delegations::answer(asked, known, attr) {
+        let (known, attr) = (|ino| self.delegation_caches(ino), |ino| self.cached_attr(ino));
+        if let Some(result) = delegations::answer_from_cache(asked, known, attr) {
             return result;
         }
-        let call = |op: MetaOp| MetaCall { shard: op.target().shard(), cred: cred.clone(), op };
+        let call = |op: MetaOp| MetaCall {
+            shard: op.target_inode().owner_shard(),
+            cred: cred.clone(),
+            op,
+        };
         let (mut located, whole) = (located.map(call), call(op));
         let mut forgotten = false;
         for _ in 0..CORRECTIONS {
-            match self.ask_owner(located.as_ref().unwrap_or(&whole)) {
+            match self.send_to_owner(located.as_ref().unwrap_or(&whole)) {
                 // The reply names the range of the partition that was asked: each correction
                 // narrows the map, as GIGA+ does.
-                Ok(MetaReply::Parted { part, range }) => self.partitions.learn(part, range),
+                Ok(MetaReply::WrongPartition { part, range }) => {
+                    self.partitions.record_partition(part, range)
+                }
                 // The partition may be gone, or another inode that the operation needs. The map is
                 // forgotten once, and the request goes to the directory itself; a second `ESTALE`
                 // is the operation's own.
                 Err(Errno::ESTALE) if located.is_some() && !forgotten => {
                     forgotten = true;
-                    self.partitions.forget(&whole.op);
+                    self.partitions.forget_partitions(&whole.op);
                 }
                 answer => {
                     if let Ok(reply) = &answer {
-                        self.learn_way(&whole.op, located.as_ref().unwrap_or(&whole).shard, reply);
+                        self.record_reply_names(
+                            &whole.op,
+                            located.as_ref().unwrap_or(&whole).shard,
+                            reply,
+                        );
                     }
                     if let (MetaOp::GetAttr { .. }, Ok(MetaReply::Attr(attr))) =
                         (&whole.op, &answer)
-                        && self.are_parts_wanted(attr)
+                        && self.should_fetch_partitions(attr)
                     {
-                        self.ask_parts(attr.ino);
+                        self.fetch_partitions(attr.ino);
                     }
                     return answer;
                 }
@@ -149,41 +163,50 @@ impl Client {
 
     /// Records the names in a reply of the executor that serves `shard`, which may not be durable
     /// yet.
-    fn learn_way(&self, op: &MetaOp, shard: ShardId, reply: &MetaReply) {
+    fn record_reply_names(&self, op: &MetaOp, shard: ShardId, reply: &MetaReply) {
         if let Some(here) = self.owner(shard) {
-            self.ways.learn(op, reply, here, |ino| self.owner(ino.shard()), uptime());
+            self.unsynced_names.record_reply(
+                op,
+                reply,
+                here,
+                |ino| self.owner(ino.owner_shard()),
+                uptime(),
+            );
         }
     }
 
     /// Returns all partitions of a directory, if they are in the cache; the first one is the
     /// directory's own.
-    fn known_parts(&self, dir: Ino) -> Option<Vec<Arc<PartTold>>> {
-        self.parts(dir, |part, _| self.known_part(part))
+    fn cached_partitions(&self, dir: Ino) -> Option<Vec<Arc<PartitionAttr>>> {
+        self.collect_partitions(dir, |part, _| self.cached_partition(part))
     }
 
-    fn known_part(&self, part: Ino) -> Option<Arc<PartTold>> {
-        self.delegations(part).into_iter().flatten().find_map(|known| known.part(part))
+    fn cached_partition(&self, part: Ino) -> Option<Arc<PartitionAttr>> {
+        self.delegation_caches(part)
+            .into_iter()
+            .flatten()
+            .find_map(|known| known.cached_partition(part))
     }
 
     /// Returns all partitions of a directory, if they are few and `tell` returns each, by its
     /// number and the start of its range.
-    fn parts(
+    fn collect_partitions(
         &self,
         dir: Ino,
-        tell: impl Fn(Ino, u64) -> Option<Arc<PartTold>>,
-    ) -> Option<Vec<Arc<PartTold>>> {
-        let ring = &self.partitions.ring;
+        tell: impl Fn(Ino, u64) -> Option<Arc<PartitionAttr>>,
+    ) -> Option<Vec<Arc<PartitionAttr>>> {
+        let ring = &self.partitions.shard_map;
         let first = tell(dir, 0).filter(|first| first.range.from == 0)?;
         // Each range implies the partitions that have split off from it: so the walk finds all of
         // them, and a gap means that one is not known.
-        let mut next = ring.split_off(first.range);
+        let mut next = ring.split_off_ranges(first.range);
         let mut all = vec![first];
         while let Some(range) = next.pop() {
             if all.len() >= PARTS_MAX {
                 return None;
             }
-            let one = tell(ring.partition(dir, range.from), range.from)?;
-            next.extend(ring.split_off(one.range));
+            let one = tell(ring.partition_number(dir, range.from), range.from)?;
+            next.extend(ring.split_off_ranges(one.range));
             all.push(one);
         }
         Some(all)
@@ -191,67 +214,70 @@ impl Client {
 
     /// Returns whether the partitions of a directory, whose attributes just came, should be asked
     /// to delegate themselves: the directory is asked for often and changes rarely.
-    fn are_parts_wanted(&self, attr: &Attr) -> bool {
-        if attr.kind != Kind::Dir {
+    fn should_fetch_partitions(&self, attr: &Attr) -> bool {
+        if attr.kind != InodeKind::Dir {
             return false;
         }
         // Whether the directory is split does not matter: a client that has met no partition but
         // the first does not know.
-        if !self.is_delegated_anything() {
+        if !self.has_delegations() {
             return false;
         }
-        let mut told = self.partitions.told.lock();
+        let mut told = self.partitions.table.lock();
         let now = uptime();
         if told.asked.len() >= ASKED_MAX {
             told.asked.clear();
         }
         let asked = told.asked.entry(attr.ino).or_default();
         asked.times += 1;
-        if asked.times < ASKED_FIRST || now < asked.not_before || now < at(attr.ctime) + QUIET {
+        if asked.times < ASKED_FIRST
+            || now < asked.not_before
+            || now < to_uptime(attr.ctime) + QUIET
+        {
             return false;
         }
-        *asked = Asked { times: 0, not_before: now + QUIET };
+        *asked = AttrRequests { times: 0, not_before: now + QUIET };
         true
     }
 
     /// Asks the partitions of a directory that are not in the cache for one entry each: they
     /// delegate themselves with the reply.
-    fn ask_parts(&self, dir: Ino) {
-        self.parts(dir, |part, from| {
-            self.known_part(part).or_else(|| {
+    fn fetch_partitions(&self, dir: Ino) {
+        self.collect_partitions(dir, |part, from| {
+            self.cached_partition(part).or_else(|| {
                 let after = from.saturating_sub(1);
                 let op = MetaOp::ReadDir { dir: part, after, limit: 1, plus: true };
-                let call = MetaCall { shard: part.shard(), cred: Cred::ROOT, op };
-                self.ask_owner(&call).ok()?;
-                self.known_part(part)
+                let call = MetaCall { shard: part.owner_shard(), cred: Cred::ROOT, op };
+                self.send_to_owner(&call).ok()?;
+                self.cached_partition(part)
             })
         });
     }
 
     /// Returns the attributes of a directory, if all its partitions are in the cache.
-    pub(crate) fn split_attr(&self, dir: Ino) -> Option<Attr> {
-        let all = self.known_parts(dir)?;
+    pub(crate) fn sum_partition_attrs(&self, dir: Ino) -> Option<Attr> {
+        let all = self.cached_partitions(dir)?;
         // A second look at the same records proves that all were valid at one moment: none was
         // recalled in between (a double collect).
-        let again = self.known_parts(dir)?;
-        let same = |(a, b): (&Arc<PartTold>, &Arc<PartTold>)| Arc::ptr_eq(a, b);
+        let again = self.cached_partitions(dir)?;
+        let same = |(a, b): (&Arc<PartitionAttr>, &Arc<PartitionAttr>)| Arc::ptr_eq(a, b);
         let is_same = all.len() == again.len() && all.iter().zip(&again).all(same);
-        is_same.then(|| sum(&all))
+        is_same.then(|| sum_attrs(&all))
     }
 
     /// Returns for how long the kernel may cache the attributes of a directory, if they are the sum
     /// of its cached partitions.
-    pub(crate) fn lend_split(&self, attr: &Attr) -> Option<Duration> {
-        if attr.kind != Kind::Dir {
+    pub(crate) fn grant_split_timeout(&self, attr: &Attr) -> Option<Duration> {
+        if attr.kind != InodeKind::Dir {
             return None;
         }
-        let all = self.known_parts(attr.ino)?;
-        if sum(&all) != *attr {
+        let all = self.cached_partitions(attr.ino)?;
+        if sum_attrs(&all) != *attr {
             return None;
         }
-        let lend = |part: &Arc<PartTold>| {
-            let known = self.delegations(part.attr.ino).into_iter().flatten();
-            known.filter_map(|known| known.lend_part(part, attr.ino)).next()
+        let lend = |part: &Arc<PartitionAttr>| {
+            let known = self.delegation_caches(part.attr.ino).into_iter().flatten();
+            known.filter_map(|known| known.grant_partition_timeout(part, attr.ino)).next()
         };
         // Each partition records the copy, so that a recall of any of them revokes the kernel's
         // copy.
@@ -260,8 +286,8 @@ impl Client {
 
     /// Returns the parent of a directory. `told` is the parent in a part of its listing; only the
     /// first partition states it.
-    pub(crate) fn above(&self, dir: Ino, told: Ino) -> Ino {
-        let mut known = self.partitions.told.lock();
+    pub(crate) fn resolve_parent_inode(&self, dir: Ino, told: Ino) -> Ino {
+        let mut known = self.partitions.table.lock();
         if told == dir && dir != Ino::ROOT {
             return known.above.get(&dir).copied().unwrap_or(dir);
         }
@@ -274,9 +300,9 @@ impl Client {
 }
 
 /// Returns the attributes of the directory with these partitions.
-fn sum(parts: &[Arc<PartTold>]) -> Attr {
+fn sum_attrs(parts: &[Arc<PartitionAttr>]) -> Attr {
     let (first, others) = parts.split_first().expect("a directory has a partition");
     let mut attr = first.attr.clone();
-    others.iter().for_each(|part| attr.add_part(&part.attr));
+    others.iter().for_each(|part| attr.add_partition(&part.attr));
     attr
 }

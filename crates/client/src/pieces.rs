@@ -6,18 +6,18 @@ use std::sync::Arc;
 use tatami_layout::journal::{self, BYTES_MAX, Damage, LastWord};
 use tatami_layout::{PieceTiles, Tile};
 use tatami_wire::frame::PAYLOAD_MAX;
-use tatami_wire::tiles::{Growth, Part, TILES_MAX};
+use tatami_wire::tiles::{PieceGrowth, PieceUpdate, TILES_MAX};
 use tatami_wire::{Attr, Cap, Cred, Errno, NodeId, Piece};
 
 /// One piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PieceTold {
+pub struct PieceJournalReport {
     /// Its number.
     pub number: u32,
     /// The node that stores it.
     pub node: NodeId,
     /// Whether a writer still adds to it.
-    pub growth: Growth,
+    pub growth: PieceGrowth,
     /// Published bytes.
     pub published: u64,
     /// Bytes in its journal, the published ones included; `None` where there is no journal, or its
@@ -31,33 +31,42 @@ pub struct PieceTold {
 /// Reports all pieces of a file that `cap` allows to read.
 ///
 /// # Errors
-/// Those of [`Client::pieces`]; `EIO` for tiles that cannot be decoded.
-pub fn pieces_told(client: &Arc<Client>, attr: &Attr, cap: Cap) -> Result<Vec<PieceTold>, Errno> {
-    let (page, _) = client.pieces(attr.ino)?;
+/// Those of [`Client::fetch_pieces`]; `EIO` for tiles that cannot be decoded.
+pub fn report_pieces(
+    client: &Arc<Client>,
+    attr: &Attr,
+    cap: Cap,
+) -> Result<Vec<PieceJournalReport>, Errno> {
+    let (page, _) = client.fetch_pieces(attr.ino)?;
     let mut told = Vec::with_capacity(page.pieces.len());
     for piece in page.pieces {
         let published = match piece.tiles.is_empty() {
             true => 0,
-            false => bytes(&PieceTiles::decode(&piece.tiles).map_err(|_| Errno::EIO)?),
+            false => sum_bytes(&PieceTiles::decode(&piece.tiles).map_err(|_| Errno::EIO)?),
         };
         let (number, node, growth) = (piece.piece, piece.node, piece.growth);
         let read = match growth {
-            Growth::Closed => None,
-            Growth::Open | Growth::Abandoned => read_last(client, attr, cap, node, number).ok(),
+            PieceGrowth::Closed => None,
+            PieceGrowth::Open | PieceGrowth::Abandoned => {
+                read_last(client, attr, cap, node, number).ok()
+            }
         };
         let (journal, damage) = match read {
-            Some(LastWord::Whole(tiles)) => (tiles.map(|tiles| bytes(&tiles)), None),
-            Some(LastWord::Torn(salvaged)) => (Some(bytes(&salvaged.tiles).max(published)), None),
+            Some(LastWord::Whole(tiles)) => (tiles.map(|tiles| sum_bytes(&tiles)), None),
+            Some(LastWord::Torn(recovered)) => {
+                (Some(sum_bytes(&recovered.tiles).max(published)), None)
+            }
             Some(LastWord::Damaged(damage)) => (None, Some(damage)),
             None => (None, None),
         };
-        told.push(PieceTold { number, node, growth, published, journal, damage });
+        told.push(PieceJournalReport { number, node, growth, published, journal, damage });
     }
     Ok(told)
 }
 
-/// Reads the journal of piece `number`, with all checksums; tells where it is damaged, if it is. `cap` allows to read
-/// the file. Of a journal that grows, a record that is half written may look so: the next look dispels that.
+/// Reads the journal of piece `number`, with all checksums; tells where it is damaged, if it is.
+/// `cap` allows to read the file. Of a journal that grows, a record that is half written may look
+/// so: the next look dispels that.
 ///
 /// # Errors
 /// Those of the node that has it.
@@ -89,14 +98,14 @@ fn read_last(
         return Ok(last);
     }
     // Only a journal that does not read needs more questions.
-    let state = client.object(attr.ino, node, Piece::journal_of(number), cap)?.stat()?;
-    let len = client.object(attr.ino, node, Piece::bytes_of(number), cap)?.stat()?.size;
+    let state = client.open_object(attr.ino, node, Piece::of_journal(number), cap)?.stat()?;
+    let len = client.open_object(attr.ino, node, Piece::of_bytes(number), cap)?.stat()?.size;
     Ok(journal::read_last_word(&all, len, state.is_restarted))
 }
 
 /// What became of a piece whose journal is damaged, when its loss was accepted.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PieceSaved {
+pub struct RecoveredPiece {
     /// Its number.
     pub number: u32,
     /// Bytes of the file that it has.
@@ -115,42 +124,42 @@ pub fn accept_loss(
     cred: &Cred,
     attr: &Attr,
     cap: Cap,
-) -> Result<Vec<PieceSaved>, Errno> {
-    let (page, _) = client.pieces(attr.ino)?;
+) -> Result<Vec<RecoveredPiece>, Errno> {
+    let (page, _) = client.fetch_pieces(attr.ino)?;
     let mut saved = Vec::new();
-    for piece in page.pieces.into_iter().filter(|piece| piece.growth == Growth::Abandoned) {
+    for piece in page.pieces.into_iter().filter(|piece| piece.growth == PieceGrowth::Abandoned) {
         let all = read_journal(client, attr, cap, piece.node, piece.piece)?;
         if journal::decode(&all).is_ok() {
             continue;
         }
-        let object = client.object(attr.ino, piece.node, Piece::bytes_of(piece.piece), cap)?;
+        let object = client.open_object(attr.ino, piece.node, Piece::of_bytes(piece.piece), cap)?;
         let state = object.stat()?;
-        let salvaged = journal::salvage(&all, None, state.size);
-        let lost = salvaged.lost.clone();
+        let recovered = journal::recover_records(&all, None, state.size);
+        let lost = recovered.lost.clone();
         let tiles = match piece.tiles.is_empty() {
-            true => salvaged.tiles,
+            true => recovered.tiles,
             false => {
-                salvaged.joined_with(&PieceTiles::decode(&piece.tiles).map_err(|_| Errno::EIO)?)
+                recovered.join_published(&PieceTiles::decode(&piece.tiles).map_err(|_| Errno::EIO)?)
             }
         };
         // A record may be on disk while its bytes are not: those tiles are left out.
-        let tiles = within(&tiles, state.size);
+        let tiles = clip_tiles(&tiles, state.size);
         let encoded = tiles.encode();
         if encoded.len() > TILES_MAX {
             return Err(Errno::E2BIG);
         }
         let number = piece.piece;
         let (blocks, close) = (state.blocks, true);
-        let part = Part { piece: number, tiles: encoded.into(), blocks, close };
-        client.publish(cred, attr.ino, vec![part], Vec::new(), None)?;
-        saved.push(PieceSaved { number, bytes: bytes(&tiles), lost });
+        let part = PieceUpdate { piece: number, tiles: encoded.into(), blocks, close };
+        client.publish_tiles(cred, attr.ino, vec![part], Vec::new(), None)?;
+        saved.push(RecoveredPiece { number, bytes: sum_bytes(&tiles), lost });
     }
     Ok(saved)
 }
 
 /// Returns the tiles whose bytes exist, in an object of `size` bytes: after a power cut the journal
 /// may refer to more.
-pub fn within(tiles: &PieceTiles, size: u64) -> PieceTiles {
+pub fn clip_tiles(tiles: &PieceTiles, size: u64) -> PieceTiles {
     let mut left = PieceTiles::new(tiles.rank());
     let views: Vec<_> = tiles.views().iter().map(|view| left.add_view(view)).collect();
     for tile in tiles.tiles() {
@@ -170,7 +179,7 @@ fn read_journal(
     node: NodeId,
     number: u32,
 ) -> Result<Vec<u8>, Errno> {
-    let object = client.object(attr.ino, node, Piece::journal_of(number), cap)?;
+    let object = client.open_object(attr.ino, node, Piece::of_journal(number), cap)?;
     let mut all = Vec::new();
     loop {
         let before = all.len();
@@ -184,7 +193,7 @@ fn read_journal(
     }
 }
 
-fn bytes(tiles: &PieceTiles) -> u64 {
+fn sum_bytes(tiles: &PieceTiles) -> u64 {
     tiles.tiles().iter().map(|tile| tile.len).sum()
 }
 
@@ -196,13 +205,13 @@ mod tests {
     #[test]
     fn tiles_whose_bytes_are_lost_are_left_out() {
         let mut tiles = PieceTiles::new(1);
-        let view = tiles.add_view(&View::bytes()).expect("added");
+        let view = tiles.add_view(&View::all_bytes()).expect("added");
         tiles.append(1, view, 0, 10, 0).expect("appended");
         tiles.append(2, view, 50, 10, 10).expect("appended");
         tiles.append(3, view, 90, 10, 20).expect("appended");
-        let left = within(&tiles, 15);
+        let left = clip_tiles(&tiles, 15);
         let runs: Vec<_> = left.tiles().iter().map(|t| (t.start, t.len)).collect();
         assert_eq!(runs, [(0, 10), (50, 5)]);
-        assert_eq!(within(&tiles, 99), tiles);
+        assert_eq!(clip_tiles(&tiles, 99), tiles);
     }
 }

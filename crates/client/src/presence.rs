@@ -24,7 +24,7 @@ impl std::fmt::Debug for Presence {
 
 impl Presence {
     /// Returns whether the connection is still there.
-    pub fn is_there(&self) -> bool {
+    pub fn is_connected(&self) -> bool {
         !self.connection.lock().is_stale()
     }
 }
@@ -35,10 +35,10 @@ impl Client {
     ///
     /// # Errors
     /// `EACCES` where that client is another user's, `EHOSTDOWN` when the daemon does not answer.
-    pub fn stand_in(&self, client: ClientId, ino: Ino) -> Result<Presence, Errno> {
-        let executor = self.owner(ino.shard()).ok_or(Errno::ESTALE)?;
-        let opened = self.peer(executor.node)?.connect_as(client);
-        let connection = opened.map_err(|e| match e.may_pass() {
+    pub fn keep_client_alive(&self, client: ClientId, ino: Ino) -> Result<Presence, Errno> {
+        let executor = self.owner(ino.owner_shard()).ok_or(Errno::ESTALE)?;
+        let opened = self.node_client(executor.node)?.connect_as(client);
+        let connection = opened.map_err(|e| match e.is_transient() {
             _ if e.lacks_descriptors() => Errno::ENFILE,
             true => Errno::EHOSTDOWN,
             false => e.errno(),

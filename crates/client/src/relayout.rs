@@ -5,7 +5,7 @@
 //! began. So readers see the same bytes at any time. A writer finds its bytes, or prevents the
 //! replacement. The leftovers of a crash are garbage that the shard knows of.
 
-use crate::peer::Retry;
+use crate::node::Retry;
 use crate::{Client, DataFile};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,7 +13,7 @@ use std::time::Duration;
 use tatami_layout::{PieceTiles, Stripes};
 use tatami_wire::meta::{DataState, MetaOp, MetaReply};
 use tatami_wire::object::ObjectState;
-use tatami_wire::tiles::{NewPiece, Page, RESERVE_MAX};
+use tatami_wire::tiles::{NewPiece, RESERVE_PIECES_MAX, TilePage};
 use tatami_wire::{Access, Attr, Cap, Cred, Errno, Ino, Layout, NodeId, Piece};
 
 /// Bytes that are read at a time.
@@ -23,7 +23,7 @@ const BLOCK: usize = 4096;
 
 /// The wanted layout of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Goal {
+pub enum RelayoutGoal {
     /// One object, on this node, or on the node of the base.
     Whole(Option<NodeId>),
     /// Stripes, dealt out to these nodes in turn.
@@ -35,13 +35,14 @@ pub enum Goal {
     },
 }
 
-/// A relayout in progress. If it is dropped before [`Relayout::finish`], the file stays as it is.
+/// A relayout in progress. If it is dropped before [`Relayout::commit_layout`], the file stays as
+/// it is.
 pub struct Relayout {
     open: OpenForWriting,
     attr: Attr,
     source: DataFile,
     /// Objects that get bytes, in order of their numbers: the pieces, or the one of a whole file.
-    targets: Vec<Target>,
+    targets: Vec<RelayoutTarget>,
     /// `None` for a whole file.
     stripes: Option<Stripes>,
     /// Node and number of the new base.
@@ -51,7 +52,7 @@ pub struct Relayout {
     failed: AtomicBool,
 }
 
-struct Target {
+struct RelayoutTarget {
     node: NodeId,
     number: u32,
     data: DataFile,
@@ -85,13 +86,13 @@ impl Relayout {
         client: &Arc<Client>,
         cred: &Cred,
         ino: Ino,
-        goal: &Goal,
+        goal: &RelayoutGoal,
         patience: Duration,
     ) -> Result<Option<Relayout>, Errno> {
         let stripes = match goal {
-            Goal::Whole(_) => None,
-            Goal::Striped { nodes, unit } => {
-                if nodes.len() >= RESERVE_MAX {
+            RelayoutGoal::Whole(_) => None,
+            RelayoutGoal::Striped { nodes, unit } => {
+                if nodes.len() >= RESERVE_PIECES_MAX {
                     return Err(Errno::EINVAL);
                 }
                 let stripes = Stripes::new(nodes.len() as u64, *unit);
@@ -100,22 +101,22 @@ impl Relayout {
         };
         let (_, cap) = client.open(cred, ino, Access::BOTH)?;
         let open = OpenForWriting { client: client.clone(), ino, ended: false };
-        let (page, layout) = client.pieces(ino)?;
+        let (page, layout) = client.fetch_pieces(ino)?;
         let size = client.getattr(cred, ino)?.size;
-        if size == 0 || is_so(goal, stripes, &page, layout, size) {
+        if size == 0 || has_layout(goal, stripes, &page, layout, size) {
             return Ok(None);
         }
-        let nodes = nodes_of(goal, stripes, layout, size);
-        let (first, stamp) = reserve(client, cred, ino, &nodes, patience)?;
+        let nodes = target_nodes(goal, stripes, layout, size);
+        let (first, stamp) = reserve_objects(client, cred, ino, &nodes, patience)?;
         // From here on, a client that opens the file for writing takes the reservation away, and
         // the final request fails.
         let attr = client.getattr(cred, ino)?;
         // The layout may have changed before the reservation. Then the reserved numbers belong to
         // the wrong nodes.
-        if nodes_of(goal, stripes, attr.layout, attr.size) != nodes {
+        if target_nodes(goal, stripes, attr.layout, attr.size) != nodes {
             return Err(Errno::EBUSY);
         }
-        let source = client.data(&attr, cap)?;
+        let source = client.open_data(&attr, cap)?;
         let mut numbered: Vec<(NodeId, u32)> = nodes.iter().copied().zip(first..).collect();
         // The base has the last number. The base of a striped file gets no byte before a client
         // appends.
@@ -140,12 +141,12 @@ impl Relayout {
     fn make_targets(&mut self, numbered: &[(NodeId, u32)], cap: Cap) -> Result<(), Errno> {
         let client = &self.open.client;
         for (i, &(node, number)) in numbered.iter().enumerate() {
-            let data = client.object(self.open.ino, node, Piece::bytes_of(number), cap)?;
-            self.targets.push(Target { node, number, data });
+            let data = client.open_object(self.open.ino, node, Piece::of_bytes(number), cap)?;
+            self.targets.push(RelayoutTarget { node, number, data });
             let size = self.attr.size;
-            let len = self.stripes.map_or(size, |stripes| stripes.len(i as u64, size));
+            let len = self.stripes.map_or(size, |stripes| stripes.piece_len(i as u64, size));
             // Each object gets its full length first, because trailing zeros are not written.
-            self.targets[i].data.truncate_unknown(len)?;
+            self.targets[i].data.truncate_unrecorded(len)?;
         }
         Ok(())
     }
@@ -160,13 +161,13 @@ impl Relayout {
     ///
     /// # Errors
     /// Those of reading and writing.
-    pub fn copy(&self, progress: &dyn Fn(u64)) -> Result<(), Errno> {
+    pub fn copy_chunks(&self, progress: &dyn Fn(u64)) -> Result<(), Errno> {
         let size = self.attr.size;
         let mut bytes = vec![0; CHUNK.min(size) as usize];
         let mut parts: Vec<(u64, Vec<u8>)> = vec![(0, Vec::new()); self.targets.len()];
         while !self.failed.load(Ordering::Relaxed) {
             // Relaxed: each thread needs a chunk of its own, and no order between them. The joins
-            // before `Relayout::finish` order the copies before it.
+            // before `Relayout::commit_layout` order the copies before it.
             let offset = self.next.fetch_add(CHUNK, Ordering::Relaxed);
             if offset >= size {
                 break;
@@ -174,7 +175,7 @@ impl Relayout {
             let bytes = &mut bytes[..CHUNK.min(size - offset) as usize];
             let copied = self.source.read_at(bytes, offset).and_then(|got| {
                 bytes[got..].fill(0);
-                self.deal_out(bytes, offset, &mut parts)
+                self.write_stripes(bytes, offset, &mut parts)
             });
             copied.inspect_err(|_| self.failed.store(true, Ordering::Relaxed))?;
             progress(bytes.len() as u64);
@@ -182,7 +183,7 @@ impl Relayout {
         Ok(())
     }
 
-    fn deal_out(
+    fn write_stripes(
         &self,
         bytes: &[u8],
         offset: u64,
@@ -194,7 +195,7 @@ impl Relayout {
         parts.iter_mut().for_each(|(_, part)| part.clear());
         let mut done = 0;
         while done < bytes.len() {
-            let (number, at, run) = stripes.place(offset + done as u64);
+            let (number, at, run) = stripes.locate_offset(offset + done as u64);
             let end = bytes.len().min(done.saturating_add(run as usize));
             let (start, part) = &mut parts[number as usize];
             if part.is_empty() {
@@ -209,12 +210,12 @@ impl Relayout {
         Ok(())
     }
 
-    /// Makes the copy the file. All calls of [`Relayout::copy`] must have succeeded before.
+    /// Makes the copy the file. All calls of [`Relayout::copy_chunks`] must have succeeded before.
     ///
     /// # Errors
     /// `EBUSY` where another client could have changed the file since the begin, `EIO` where the
     /// copy is not complete, and those of writing.
-    pub fn finish(mut self) -> Result<Attr, Errno> {
+    pub fn commit_layout(mut self) -> Result<Attr, Errno> {
         if self.failed.load(Ordering::Relaxed) || self.next.load(Ordering::Relaxed) < self.size() {
             return Err(Errno::EIO);
         }
@@ -224,11 +225,11 @@ impl Relayout {
         for target in &self.targets {
             states.push(target.data.sync(false)?);
         }
-        let (pieces, base) = self.outcome(&states)?;
+        let (pieces, base) = self.build_pieces(&states)?;
         let state = DataState { mtime: self.attr.mtime, ..DataState::from(base) };
         let ino = self.open.ino;
         let op = MetaOp::Relayout { ino, pieces, base: self.base, state };
-        let MetaReply::Attr(attr) = self.open.client.meta(&Cred::ROOT, op)? else {
+        let MetaReply::Attr(attr) = self.open.client.send_meta(&Cred::ROOT, op)? else {
             return Err(Errno::EPROTO);
         };
         // The shard has recorded the end of this open for writing, too.
@@ -239,13 +240,13 @@ impl Relayout {
     }
 
     /// Returns the pieces, and the state of the base.
-    fn outcome(&self, states: &[ObjectState]) -> Result<(Vec<NewPiece>, ObjectState), Errno> {
+    fn build_pieces(&self, states: &[ObjectState]) -> Result<(Vec<NewPiece>, ObjectState), Errno> {
         let Some(stripes) = self.stripes else {
             let state = states.first().copied().ok_or(Errno::EIO)?;
             return Ok((Vec::new(), state));
         };
-        let piece = |(i, (target, state)): (usize, (&Target, &ObjectState))| {
-            let tiles = stripes.tiles(i as u64, self.attr.size, self.stamp);
+        let piece = |(i, (target, state)): (usize, (&RelayoutTarget, &ObjectState))| {
+            let tiles = stripes.piece_tiles(i as u64, self.attr.size, self.stamp);
             let tiles = tiles.map_err(|_| Errno::EINVAL)?.encode().into();
             let (piece, node, blocks) = (target.number, target.node, state.blocks);
             Ok(NewPiece { piece, node, tiles, blocks })
@@ -264,7 +265,7 @@ impl Drop for Relayout {
         for target in &self.targets {
             // The copy is discarded, so a failed write does not matter.
             let _ = target.data.flush();
-            if let Err(error) = target.data.truncate_unknown(0) {
+            if let Err(error) = target.data.truncate_unrecorded(0) {
                 tracing::debug!(ino = %self.open.ino, %error, "a copy is removed later");
             }
         }
@@ -273,18 +274,24 @@ impl Drop for Relayout {
 
 /// Returns the nodes of the objects to reserve: those of pieces that get bytes, then that of the
 /// base.
-fn nodes_of(goal: &Goal, stripes: Option<Stripes>, layout: Layout, size: u64) -> Vec<NodeId> {
+fn target_nodes(
+    goal: &RelayoutGoal,
+    stripes: Option<Stripes>,
+    layout: Layout,
+    size: u64,
+) -> Vec<NodeId> {
     match goal {
-        Goal::Whole(node) => vec![node.unwrap_or(layout.node())],
-        Goal::Striped { nodes, .. } => {
-            let used = |i: usize| stripes.is_some_and(|stripes| stripes.len(i as u64, size) > 0);
+        RelayoutGoal::Whole(node) => vec![node.unwrap_or(layout.node())],
+        RelayoutGoal::Striped { nodes, .. } => {
+            let used =
+                |i: usize| stripes.is_some_and(|stripes| stripes.piece_len(i as u64, size) > 0);
             let used = nodes.iter().enumerate().filter(|(i, _)| used(*i)).map(|(_, node)| *node);
             used.chain([layout.node()]).collect()
         }
     }
 }
 
-fn reserve(
+fn reserve_objects(
     client: &Client,
     cred: &Cred,
     ino: Ino,
@@ -294,7 +301,7 @@ fn reserve(
     let mut retry = Retry::new(patience);
     loop {
         let op = MetaOp::Reserve { ino, nodes: nodes.to_vec() };
-        match client.meta(cred, op) {
+        match client.send_meta(cred, op) {
             Ok(MetaReply::Pieces { first, stamp }) => return Ok((first, stamp)),
             Ok(_) => return Err(Errno::EPROTO),
             // The shard sends no event when a writer closes.
@@ -305,17 +312,24 @@ fn reserve(
 }
 
 /// Returns whether a file has the wanted layout already.
-fn is_so(goal: &Goal, stripes: Option<Stripes>, page: &Page, layout: Layout, size: u64) -> bool {
-    let (Goal::Striped { nodes, .. }, Some(stripes)) = (goal, stripes) else {
-        let node = if let Goal::Whole(Some(node)) = goal { *node } else { layout.node() };
+fn has_layout(
+    goal: &RelayoutGoal,
+    stripes: Option<Stripes>,
+    page: &TilePage,
+    layout: Layout,
+    size: u64,
+) -> bool {
+    let (RelayoutGoal::Striped { nodes, .. }, Some(stripes)) = (goal, stripes) else {
+        let node = if let RelayoutGoal::Whole(Some(node)) = goal { *node } else { layout.node() };
         return !layout.is_tiled() && layout.node() == node;
     };
-    let used: Vec<NodeId> = nodes_of(goal, Some(stripes), layout, size);
+    let used: Vec<NodeId> = target_nodes(goal, Some(stripes), layout, size);
     let is_stripe = |number: usize, tiles: &[u8]| {
-        let (Ok(tiles), Ok(view)) = (PieceTiles::decode(tiles), stripes.view(number as u64)) else {
+        let (Ok(tiles), Ok(view)) = (PieceTiles::decode(tiles), stripes.piece_view(number as u64))
+        else {
             return false;
         };
-        let len = stripes.len(number as u64, size);
+        let len = stripes.piece_len(number as u64, size);
         tiles.views() == [view]
             && matches!(tiles.tiles(), [tile] if (tile.start, tile.at, tile.len) == (0, 0, len))
     };

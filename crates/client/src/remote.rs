@@ -7,14 +7,14 @@
 //! its next incarnation. To write the same bytes twice does no harm. A write that the daemon could
 //! not do (a full disk) is reported to every handle once, at its next write, flush or sync.
 
-use crate::cause::note_cause;
+use crate::cause::record_cause;
 use crate::connection::Connection;
-use crate::peer::{Peer, Retry};
-use crate::waiting::{self, lock_patiently};
+use crate::node::{NodeClient, Retry};
+use crate::waiting::{self, lock_interruptibly};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Weak};
-use tatami_wire::frame::{Class, FrameError};
+use tatami_wire::frame::{FrameClass, FrameError};
 use tatami_wire::object::{ObjectCall, ObjectResult};
 use tatami_wire::{Errno, Ino, Piece};
 
@@ -28,13 +28,18 @@ const SPARE_BUFFERS: usize = 8;
 
 /// All streams of a client.
 #[derive(Default)]
-pub(crate) struct Streams {
+pub(crate) struct WriteStreams {
     open: Mutex<HashMap<(Ino, Piece), Weak<WriteStream>>>,
 }
 
-impl Streams {
+impl WriteStreams {
     /// Returns the stream of this object of `ino`; makes it if there is none.
-    pub(crate) fn of(&self, ino: Ino, piece: Piece, peer: &Arc<Peer>) -> Arc<WriteStream> {
+    pub(crate) fn get_stream(
+        &self,
+        ino: Ino,
+        piece: Piece,
+        peer: &Arc<NodeClient>,
+    ) -> Arc<WriteStream> {
         let mut open = self.open.lock();
         if let Some(stream) = open.get(&(ino, piece)).and_then(Weak::upgrade) {
             return stream;
@@ -48,46 +53,46 @@ impl Streams {
     }
 }
 
-struct Pending {
+struct PendingWrite {
     seq: u64,
     call: ObjectCall,
     data: Vec<u8>,
 }
 
 #[derive(Default)]
-struct State {
+struct WriteStreamState {
     /// Set while writes are in flight.
     connection: Option<Connection>,
     next: u64,
-    pending: VecDeque<Pending>,
+    pending: VecDeque<PendingWrite>,
     bytes: usize,
     spare: Vec<Vec<u8>>,
     /// Attempts since the last reply: set while the connection breaks again and again.
     retry: Option<Retry>,
-    failures: Failures,
+    failures: WriteFailures,
 }
 
 /// Writes that failed after they were accepted.
 #[derive(Clone, Copy, Default)]
-struct Failures {
+struct WriteFailures {
     count: u64,
     last: Option<Errno>,
 }
 
 /// How many failures a handle has reported.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Told(u64);
+pub(crate) struct SeenFailures(u64);
 
 /// The writes in flight to one object.
 pub(crate) struct WriteStream {
-    peer: Arc<Peer>,
-    state: Mutex<State>,
+    peer: Arc<NodeClient>,
+    state: Mutex<WriteStreamState>,
 }
 
 impl WriteStream {
     /// Returns the failures so far, which a handle that is opened now does not report.
-    pub(crate) fn told(&self) -> Told {
-        Told(self.state.lock().failures.count)
+    pub(crate) fn current_failures(&self) -> SeenFailures {
+        SeenFailures(self.state.lock().failures.count)
     }
 
     /// Sends a write. Returns when it is in flight.
@@ -99,24 +104,24 @@ impl WriteStream {
         &self,
         call: ObjectCall,
         data: &[u8],
-        told: &mut Told,
+        told: &mut SeenFailures,
     ) -> Result<(), Errno> {
-        let mut state = lock_patiently(&self.state)?;
+        let mut state = lock_interruptibly(&self.state)?;
         while !state.pending.is_empty()
             && (state.bytes + data.len() > WINDOW_BYTES || state.pending.len() >= WINDOW_WRITES)
         {
-            self.settle_one(&mut state)?;
+            self.receive_reply(&mut state)?;
         }
         // Before the write is accepted: a caller that gets an error must not find its bytes
         // written.
-        report(&state.failures, told)?;
+        report_failures(&state.failures, told)?;
         let mut buffer = state.spare.pop().unwrap_or_default();
         buffer.clear();
         buffer.extend_from_slice(data);
         state.next += 1;
-        let pending = Pending { seq: state.next, call, data: buffer };
+        let pending = PendingWrite { seq: state.next, call, data: buffer };
         let sent = match &mut state.connection {
-            Some(connection) => send(connection, &pending).is_ok(),
+            Some(connection) => send_write(connection, &pending).is_ok(),
             None => false,
         };
         // Also after a failed send: the write is accepted, and the reconnect sends all pending
@@ -135,43 +140,46 @@ impl WriteStream {
     /// # Errors
     /// A failure that `told` does not include. `EHOSTDOWN` when the program that asked is being
     /// ended: the writes stay in flight.
-    pub(crate) fn flush(&self, told: &mut Told) -> Result<(), Errno> {
-        let mut state = lock_patiently(&self.state)?;
-        self.settle_all(&mut state)?;
-        report(&state.failures, told)
+    pub(crate) fn flush(&self, told: &mut SeenFailures) -> Result<(), Errno> {
+        let mut state = lock_interruptibly(&self.state)?;
+        self.receive_all_replies(&mut state)?;
+        report_failures(&state.failures, told)
     }
 
     /// Waits until no write is in flight, for a reader: failures are left for the writers.
     ///
     /// # Errors
     /// `EHOSTDOWN` when the program that asked is being ended.
-    pub(crate) fn settle(&self) -> Result<(), Errno> {
-        let mut state = lock_patiently(&self.state)?;
-        self.settle_all(&mut state)
+    pub(crate) fn wait_for_writes(&self) -> Result<(), Errno> {
+        let mut state = lock_interruptibly(&self.state)?;
+        self.receive_all_replies(&mut state)
     }
 
-    fn settle_all(&self, state: &mut MutexGuard<'_, State>) -> Result<(), Errno> {
+    fn receive_all_replies(
+        &self,
+        state: &mut MutexGuard<'_, WriteStreamState>,
+    ) -> Result<(), Errno> {
         while !state.pending.is_empty() {
-            self.settle_one(state)?;
+            self.receive_reply(state)?;
         }
         if let Some(connection) = state.connection.take() {
-            self.peer.return_data(connection);
+            self.peer.return_data_connection(connection);
         }
         Ok(())
     }
 
     /// Receives the reply to the oldest write in flight.
-    fn settle_one(&self, state: &mut MutexGuard<'_, State>) -> Result<(), Errno> {
-        let State { connection, pending, retry, .. } = &mut **state;
+    fn receive_reply(&self, state: &mut MutexGuard<'_, WriteStreamState>) -> Result<(), Errno> {
+        let WriteStreamState { connection, pending, retry, .. } = &mut **state;
         let Some(oldest) = pending.front() else { return Ok(()) };
         // No thread has waited for the connection since it broke.
         let Some(connection) = connection else { return self.reconnect(state) };
         // The connection may be from an attempt that had little time left.
-        connection.set_patience(retry.as_ref().map_or(self.peer.patience(), Retry::time_left));
-        match connection.receive::<ObjectResult>(Class::Object, oldest.seq, &mut []) {
+        connection.set_patience(retry.as_ref().map_or(self.peer.timeout(), Retry::time_left));
+        match connection.receive::<ObjectResult>(FrameClass::Object, oldest.seq, &mut []) {
             Ok((result, _)) => {
                 if let Some(retry) = state.retry.take() {
-                    retry.end();
+                    retry.record_answer();
                 }
                 let done = state.pending.pop_front().expect("it was there a line ago");
                 state.bytes -= done.data.len();
@@ -181,7 +189,8 @@ impl WriteStream {
                 if let Err(e) = result {
                     tracing::warn!(ino = %done.call.cap.ino, node = self.peer.node.0, error = %e,
                         "a write accepted before could not be done");
-                    state.failures = Failures { count: state.failures.count + 1, last: Some(e) };
+                    state.failures =
+                        WriteFailures { count: state.failures.count + 1, last: Some(e) };
                 }
                 Ok(())
             }
@@ -198,21 +207,21 @@ impl WriteStream {
     ///
     /// # Errors
     /// `EHOSTDOWN` when the program that asked is being ended; all of them are still in flight.
-    fn reconnect(&self, state: &mut MutexGuard<'_, State>) -> Result<(), Errno> {
+    fn reconnect(&self, state: &mut MutexGuard<'_, WriteStreamState>) -> Result<(), Errno> {
         state.connection = None;
         let mut retry = match state.retry.take() {
             Some(mut retry) => {
                 if !retry.pause() {
-                    return self.give_up(state, &retry);
+                    return self.fail_pending(state, &retry);
                 }
                 retry
             }
-            None => Retry::new(self.peer.patience()),
+            None => Retry::new(self.peer.timeout()),
         };
         loop {
-            match self.peer.take_data(retry.time_left()) {
+            match self.peer.take_data_connection(retry.time_left()) {
                 Ok(mut connection) => {
-                    if state.pending.iter().all(|p| send(&mut connection, p).is_ok()) {
+                    if state.pending.iter().all(|p| send_write(&mut connection, p).is_ok()) {
                         state.connection = Some(connection);
                         // `retry` is kept until a reply comes: a daemon that accepts connections
                         // and dies again must not be tried for ever.
@@ -220,29 +229,33 @@ impl WriteStream {
                         return Ok(());
                     }
                 }
-                Err(e) if e.may_pass() => {
+                Err(e) if e.is_transient() => {
                     tracing::debug!(node = self.peer.node.0, error = %e, "daemon away");
                 }
                 Err(e) => {
                     tracing::error!(node = self.peer.node.0, error = %e, "refused for good");
-                    return self.give_up(state, &retry);
+                    return self.fail_pending(state, &retry);
                 }
             }
             if !retry.pause() {
-                return self.give_up(state, &retry);
+                return self.fail_pending(state, &retry);
             }
         }
     }
 
-    fn give_up(&self, state: &mut MutexGuard<'_, State>, retry: &Retry) -> Result<(), Errno> {
-        let e = self.peer.gave_up(retry);
-        if waiting::asker_ends() {
+    fn fail_pending(
+        &self,
+        state: &mut MutexGuard<'_, WriteStreamState>,
+        retry: &Retry,
+    ) -> Result<(), Errno> {
+        let e = self.peer.report_timeout(retry);
+        if waiting::is_asker_ending() {
             return Err(e);
         }
         // A later flush must not wait for them again. They count as one failure.
         state.pending.clear();
         state.bytes = 0;
-        state.failures = Failures { count: state.failures.count + 1, last: Some(e) };
+        state.failures = WriteFailures { count: state.failures.count + 1, last: Some(e) };
         Ok(())
     }
 }
@@ -252,19 +265,19 @@ impl Drop for WriteStream {
     /// failure, but its bytes are written.
     fn drop(&mut self) {
         // The last close has no program behind it: it waits for the whole operation timeout.
-        let _ = self.settle();
+        let _ = self.wait_for_writes();
     }
 }
 
-fn send(connection: &mut Connection, pending: &Pending) -> Result<(), FrameError> {
-    connection.send(Class::Object, pending.seq, &pending.call, &pending.data)
+fn send_write(connection: &mut Connection, pending: &PendingWrite) -> Result<(), FrameError> {
+    connection.send(FrameClass::Object, pending.seq, &pending.call, &pending.data)
 }
 
-fn report(failures: &Failures, told: &mut Told) -> Result<(), Errno> {
+fn report_failures(failures: &WriteFailures, told: &mut SeenFailures) -> Result<(), Errno> {
     match failures.last {
         Some(e) if failures.count > told.0 => {
             told.0 = failures.count;
-            note_cause(e, || format!("a write accepted before, which the log tells of: {e}"));
+            record_cause(e, || format!("a write accepted before, which the log tells of: {e}"));
             Err(e)
         }
         _ => Ok(()),

@@ -28,14 +28,14 @@ pub enum WhenFull {
 
 /// The known room of other nodes.
 #[derive(Default)]
-pub(crate) struct Rooms {
+pub(crate) struct RoomCache {
     when_full: WhenFull,
     asked: Mutex<HashMap<NodeId, (Instant, bool)>>,
 }
 
-impl Rooms {
-    pub(crate) fn new(when_full: WhenFull) -> Rooms {
-        Rooms { when_full, ..Rooms::default() }
+impl RoomCache {
+    pub(crate) fn new(when_full: WhenFull) -> RoomCache {
+        RoomCache { when_full, ..RoomCache::default() }
     }
 }
 
@@ -44,11 +44,11 @@ impl Client {
     /// is no home node; on the next one where that has no room ([`WhenFull`]).
     pub fn new_layout(&self) -> Layout {
         let node = self.home().unwrap_or(NodeId(0));
-        if self.rooms.when_full == WhenFull::Refuse {
+        if self.room_cache.when_full == WhenFull::Refuse {
             return Layout::Whole { node };
         }
         let map = self.map();
-        if self.home().is_none_or(|home| has_room_here(&map, home)) {
+        if self.home().is_none_or(|home| has_local_room(&map, home)) {
             return Layout::Whole { node };
         }
         let (before, after): (Vec<NodeId>, Vec<NodeId>) = map
@@ -63,23 +63,23 @@ impl Client {
 
     /// Returns whether another node has room for new files.
     fn has_room(&self, node: NodeId) -> bool {
-        if let Some((at, answer)) = self.rooms.asked.lock().get(&node)
+        if let Some((at, answer)) = self.room_cache.asked.lock().get(&node)
             && at.elapsed() < ASKED
         {
             return *answer;
         }
-        let answer = match self.admin(node, AdminCall::Space) {
+        let answer = match self.send_admin(node, AdminCall::Space) {
             Ok(AdminReply::Space(space)) => !is_full(space.available, space.total),
             _ => false,
         };
-        self.rooms.asked.lock().insert(node, (Instant::now(), answer));
+        self.room_cache.asked.lock().insert(node, (Instant::now(), answer));
         answer
     }
 }
 
 /// Returns whether the disk of the home node has room for new files. The client asks the file
 /// system itself: that costs no request.
-fn has_room_here(map: &ClusterMap, home: NodeId) -> bool {
+fn has_local_room(map: &ClusterMap, home: NodeId) -> bool {
     let info = map.nodes.iter().find(|info| info.id == home);
     let Some(dir) = info.and_then(|info| Path::new(&info.socket).parent()) else { return true };
     rustix::fs::statvfs(dir).map_or(true, |disk| {

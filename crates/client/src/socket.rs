@@ -19,29 +19,29 @@ use tatami_wire::handshake::Transport;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A connected socket.
-pub(crate) struct Socket {
+pub(crate) struct ClientSocket {
     fd: OwnedFd,
     pub(crate) transport: Transport,
     /// Longest single wait.
     pub(crate) patience: Duration,
 }
 
-impl Socket {
+impl ClientSocket {
     /// Connects; no single wait, now or later, is longer than `patience`.
     ///
     /// # Errors
     /// Those of the system; `TimedOut`.
-    pub(crate) fn connect(endpoint: &Endpoint, patience: Duration) -> io::Result<Socket> {
+    pub(crate) fn connect(endpoint: &Endpoint, patience: Duration) -> io::Result<ClientSocket> {
         match endpoint {
             Endpoint::Unix(path) | Endpoint::Through(path, _) => {
-                let socket = Socket::new(AddressFamily::UNIX, Transport::Local, patience)?;
+                let socket = ClientSocket::new(AddressFamily::UNIX, Transport::Local, patience)?;
                 socket.connect_to(&SocketAddrUnix::new(path.as_path())?.into(), patience)?;
                 Ok(socket)
             }
             Endpoint::Tcp(address) => {
                 let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
                 for address in address.to_socket_addrs()? {
-                    match Socket::connect_tcp(address, patience) {
+                    match ClientSocket::connect_tcp(address, patience) {
                         Ok(socket) => return Ok(socket),
                         Err(e) => last = e,
                     }
@@ -51,15 +51,19 @@ impl Socket {
         }
     }
 
-    fn connect_tcp(address: SocketAddr, patience: Duration) -> io::Result<Socket> {
+    fn connect_tcp(address: SocketAddr, patience: Duration) -> io::Result<ClientSocket> {
         let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-        let socket = Socket::new(family, Transport::Remote, patience)?;
+        let socket = ClientSocket::new(family, Transport::Remote, patience)?;
         socket.connect_to(&address.into(), patience.min(CONNECT_TIMEOUT))?;
         rustix::net::sockopt::set_tcp_nodelay(&socket.fd, true)?;
         Ok(socket)
     }
 
-    fn new(family: AddressFamily, transport: Transport, patience: Duration) -> io::Result<Socket> {
+    fn new(
+        family: AddressFamily,
+        transport: Transport,
+        patience: Duration,
+    ) -> io::Result<ClientSocket> {
         let protocol = (transport == Transport::Remote).then_some(ipproto::TCP);
         let fd =
             rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, protocol)?;
@@ -68,12 +72,12 @@ impl Socket {
         for which in [Timeout::Recv, Timeout::Send] {
             set_socket_timeout(&fd, which, Some(tick))?;
         }
-        Ok(Socket { fd, transport, patience })
+        Ok(ClientSocket { fd, transport, patience })
     }
 
     /// Connects. A UNIX listener with a full backlog makes the caller wait as well.
     fn connect_to(&self, address: &SocketAddrAny, patience: Duration) -> io::Result<()> {
-        wait_at_most(patience, || match rustix::net::connect(&self.fd, address) {
+        retry_until_timeout(patience, || match rustix::net::connect(&self.fd, address) {
             Ok(()) | Err(Errno::ISCONN) => Ok(()),
             // TCP: the connection is not yet made. The kernel goes on waiting when the call is
             // repeated.
@@ -89,15 +93,15 @@ impl Socket {
     ///
     /// # Errors
     /// Those of the system; `TimedOut`.
-    pub(crate) fn wait<R>(
+    pub(crate) fn run_with_timeout<R>(
         &self,
         mut attempt: impl FnMut(BorrowedFd<'_>) -> io::Result<R>,
     ) -> io::Result<R> {
-        wait_at_most(self.patience, || attempt(self.fd.as_fd()))
+        retry_until_timeout(self.patience, || attempt(self.fd.as_fd()))
     }
 }
 
-fn wait_at_most<R>(
+fn retry_until_timeout<R>(
     patience: Duration,
     mut attempt: impl FnMut() -> io::Result<R>,
 ) -> io::Result<R> {
@@ -106,12 +110,14 @@ fn wait_at_most<R>(
         match attempt() {
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                 let silence = silence.get_or_insert_with(|| Silence::new(TICK.min(patience)));
-                silence.goes_on(patience).map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?;
+                silence
+                    .continue_waiting(patience)
+                    .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?;
             }
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
             done => {
                 if let (Ok(_), Some(silence)) = (&done, silence) {
-                    silence.end();
+                    silence.record_answer();
                 }
                 return done;
             }
@@ -119,27 +125,27 @@ fn wait_at_most<R>(
     }
 }
 
-impl AsFd for Socket {
+impl AsFd for ClientSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 }
 
-impl Read for Socket {
+impl Read for ClientSocket {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        self.wait(|fd| Ok(rustix::io::read(fd, &mut *buf)?))
+        self.run_with_timeout(|fd| Ok(rustix::io::read(fd, &mut *buf)?))
     }
 }
 
-impl Write for Socket {
+impl Write for ClientSocket {
     /// With `MSG_NOSIGNAL`: a daemon's death must not send SIGPIPE to the host program.
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
-        self.wait(|fd| Ok(rustix::net::send(fd, buf, SendFlags::NOSIGNAL)?))
+        self.run_with_timeout(|fd| Ok(rustix::net::send(fd, buf, SendFlags::NOSIGNAL)?))
     }
 
     /// With `MSG_NOSIGNAL`, too.
     fn write_vectored(&mut self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.wait(|fd| {
+        self.run_with_timeout(|fd| {
             let mut none = SendAncillaryBuffer::default();
             Ok(rustix::net::sendmsg(fd, bufs, &mut none, SendFlags::NOSIGNAL)?)
         })
@@ -170,7 +176,7 @@ mod tests {
         let tcp = TcpListener::bind("127.0.0.1:0").expect("bind");
         let address = tcp.local_addr().expect("address").to_string();
         for endpoint in [Endpoint::Unix(path), Endpoint::Tcp(address)] {
-            let mut socket = Socket::connect(&endpoint, SHORT).expect("connect");
+            let mut socket = ClientSocket::connect(&endpoint, SHORT).expect("connect");
             assert!(is_over(socket.read(&mut [0; 8])), "{endpoint}");
             assert!(is_over(socket.write_all(&vec![0; 64 << 20])), "{endpoint}");
         }
@@ -185,7 +191,7 @@ mod tests {
         let endpoint = Endpoint::Unix(path);
         // As many as fit into the listener's backlog; the standard library asks for 4096 at most.
         let mut kept = Vec::new();
-        let refused = (0..10_000).find_map(|_| match Socket::connect(&endpoint, SHORT) {
+        let refused = (0..10_000).find_map(|_| match ClientSocket::connect(&endpoint, SHORT) {
             Ok(socket) => {
                 kept.push(socket);
                 None
@@ -199,10 +205,12 @@ mod tests {
     fn nobody_there_is_told_at_once() {
         let dir = tempfile::tempdir().expect("tempdir");
         let endpoint = Endpoint::Unix(dir.path().join("none"));
-        let error = Socket::connect(&endpoint, Duration::from_secs(3600)).err().expect("nobody");
+        let error =
+            ClientSocket::connect(&endpoint, Duration::from_secs(3600)).err().expect("nobody");
         assert_eq!(error.kind(), io::ErrorKind::NotFound);
         let port = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("address");
-        let error = Socket::connect(&Endpoint::Tcp(port.to_string()), Duration::from_secs(3600));
+        let error =
+            ClientSocket::connect(&Endpoint::Tcp(port.to_string()), Duration::from_secs(3600));
         assert_eq!(error.err().expect("nobody").kind(), io::ErrorKind::ConnectionRefused);
     }
 }

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
-use tatami_wire::admin::{AdminCall, AdminReply, AdminResult, Space};
+use tatami_wire::admin::{AdminCall, AdminReply, AdminResult, DiskSpace};
 use tatami_wire::{Errno, NodeId};
 
 /// A report is used without a new request for this long: for several terms.
@@ -34,30 +34,30 @@ pub struct VolumeSpace {
 
 /// The reports of nodes, and when they came.
 #[derive(Default)]
-pub(crate) struct ToldSpace {
-    nodes: Mutex<HashMap<NodeId, (Instant, Space)>>,
+pub(crate) struct NodeSpaces {
+    nodes: Mutex<HashMap<NodeId, (Instant, DiskSpace)>>,
     /// Whether reports come with terms, without a request.
     comes_with_terms: AtomicBool,
 }
 
-impl ToldSpace {
+impl NodeSpaces {
     /// Records a report that came with a term.
-    pub(crate) fn note_with_term(&self, node: NodeId, space: Space) {
-        self.note(node, space);
+    pub(crate) fn record_with_term(&self, node: NodeId, space: DiskSpace) {
+        self.record_space(node, space);
         self.comes_with_terms.store(true, Relaxed);
     }
 
-    fn note(&self, node: NodeId, space: Space) {
+    fn record_space(&self, node: NodeId, space: DiskSpace) {
         self.nodes.lock().insert(node, (Instant::now(), space));
     }
 
-    fn forget(&self, node: NodeId) {
+    fn forget_node(&self, node: NodeId) {
         self.nodes.lock().remove(&node);
     }
 
     /// Returns the age of a node's last report. A client that gets no reports with terms uses no
     /// old report.
-    fn age(&self, node: NodeId) -> Option<Duration> {
+    fn report_age(&self, node: NodeId) -> Option<Duration> {
         if !self.comes_with_terms.load(Relaxed) {
             return None;
         }
@@ -65,7 +65,7 @@ impl ToldSpace {
     }
 
     /// Adds up the reports of these nodes.
-    fn sum(&self, nodes: impl Iterator<Item = NodeId>) -> VolumeSpace {
+    fn sum_spaces(&self, nodes: impl Iterator<Item = NodeId>) -> VolumeSpace {
         let told = self.nodes.lock();
         let mut sum = VolumeSpace::default();
         let mut seen = HashSet::new();
@@ -92,29 +92,30 @@ impl Client {
         let nodes = || map.nodes.iter().map(|node| node.id);
         let mut oldest: Option<(Duration, NodeId)> = None;
         for node in nodes() {
-            match self.told_space.age(node) {
+            match self.node_spaces.report_age(node) {
                 Some(age) if age < FRESH => {}
                 Some(age) if age < LASTING => oldest = oldest.max(Some((age, node))),
-                _ => self.ask_space(node),
+                _ => self.fetch_space(node),
             }
         }
         if let Some((_, node)) = oldest {
-            self.ask_space(node);
+            self.fetch_space(node);
         }
-        self.told_space.sum(nodes())
+        self.node_spaces.sum_spaces(nodes())
     }
 
-    fn ask_space(&self, node: NodeId) {
-        if self.away.is_away(node) {
+    fn fetch_space(&self, node: NodeId) {
+        if self.away_nodes.is_away(node) {
             return;
         }
-        let answer: Result<AdminResult, Errno> =
-            self.peer(node).and_then(|peer| peer.admin_within(GRACE, &AdminCall::Space));
+        let answer: Result<AdminResult, Errno> = self
+            .node_client(node)
+            .and_then(|peer| peer.send_admin_within(GRACE, &AdminCall::Space));
         if let Ok(Ok(AdminReply::Space(space))) = answer {
-            self.told_space.note(node, space);
+            self.node_spaces.record_space(node, space);
         } else {
-            self.told_space.forget(node);
-            self.away.note(node);
+            self.node_spaces.forget_node(node);
+            self.away_nodes.record_away(node);
         }
     }
 }

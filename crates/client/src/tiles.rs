@@ -8,9 +8,9 @@ use crate::Client;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Weak};
-use tatami_layout::{Cut, Index, PieceTiles};
+use tatami_layout::{PieceTiles, TileCut, TileIndex};
 use tatami_wire::meta::{DataState, MetaOp, MetaReply};
-use tatami_wire::tiles::{Growth, PAGE_PIECES, Page, Part, PieceInfo};
+use tatami_wire::tiles::{PieceGrowth, PieceInfo, PieceUpdate, TILE_PAGE_PIECES, TilePage};
 use tatami_wire::{Attr, Cred, Errno, Ino, Layout, NodeId, Piece};
 
 /// How often the pages of a file are fetched again because they changed in between.
@@ -32,7 +32,7 @@ pub struct Tiles {
     /// Storage of all pieces, in units of 512 bytes.
     pub blocks: u64,
     /// Which object has which byte. The base is not in it: it has the bytes that no tile covers.
-    pub index: Index,
+    pub index: TileIndex,
 }
 
 /// The place of a piece.
@@ -41,7 +41,7 @@ pub struct PlacedPiece {
     /// The node that stores its objects.
     pub node: NodeId,
     /// Whether its tiles may still grow.
-    pub growth: Growth,
+    pub growth: PieceGrowth,
     /// Bytes that its object has at least.
     pub len: u64,
     /// Lowest offset in the file, in bytes, that it covers.
@@ -52,9 +52,9 @@ impl Tiles {
     /// Returns the objects that the file has besides the base, and the least length of each.
     pub fn objects(&self) -> impl Iterator<Item = ((NodeId, Piece), u64)> + '_ {
         self.pieces.iter().flat_map(|(number, piece)| {
-            let bytes = ((piece.node, Piece::bytes_of(*number)), piece.len);
-            let journal = (piece.growth != Growth::Closed)
-                .then_some(((piece.node, Piece::journal_of(*number)), 0));
+            let bytes = ((piece.node, Piece::of_bytes(*number)), piece.len);
+            let journal = (piece.growth != PieceGrowth::Closed)
+                .then_some(((piece.node, Piece::of_journal(*number)), 0));
             std::iter::once(bytes).chain(journal)
         })
     }
@@ -64,7 +64,7 @@ impl Tiles {
         self.index.size().max(base)
     }
 
-    fn of(page: Page, base: (NodeId, Piece)) -> Result<Tiles, Errno> {
+    fn from_page(page: TilePage, base: (NodeId, Piece)) -> Result<Tiles, Errno> {
         let mut pieces = BTreeMap::new();
         let mut decoded = Vec::with_capacity(page.pieces.len());
         for PieceInfo { piece, node, growth, tiles } in page.pieces {
@@ -78,14 +78,15 @@ impl Tiles {
                     .iter()
                     .filter_map(|tile| Some(views.get(tile.view as usize)?.offset_of(tile.start)));
                 from = starts.min().unwrap_or(0);
-                decoded.push((Piece::bytes_of(piece), tiles));
+                decoded.push((Piece::of_bytes(piece), tiles));
             }
             pieces.insert(piece, PlacedPiece { node, growth, len, from });
         }
-        let cuts = page.cuts.iter().map(|cut| Cut { stamp: cut.stamp, size: cut.size }).collect();
+        let cuts =
+            page.cuts.iter().map(|cut| TileCut { stamp: cut.stamp, size: cut.size }).collect();
         // The base itself was cut at each truncation, so the index cuts only the tiles.
-        let index = Index::with_base(decoded, cuts, 0, u64::MAX);
-        let Page { version, blocks, base_size, .. } = page;
+        let index = TileIndex::with_base(decoded, cuts, 0, u64::MAX);
+        let TilePage { version, blocks, base_size, .. } = page;
         // A writer of a tiled file reports the length of the whole file. Only a length beyond the
         // tiles is surely that of the base.
         let base_size = if base_size > index.size() { base_size } else { 0 };
@@ -107,7 +108,7 @@ pub(crate) struct TiledFiles {
 
 impl TiledFiles {
     /// Returns the state that all handles of `ino` share.
-    pub(crate) fn of(&self, ino: Ino) -> Arc<SharedTiles> {
+    pub(crate) fn get_shared(&self, ino: Ino) -> Arc<SharedTiles> {
         let mut open = self.open.lock();
         if let Some(shared) = open.get(&ino).and_then(Weak::upgrade) {
             return shared;
@@ -126,7 +127,7 @@ impl SharedTiles {
     ///
     /// # Errors
     /// Those of the shard; `EIO` for tiles that cannot be decoded.
-    pub(crate) fn now(&self, client: &Client, ino: Ino) -> Result<Arc<Tiles>, Errno> {
+    pub(crate) fn current_tiles(&self, client: &Client, ino: Ino) -> Result<Arc<Tiles>, Errno> {
         // Read before the tiles: a change in between makes the version old, and the next call
         // fetches again.
         let version = client.getattr(&Cred::ROOT, ino)?.version;
@@ -136,12 +137,12 @@ impl SharedTiles {
                 return Ok(tiles.clone());
             }
             // The inode has changed, but most such changes do not concern its tiles.
-            if client.tiles_page(ino, 0, 1)?.version == tiles.version {
+            if client.fetch_tiles_page(ino, 0, 1)?.version == tiles.version {
                 *at = version;
                 return Ok(tiles.clone());
             }
         }
-        let tiles = Arc::new(client.tiles(ino)?);
+        let tiles = Arc::new(client.fetch_tiles(ino)?);
         *known = Some((version, tiles.clone()));
         Ok(tiles)
     }
@@ -153,19 +154,19 @@ impl Client {
     /// # Errors
     /// Those of the shard; `EIO` for tiles that cannot be decoded, `EBUSY` where they change all
     /// the time.
-    pub fn tiles(&self, ino: Ino) -> Result<Tiles, Errno> {
-        let (page, layout) = self.pieces(ino)?;
-        Tiles::of(page, (layout.node(), layout.base()))
+    pub fn fetch_tiles(&self, ino: Ino) -> Result<Tiles, Errno> {
+        let (page, layout) = self.fetch_pieces(ino)?;
+        Tiles::from_page(page, (layout.node(), layout.base()))
     }
 
     /// Fetches all pieces of a file, and its layout at the same time.
     ///
     /// # Errors
-    /// As for [`Client::tiles`].
-    pub fn pieces(&self, ino: Ino) -> Result<(Page, Layout), Errno> {
+    /// As for [`Client::fetch_tiles`].
+    pub fn fetch_pieces(&self, ino: Ino) -> Result<(TilePage, Layout), Errno> {
         let mut before = self.getattr(&Cred::ROOT, ino)?.layout;
         for _ in 0..ATTEMPTS {
-            let page = self.all_pages(ino)?;
+            let page = self.fetch_all_pages(ino)?;
             let layout = self.getattr(&Cred::ROOT, ino)?.layout;
             match page {
                 // A base never returns, so the layout was the same in between (a double collect).
@@ -180,9 +181,9 @@ impl Client {
     ///
     /// # Errors
     /// Those of the shard; `EBUSY` where they change all the time.
-    pub fn raw_tiles(&self, ino: Ino) -> Result<Page, Errno> {
+    pub fn fetch_raw_tiles(&self, ino: Ino) -> Result<TilePage, Errno> {
         for _ in 0..ATTEMPTS {
-            if let Some(page) = self.all_pages(ino)? {
+            if let Some(page) = self.fetch_all_pages(ino)? {
                 return Ok(page);
             }
         }
@@ -193,8 +194,8 @@ impl Client {
     ///
     /// # Errors
     /// Those of the shard.
-    pub fn tiles_version(&self, ino: Ino) -> Result<u64, Errno> {
-        Ok(self.tiles_page(ino, 0, 1)?.version)
+    pub fn fetch_tiles_version(&self, ino: Ino) -> Result<u64, Errno> {
+        Ok(self.fetch_tiles_page(ino, 0, 1)?.version)
     }
 
     /// Makes new pieces, a number for each node, of a file that is, or could be, open for writing
@@ -209,7 +210,7 @@ impl Client {
         ino: Ino,
         nodes: Vec<(NodeId, u32)>,
     ) -> Result<(u32, u64), Errno> {
-        match self.meta(cred, MetaOp::AddPieces { ino, nodes })? {
+        match self.send_meta(cred, MetaOp::AddPieces { ino, nodes })? {
             MetaReply::Pieces { first, stamp } => Ok((first, stamp)),
             _ => Err(Errno::EPROTO),
         }
@@ -221,26 +222,26 @@ impl Client {
     ///
     /// # Errors
     /// Those of the shard: `EACCES`, `ESTALE` for a piece that is removed or closed.
-    pub fn publish(
+    pub fn publish_tiles(
         &self,
         cred: &Cred,
         ino: Ino,
-        parts: Vec<Part>,
+        parts: Vec<PieceUpdate>,
         cuts: Vec<tatami_wire::tiles::Cut>,
         base: Option<DataState>,
     ) -> Result<Attr, Errno> {
-        match self.meta(cred, MetaOp::Publish { ino, parts, cuts, base })? {
+        match self.send_meta(cred, MetaOp::Publish { ino, updates: parts, cuts, base })? {
             MetaReply::Attr(attr) => Ok(attr),
             _ => Err(Errno::EPROTO),
         }
     }
 
     /// Fetches all pages as one; `None` when they are of different versions.
-    fn all_pages(&self, ino: Ino) -> Result<Option<Page>, Errno> {
-        let mut all = self.tiles_page(ino, 0, PAGE_PIECES)?;
+    fn fetch_all_pages(&self, ino: Ino) -> Result<Option<TilePage>, Errno> {
+        let mut all = self.fetch_tiles_page(ino, 0, TILE_PAGE_PIECES)?;
         while !all.end {
             let after = all.pieces.last().map_or(u32::MAX, |piece| piece.piece);
-            let page = self.tiles_page(ino, after, PAGE_PIECES)?;
+            let page = self.fetch_tiles_page(ino, after, TILE_PAGE_PIECES)?;
             if page.version != all.version {
                 return Ok(None);
             }
@@ -254,8 +255,8 @@ impl Client {
         Ok(Some(all))
     }
 
-    fn tiles_page(&self, ino: Ino, after: u32, limit: u32) -> Result<Page, Errno> {
-        match self.meta(&Cred::ROOT, MetaOp::Tiles { ino, after, limit })? {
+    fn fetch_tiles_page(&self, ino: Ino, after: u32, limit: u32) -> Result<TilePage, Errno> {
+        match self.send_meta(&Cred::ROOT, MetaOp::ListTiles { ino, after, limit })? {
             MetaReply::Tiles(page) => Ok(page),
             _ => Err(Errno::EPROTO),
         }

@@ -3,19 +3,21 @@
 //! Paths are absolute within the volume; a leading `/` may be left out. Symbolic links are followed
 //! as a kernel does, within the volume.
 
-use crate::{Client, Created, DataFile, Whereabouts, whereabouts};
+use crate::{Client, Created, DataFile, DataPattern, find_locations};
 use std::io;
 use std::sync::Arc;
-use tatami_wire::act::Act;
-use tatami_wire::meta::{DataState, DirEntry, NewNode, RenameMode};
-use tatami_wire::{Access, Attr, Cred, Errno, Ino, Kind, NAME_MAX, PATH_MAX, READDIR_MAX, SetAttr};
+use tatami_wire::batch::BatchOp;
+use tatami_wire::meta::{DataState, DirEntry, InodeTemplate, RenameMode};
+use tatami_wire::{
+    Access, Attr, Cred, Errno, Ino, InodeKind, NAME_MAX, PATH_MAX, READDIR_MAX, SetAttr,
+};
 
 /// Symbolic links followed in one path before it counts as a loop, as in Linux.
 const LINKS_MAX: usize = 40;
 
 /// A volume as a tree of paths, seen by one user.
 #[derive(Clone)]
-pub struct Tree {
+pub struct VolumeTree {
     client: Arc<Client>,
     cred: Cred,
 }
@@ -23,7 +25,7 @@ pub struct Tree {
 /// An open file with a position. Its bytes count as written when [`FileHandle::close`] has
 /// succeeded.
 pub struct FileHandle {
-    tree: Tree,
+    tree: VolumeTree,
     data: DataFile,
     attr: Attr,
     position: u64,
@@ -33,10 +35,10 @@ pub struct FileHandle {
 
 /// Each method fails with the error of the system call that it resembles.
 #[allow(clippy::missing_errors_doc)] // said once, above
-impl Tree {
+impl VolumeTree {
     /// Returns the volume of `client`, seen by `cred`.
-    pub fn new(client: Arc<Client>, cred: Cred) -> Tree {
-        Tree { client, cred }
+    pub fn new(client: Arc<Client>, cred: Cred) -> VolumeTree {
+        VolumeTree { client, cred }
     }
 
     /// Returns the client.
@@ -63,7 +65,7 @@ impl Tree {
         loop {
             let mut part = self.client.read_dir(&self.cred, dir.ino, after, READDIR_MAX, plus)?;
             if plus {
-                self.look_up_the_rest(dir.ino, &mut part.entries)?;
+                self.add_missing_attrs(dir.ino, &mut part.entries)?;
             }
             after = part.entries.last().map_or(after, |e| e.cookie);
             all.extend(part.entries);
@@ -76,8 +78,8 @@ impl Tree {
     }
 
     /// Adds the attributes of entries whose inode is on another executor than the entry.
-    fn look_up_the_rest(&self, dir: Ino, entries: &mut [DirEntry]) -> Result<(), Errno> {
-        if self.client.map().leads().len() < 2 {
+    fn add_missing_attrs(&self, dir: Ino, entries: &mut [DirEntry]) -> Result<(), Errno> {
+        if self.client.map().first_shards().len() < 2 {
             return Ok(());
         }
         let rest = entries.iter_mut().filter(|entry| entry.attr.is_none());
@@ -104,36 +106,42 @@ impl Tree {
 
     /// Makes a directory.
     pub fn mkdir(&self, path: &[u8], mode: u16, umask: u16) -> Result<Attr, Errno> {
-        self.make(path, NewNode::Dir, mode, umask)
+        self.make_node(path, InodeTemplate::Dir, mode, umask)
     }
 
     /// Makes a symbolic link.
     pub fn symlink(&self, path: &[u8], target: &[u8]) -> Result<Attr, Errno> {
-        self.make(path, NewNode::Symlink(target.to_vec().into()), 0o777, 0)
+        self.make_node(path, InodeTemplate::Symlink(target.to_vec().into()), 0o777, 0)
     }
 
-    fn make(&self, path: &[u8], node: NewNode, mode: u16, umask: u16) -> Result<Attr, Errno> {
-        let (parent, name) = self.parent(path)?;
+    fn make_node(
+        &self,
+        path: &[u8],
+        node: InodeTemplate,
+        mode: u16,
+        umask: u16,
+    ) -> Result<Attr, Errno> {
+        let (parent, name) = self.resolve_parent(path)?;
         let made = self.client.create(&self.cred, parent, name, node, mode, umask, true, None)?;
         Ok(made.attr)
     }
 
     /// Removes anything but a directory.
     pub fn remove_file(&self, path: &[u8]) -> Result<(), Errno> {
-        let (parent, name) = self.parent(path)?;
+        let (parent, name) = self.resolve_parent(path)?;
         self.client.unlink(&self.cred, parent, name, false).map(drop)
     }
 
     /// Removes an empty directory.
     pub fn remove_dir(&self, path: &[u8]) -> Result<(), Errno> {
-        let (parent, name) = self.parent(path)?;
+        let (parent, name) = self.resolve_parent(path)?;
         self.client.rmdir(&self.cred, parent, name, false).map(drop)
     }
 
     /// Moves a path; an existing target is replaced.
     pub fn rename(&self, from: &[u8], to: &[u8]) -> Result<(), Errno> {
-        let (old, name) = self.parent(from)?;
-        let (new, new_name) = self.parent(to)?;
+        let (old, name) = self.resolve_parent(from)?;
+        let (new, new_name) = self.resolve_parent(to)?;
         let mode = RenameMode::Replace;
         self.client.rename(&self.cred, old, name, new, new_name, mode, false).map(drop)
     }
@@ -141,12 +149,12 @@ impl Tree {
     /// Opens a file for reading.
     pub fn open(&self, path: &[u8]) -> Result<FileHandle, Errno> {
         let found = self.resolve(path, true)?;
-        if found.kind == Kind::Dir {
+        if found.kind == InodeKind::Dir {
             return Err(Errno::EISDIR);
         }
         let (attr, cap) = self.client.open(&self.cred, found.ino, Access::READ)?;
-        let data = self.client.data(&attr, cap)?;
-        Ok(self.handle(data, attr, false))
+        let data = self.client.open_data(&attr, cap)?;
+        Ok(self.make_handle(data, attr, false))
     }
 
     /// Opens a file for writing; makes it, or cuts it to nothing.
@@ -154,14 +162,14 @@ impl Tree {
         let access = Access::WRITE;
         // A link at the end is followed to its target.
         let made = match self.resolve(path, true) {
-            Ok(found) if found.kind == Kind::Dir => return Err(Errno::EISDIR),
+            Ok(found) if found.kind == InodeKind::Dir => return Err(Errno::EISDIR),
             Ok(found) => {
                 let (attr, cap) = self.client.open(&self.cred, found.ino, access)?;
                 (attr, Some(cap), false)
             }
             Err(Errno::ENOENT) => {
-                let (parent, name) = self.parent(path)?;
-                let node = NewNode::File(self.client.new_layout());
+                let (parent, name) = self.resolve_parent(path)?;
+                let node = InodeTemplate::File(self.client.new_layout());
                 let open = Some(access);
                 let c =
                     self.client.create(&self.cred, parent, name, node, mode, umask, false, open)?;
@@ -170,15 +178,15 @@ impl Tree {
             Err(e) => return Err(e),
         };
         let (attr, cap, created) = made;
-        self.opened(Created { attr, cap, created })
+        self.open_created(Created { attr, cap, created })
     }
 
     /// Returns a handle for a file that was made, or found, open for writing. A file that was there
     /// is cut to nothing.
-    pub fn opened(&self, made: Created) -> Result<FileHandle, Errno> {
+    pub fn open_created(&self, made: Created) -> Result<FileHandle, Errno> {
         let Created { attr, cap, created } = made;
-        let data = self.client.data(&attr, cap.ok_or(Errno::EPROTO)?)?;
-        let mut handle = self.handle(data, attr, true);
+        let data = self.client.open_data(&attr, cap.ok_or(Errno::EPROTO)?)?;
+        let mut handle = self.make_handle(data, attr, true);
         if !created {
             handle.truncate(0)?;
         }
@@ -186,7 +194,7 @@ impl Tree {
     }
 
     /// Changes attributes of a path, but not its size, see [`FileHandle::truncate`].
-    pub fn set(&self, path: &[u8], set: SetAttr) -> Result<Attr, Errno> {
+    pub fn set_attrs(&self, path: &[u8], set: SetAttr) -> Result<Attr, Errno> {
         let attr = self.resolve(path, true)?;
         self.client.setattr(
             &self.cred,
@@ -196,21 +204,21 @@ impl Tree {
     }
 
     /// Returns on which nodes the bytes of a file are.
-    pub fn where_is(&self, path: &[u8]) -> Result<Vec<Whereabouts>, Errno> {
+    pub fn locate_data(&self, path: &[u8]) -> Result<Vec<DataPattern>, Errno> {
         let attr = self.resolve(path, true)?;
         match attr.kind {
-            Kind::File => whereabouts(&self.client, &attr),
-            Kind::Dir => Err(Errno::EISDIR),
+            InodeKind::File => find_locations(&self.client, &attr),
+            InodeKind::Dir => Err(Errno::EISDIR),
             _ => Err(Errno::EINVAL),
         }
     }
 
-    fn handle(&self, data: DataFile, attr: Attr, writable: bool) -> FileHandle {
+    fn make_handle(&self, data: DataFile, attr: Attr, writable: bool) -> FileHandle {
         FileHandle { tree: self.clone(), data, attr, position: 0, wrote: false, writable }
     }
 
     /// Returns the directory and the last name of a path.
-    pub(crate) fn parent<'a>(&self, path: &'a [u8]) -> Result<(Ino, &'a [u8]), Errno> {
+    pub(crate) fn resolve_parent<'a>(&self, path: &'a [u8]) -> Result<(Ino, &'a [u8]), Errno> {
         let end = path.iter().rposition(|b| *b != b'/').ok_or(Errno::EBUSY)? + 1;
         let start = path[..end].iter().rposition(|b| *b == b'/').map_or(0, |i| i + 1);
         let dir = self.resolve(&path[..start], true)?;
@@ -222,13 +230,13 @@ impl Tree {
             return Err(Errno::ENAMETOOLONG);
         }
         // The names that are left to walk, last name first; and the directories above, for `..`.
-        let mut todo = names(path);
+        let mut todo = split_path(path);
         let must_be_dir = path.ends_with(b"/");
         let mut above = Vec::new();
         let mut at = self.client.getattr(&self.cred, Ino::ROOT)?;
         let mut links = 0;
         while let Some(name) = todo.pop() {
-            if at.kind != Kind::Dir {
+            if at.kind != InodeKind::Dir {
                 return Err(Errno::ENOTDIR);
             }
             if name == b"." {
@@ -242,7 +250,7 @@ impl Tree {
                 return Err(Errno::ENAMETOOLONG);
             }
             let next = self.client.lookup(&self.cred, at.ino, &name)?;
-            if next.kind == Kind::Symlink && (follow || must_be_dir || !todo.is_empty()) {
+            if next.kind == InodeKind::Symlink && (follow || must_be_dir || !todo.is_empty()) {
                 links += 1;
                 if links > LINKS_MAX {
                     return Err(Errno::ELOOP);
@@ -252,7 +260,7 @@ impl Tree {
                     above.clear();
                     at = self.client.getattr(&self.cred, Ino::ROOT)?;
                 }
-                todo.extend(names(&target));
+                todo.extend(split_path(&target));
                 if todo.len() > PATH_MAX {
                     return Err(Errno::ENAMETOOLONG);
                 }
@@ -260,7 +268,7 @@ impl Tree {
                 above.push(std::mem::replace(&mut at, next));
             }
         }
-        if must_be_dir && at.kind != Kind::Dir {
+        if must_be_dir && at.kind != InodeKind::Dir {
             return Err(Errno::ENOTDIR);
         }
         Ok(at)
@@ -268,12 +276,12 @@ impl Tree {
 }
 
 /// Returns the names of a path, last first.
-fn names(path: &[u8]) -> Vec<Vec<u8>> {
+fn split_path(path: &[u8]) -> Vec<Vec<u8>> {
     path.split(|b| *b == b'/').filter(|n| !n.is_empty()).rev().map(<[u8]>::to_vec).collect()
 }
 
 /// Returns the path of `name` below `path`.
-pub fn join(path: &[u8], name: &[u8]) -> Vec<u8> {
+pub fn join_path(path: &[u8], name: &[u8]) -> Vec<u8> {
     let mut joined = path.to_vec();
     if !joined.ends_with(b"/") {
         joined.push(b'/');
@@ -296,7 +304,7 @@ impl FileHandle {
     }
 
     /// Writes all of `data` at the position and moves the position.
-    pub fn put(&mut self, data: &[u8]) -> Result<usize, Errno> {
+    pub fn write_all_at_position(&mut self, data: &[u8]) -> Result<usize, Errno> {
         let n = self.data.write_at(data, self.position)?;
         self.wrote = true;
         self.position += n as u64;
@@ -320,12 +328,12 @@ impl FileHandle {
 
     /// Ends the use of the file. Then every client that opens the file sees the written bytes.
     pub fn close(mut self) -> Result<Attr, Errno> {
-        self.finish()
+        self.commit_close()
     }
 
     /// As [`FileHandle::close`], but without the request that reports the file's state: the caller
     /// must send it, perhaps in a batch with those of other files.
-    pub fn close_later(mut self) -> (Result<(), Errno>, Act) {
+    pub fn close_deferred(mut self) -> (Result<(), Errno>, BatchOp) {
         self.writable = false;
         let mut flushed = self.data.flush();
         let state = match self.wrote.then(|| self.data.stat()) {
@@ -336,10 +344,10 @@ impl FileHandle {
             }
             None => None,
         };
-        (flushed, Act::Commit { ino: self.attr.ino, state, close: true })
+        (flushed, BatchOp::Commit { ino: self.attr.ino, state, close: true })
     }
 
-    fn finish(&mut self) -> Result<Attr, Errno> {
+    fn commit_close(&mut self) -> Result<Attr, Errno> {
         // Taken first, so that the drop of this handle does not commit a second time.
         if !std::mem::take(&mut self.writable) {
             return Ok(self.attr.clone());
@@ -360,19 +368,19 @@ impl Drop for FileHandle {
     /// A handle that is dropped without [`FileHandle::close`] still reports the size, but an error
     /// goes only to the log.
     fn drop(&mut self) {
-        if let Err(e) = self.finish() {
+        if let Err(e) = self.commit_close() {
             tracing::warn!(ino = %self.attr.ino, error = %e, "file not closed well");
         }
     }
 }
 
-fn io_error(e: Errno) -> io::Error {
+fn to_io_error(e: Errno) -> io::Error {
     io::Error::from_raw_os_error(e.0)
 }
 
 impl io::Read for FileHandle {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        let n = self.data.read_at(buf, self.position).map_err(io_error)?;
+        let n = self.data.read_at(buf, self.position).map_err(to_io_error)?;
         self.position += n as u64;
         Ok(n)
     }
@@ -380,11 +388,11 @@ impl io::Read for FileHandle {
 
 impl io::Write for FileHandle {
     fn write(&mut self, data: &[u8]) -> io::Result<usize> {
-        self.put(data).map_err(io_error)
+        self.write_all_at_position(data).map_err(to_io_error)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.data.flush().map_err(io_error)
+        self.data.flush().map_err(to_io_error)
     }
 }
 
@@ -393,7 +401,9 @@ impl io::Seek for FileHandle {
         let position = match to {
             io::SeekFrom::Start(n) => Some(n),
             io::SeekFrom::Current(n) => self.position.checked_add_signed(n),
-            io::SeekFrom::End(n) => self.data.stat().map_err(io_error)?.size.checked_add_signed(n),
+            io::SeekFrom::End(n) => {
+                self.data.stat().map_err(to_io_error)?.size.checked_add_signed(n)
+            }
         };
         self.position = position.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
         Ok(self.position)
@@ -406,9 +416,9 @@ mod tests {
 
     #[test]
     fn a_path_is_walked_name_by_name() {
-        assert_eq!(names(b"/a//b/c/"), vec![b"c".to_vec(), b"b".to_vec(), b"a".to_vec()]);
-        assert!(names(b"///").is_empty());
-        assert_eq!(join(b"/", b"a"), b"/a");
-        assert_eq!(join(b"/a", b"b"), b"/a/b");
+        assert_eq!(split_path(b"/a//b/c/"), vec![b"c".to_vec(), b"b".to_vec(), b"a".to_vec()]);
+        assert!(split_path(b"///").is_empty());
+        assert_eq!(join_path(b"/", b"a"), b"/a");
+        assert_eq!(join_path(b"/a", b"b"), b"/a/b");
     }
 }

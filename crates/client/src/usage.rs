@@ -1,16 +1,16 @@
 //! Disk usage below a directory, added up by the servers. Each server returns for a stretch of a
 //! directory the sum over its files, and the names of its subdirectories.
 
-use crate::tree::{Tree, join};
-use crate::walk::{Stretch, Walk};
+use crate::tree::{VolumeTree, join_path};
+use crate::walk::{CookieStretch, TreeWalk};
 use std::collections::HashSet;
-use tatami_wire::act::{Act, Sum};
+use tatami_wire::batch::{BatchOp, DirTotals};
 use tatami_wire::meta::{MetaOp, MetaReply};
-use tatami_wire::{Attr, Errno, Ino, Kind, READDIR_MAX, hash};
+use tatami_wire::{Attr, Errno, Ino, InodeKind, READDIR_MAX, hash};
 
 /// Sums over files and directories.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Used {
+pub struct UsageSum {
     /// Names of anything but directories. A file with several names counts once.
     pub files: u64,
     /// Directories.
@@ -21,8 +21,8 @@ pub struct Used {
     pub blocks: u64,
 }
 
-impl Used {
-    fn add(&mut self, more: &Used) {
+impl UsageSum {
+    fn add_sum(&mut self, more: &UsageSum) {
         self.files = self.files.saturating_add(more.files);
         self.dirs = self.dirs.saturating_add(more.dirs);
         self.size = self.size.saturating_add(more.size);
@@ -30,7 +30,7 @@ impl Used {
     }
 
     fn add_file(&mut self, size: u64, blocks: u64) {
-        self.add(&Used { files: 1, dirs: 0, size, blocks });
+        self.add_sum(&UsageSum { files: 1, dirs: 0, size, blocks });
     }
 }
 
@@ -39,63 +39,66 @@ impl Used {
 pub struct Usage {
     /// Each directory with the sum of all below it: subdirectories before their parents, the path
     /// itself last.
-    pub paths: Vec<(Vec<u8>, Used)>,
+    pub paths: Vec<(Vec<u8>, UsageSum)>,
     /// Paths that could not be read, and are not in the sums.
     pub failed: Vec<(Vec<u8>, Errno)>,
 }
 
 /// A sum in progress.
-struct Adding<'a> {
-    tree: &'a Tree,
-    walk: Walk,
+struct UsageWalk<'a> {
+    tree: &'a VolumeTree,
+    walk: TreeWalk,
     /// The sum of each directory, by the numbers of the walk.
-    used: Vec<Used>,
+    used: Vec<UsageSum>,
     /// Files with several names that have been counted.
-    counted: HashSet<Ino, hash::Build>,
+    counted: HashSet<Ino, hash::HashBuilder>,
     failed: Vec<(Vec<u8>, Errno)>,
 }
 
-impl Tree {
+impl VolumeTree {
     /// Adds up the usage below a path; a file with several names counts once. `watch` gets the
     /// number of files and directories found since its last call.
     ///
     /// # Errors
     /// Of the path itself.
-    pub fn usage(&self, path: &[u8], watch: &mut dyn FnMut(u64)) -> Result<Usage, Errno> {
+    pub fn sum_usage(&self, path: &[u8], watch: &mut dyn FnMut(u64)) -> Result<Usage, Errno> {
         let attr = self.stat(path, false)?;
-        if attr.kind != Kind::Dir {
-            let mut used = Used::default();
+        if attr.kind != InodeKind::Dir {
+            let mut used = UsageSum::default();
             used.add_file(attr.size, attr.blocks);
             return Ok(Usage { paths: vec![(path.to_vec(), used)], failed: Vec::new() });
         }
-        let (walk, counted) = (Walk::default(), HashSet::default());
-        let mut adding = Adding { tree: self, walk, used: Vec::new(), counted, failed: Vec::new() };
-        let first = adding.walk.add(None, path.to_vec(), attr.ino);
-        adding.used.push(Used { dirs: 1, ..Used::default() });
-        adding.walk.begin(first);
-        while adding.do_wave(watch) {}
-        Ok(adding.end())
+        let (walk, counted) = (TreeWalk::default(), HashSet::default());
+        let mut adding =
+            UsageWalk { tree: self, walk, used: Vec::new(), counted, failed: Vec::new() };
+        let first = adding.walk.add_directory(None, path.to_vec(), attr.ino);
+        adding.used.push(UsageSum { dirs: 1, ..UsageSum::default() });
+        adding.walk.begin_directory(first);
+        while adding.process_wave(watch) {}
+        Ok(adding.into_usage())
     }
 }
 
-impl Adding<'_> {
+impl UsageWalk<'_> {
     /// Asks for many stretches. Returns whether there were any.
-    fn do_wave(&mut self, watch: &mut dyn FnMut(u64)) -> bool {
-        let wave = self.walk.wave();
-        let ops = wave.iter().map(|stretch| MetaOp::Sum {
+    fn process_wave(&mut self, watch: &mut dyn FnMut(u64)) -> bool {
+        let wave = self.walk.next_wave();
+        let ops = wave.iter().map(|stretch| MetaOp::SumDir {
             dir: self.walk.dirs[stretch.dir].ino,
             after: stretch.after,
             limit: READDIR_MAX,
         });
         let (client, cred) = (self.tree.client(), self.tree.cred());
-        let answers = client.meta_several(cred, ops.collect());
+        let answers = client.send_meta_several(cred, ops.collect());
         let any = !wave.is_empty();
         let (mut told, mut elsewhere, mut found) = (Vec::new(), Vec::new(), 0);
         for (stretch, answer) in wave.into_iter().zip(answers) {
             match answer {
-                Ok(MetaReply::Summed { sum, end, upto }) if end || upto > stretch.after => {
+                Ok(MetaReply::DirTotals { totals: sum, end, upto })
+                    if end || upto > stretch.after =>
+                {
                     told.push((stretch, end, upto));
-                    found += self.take(stretch, sum, &mut elsewhere);
+                    found += self.record_sum(stretch, sum, &mut elsewhere);
                 }
                 // The directory was removed meanwhile.
                 Err(Errno::ENOENT | Errno::ESTALE)
@@ -106,54 +109,59 @@ impl Adding<'_> {
                 }
             }
         }
-        found += self.take_elsewhere(elsewhere);
+        found += self.count_elsewhere(elsewhere);
         // The sums are added up at the end, so the directories that are done now do not matter.
-        self.walk.go_on(client, cred, told);
+        self.walk.continue_stretches(client, cred, told);
         watch(found);
         any
     }
 
     /// Records the sum of a stretch. Returns the number of entries found. Inodes that must be asked
     /// for go to `elsewhere`, with their directory.
-    fn take(&mut self, stretch: Stretch, sum: Sum, elsewhere: &mut Vec<(usize, Ino)>) -> u64 {
+    fn record_sum(
+        &mut self,
+        stretch: CookieStretch,
+        sum: DirTotals,
+        elsewhere: &mut Vec<(usize, Ino)>,
+    ) -> u64 {
         let dir = stretch.dir;
-        let Sum { files, size, blocks, linked, elsewhere: more, dirs } = sum;
+        let DirTotals { files, size, blocks, linked, remote: more, dirs } = sum;
         let found = files + (linked.len() + dirs.len()) as u64;
-        self.used[dir].add(&Used { files, dirs: 0, size, blocks });
+        self.used[dir].add_sum(&UsageSum { files, dirs: 0, size, blocks });
         for (ino, size, blocks) in linked {
-            self.take_linked(dir, ino, size, blocks);
+            self.count_linked(dir, ino, size, blocks);
         }
         elsewhere.extend(more.into_iter().map(|ino| (dir, ino)));
         for (name, ino, is_empty) in dirs {
-            let below = self.walk.add_below(dir, &name, ino);
-            self.used.push(Used { dirs: 1, ..Used::default() });
+            let below = self.walk.add_subdirectory(dir, &name, ino);
+            self.used.push(UsageSum { dirs: 1, ..UsageSum::default() });
             if !is_empty {
-                self.walk.begin(below);
+                self.walk.begin_directory(below);
             }
         }
         found
     }
 
-    fn take_linked(&mut self, dir: usize, ino: Ino, size: u64, blocks: u64) {
+    fn count_linked(&mut self, dir: usize, ino: Ino, size: u64, blocks: u64) {
         if self.counted.insert(ino) {
             self.used[dir].add_file(size, blocks);
         }
     }
 
-    fn take_elsewhere(&mut self, elsewhere: Vec<(usize, Ino)>) -> u64 {
+    fn count_elsewhere(&mut self, elsewhere: Vec<(usize, Ino)>) -> u64 {
         let found = elsewhere.len() as u64;
-        let acts = elsewhere.iter().map(|(_, ino)| Act::GetAttr { ino: *ino }).collect();
-        let answers = self.tree.client().act(self.tree.cred(), acts);
+        let acts = elsewhere.iter().map(|(_, ino)| BatchOp::GetAttr { ino: *ino }).collect();
+        let answers = self.tree.client().run_batch(self.tree.cred(), acts);
         for ((dir, ino), answer) in elsewhere.into_iter().zip(answers) {
             match answer {
                 Ok(MetaReply::Attr(Attr { nlink, size, blocks, .. })) if nlink > 1 => {
-                    self.take_linked(dir, ino, size, blocks);
+                    self.count_linked(dir, ino, size, blocks);
                 }
                 Ok(MetaReply::Attr(attr)) => self.used[dir].add_file(attr.size, attr.blocks),
                 // The file was removed meanwhile.
                 Err(Errno::ENOENT | Errno::ESTALE) => {}
                 other => {
-                    let path = join(&self.walk.dirs[dir].path, ino.to_string().as_bytes());
+                    let path = join_path(&self.walk.dirs[dir].path, ino.to_string().as_bytes());
                     self.failed.push((path, other.err().unwrap_or(Errno::EPROTO)));
                 }
             }
@@ -163,14 +171,14 @@ impl Adding<'_> {
 
     /// Returns each directory with the sum of all below it, in the order of du: by name,
     /// subdirectories before their parents.
-    fn end(self) -> Usage {
-        let Adding { walk, mut used, failed, .. } = self;
+    fn into_usage(self) -> Usage {
+        let UsageWalk { walk, mut used, failed, .. } = self;
         // A directory has a higher number than its parent.
         let mut below: Vec<Vec<usize>> = vec![Vec::new(); used.len()];
         for dir in (1..used.len()).rev() {
             let sum = used[dir];
             if let Some(above) = walk.dirs[dir].above {
-                used[above].add(&sum);
+                used[above].add_sum(&sum);
                 below[above].push(dir);
             }
         }

@@ -5,11 +5,11 @@
 //! bytes.
 
 use crate::Client;
-use crate::peer::Retry;
+use crate::node::Retry;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
-use tatami_wire::frame::Class;
+use tatami_wire::frame::FrameClass;
 use tatami_wire::meta::DataState;
 use tatami_wire::object::{ObjectCall, ObjectOp, ObjectReply, ObjectResult, ObjectState};
 use tatami_wire::{Access, Attr, Cap, Cred, Errno, NodeId, Timestamp};
@@ -20,14 +20,14 @@ const AWAY: Duration = Duration::from_secs(5);
 
 /// Nodes that did not answer, and when.
 #[derive(Default)]
-pub(crate) struct Away(Mutex<HashMap<NodeId, Instant>>);
+pub(crate) struct AwayNodes(Mutex<HashMap<NodeId, Instant>>);
 
-impl Away {
+impl AwayNodes {
     pub(crate) fn is_away(&self, node: NodeId) -> bool {
         self.0.lock().get(&node).is_some_and(|since| since.elapsed() < AWAY)
     }
 
-    pub(crate) fn note(&self, node: NodeId) {
+    pub(crate) fn record_away(&self, node: NodeId) {
         self.0.lock().insert(node, Instant::now());
     }
 }
@@ -37,13 +37,13 @@ impl Client {
     /// bytes as far as they have reached their node. The attributes stay as they are if that node
     /// does not answer, for a tiled file (its size is the one that was published last), and for any
     /// other file.
-    pub fn with_bytes(&self, attr: Attr) -> Attr {
-        if !attr.written_elsewhere || attr.layout.is_tiled() {
+    pub fn refresh_written_attr(&self, attr: Attr) -> Attr {
+        if !attr.maybe_written_elsewhere || attr.layout.is_tiled() {
             return attr;
         }
         let Ok((attr, cap)) = self.open(&Cred::ROOT, attr.ino, Access::NONE) else { return attr };
-        match self.object_state(&attr, cap) {
-            Ok(now) => as_written(attr, &now),
+        match self.fetch_object_state(&attr, cap) {
+            Ok(now) => merge_object_state(attr, &now),
             Err(error) => {
                 tracing::debug!(ino = %attr.ino, %error, "how long it is now is not known");
                 attr
@@ -54,47 +54,47 @@ impl Client {
     /// Returns the time of the last change of the object of a file that other clients write, if
     /// there is an object and its node answers. A time that a user sets overrides the writes before
     /// it.
-    pub fn object_changed(&self, attr: &Attr) -> Option<Timestamp> {
-        if !attr.written_elsewhere {
+    pub fn fetch_change_time(&self, attr: &Attr) -> Option<Timestamp> {
+        if !attr.maybe_written_elsewhere {
             return None;
         }
         let (attr, cap) = self.open(&Cred::ROOT, attr.ino, Access::NONE).ok()?;
-        let now = self.object_state(&attr, cap).ok()?;
+        let now = self.fetch_object_state(&attr, cap).ok()?;
         now.exists.then_some(now.changed)
     }
 
     /// Asks for the state once, and a second time when the first connection was to a daemon that is
     /// gone.
-    fn object_state(&self, attr: &Attr, cap: Cap) -> Result<ObjectState, Errno> {
+    fn fetch_object_state(&self, attr: &Attr, cap: Cap) -> Result<ObjectState, Errno> {
         let node = attr.layout.node();
-        if attr.layout.is_tiled() || self.away.is_away(node) {
+        if attr.layout.is_tiled() || self.away_nodes.is_away(node) {
             return Err(Errno::EHOSTDOWN);
         }
-        let peer = self.peer(node)?;
+        let peer = self.node_client(node)?;
         let call = ObjectCall { cap, piece: attr.layout.base(), op: ObjectOp::Stat };
-        let retry = Retry::new(peer.patience());
+        let retry = Retry::new(peer.timeout());
         for _ in 0..2 {
-            let Ok(mut connection) = peer.take_data(retry.time_left()) else { break };
-            let Ok(reply) = connection.call::<_, ObjectResult>(Class::Object, 0, &call) else {
+            let Ok(mut connection) = peer.take_data_connection(retry.time_left()) else { break };
+            let Ok(reply) = connection.call::<_, ObjectResult>(FrameClass::Object, 0, &call) else {
                 continue;
             };
-            peer.return_data(connection);
-            retry.end();
+            peer.return_data_connection(connection);
+            retry.record_answer();
             return match reply? {
                 ObjectReply::State(state) => Ok(state),
                 _ => Err(Errno::EPROTO),
             };
         }
-        self.away.note(node);
+        self.away_nodes.record_away(node);
         Err(Errno::EHOSTDOWN)
     }
 }
 
 /// Returns the attributes of a file that other clients write, with the state of its object: as the
 /// shard will return them after the writer's report.
-pub fn as_written(mut attr: Attr, now: &ObjectState) -> Attr {
+pub fn merge_object_state(mut attr: Attr, now: &ObjectState) -> Attr {
     if now.exists {
-        attr.take_bytes(&DataState::from(*now));
+        attr.apply_object_state(&DataState::from(*now));
     }
     attr
 }
@@ -102,7 +102,7 @@ pub fn as_written(mut attr: Attr, now: &ObjectState) -> Attr {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tatami_wire::{Ino, Kind};
+    use tatami_wire::{Ino, InodeKind};
 
     fn attr(size: u64, mtime: i64, ctime: i64) -> Attr {
         let (mtime, ctime) = (Timestamp::from_sec(mtime), Timestamp::from_sec(ctime));
@@ -111,8 +111,8 @@ mod tests {
             blocks: size.div_ceil(512),
             mtime,
             ctime,
-            written_elsewhere: true,
-            ..Attr::plain(Ino(7), Kind::File)
+            maybe_written_elsewhere: true,
+            ..Attr::with_defaults(Ino(7), InodeKind::File)
         }
     }
 
@@ -123,7 +123,7 @@ mod tests {
     }
 
     fn told(attr: Attr, state: &ObjectState) -> (u64, i64, i64) {
-        let now = as_written(attr, state);
+        let now = merge_object_state(attr, state);
         (now.size, now.mtime.sec, now.ctime.sec)
     }
 
@@ -150,16 +150,16 @@ mod tests {
 
     #[test]
     fn no_time_goes_back_where_the_clock_of_the_disk_is_behind() {
-        let now = as_written(attr(0, 100, 100), &state(5, 40));
+        let now = merge_object_state(attr(0, 100, 100), &state(5, 40));
         assert!(now.mtime > Timestamp::from_sec(100) && now.ctime >= now.mtime, "{now:?}");
-        assert_eq!(as_written(now.clone(), &state(5, 40)), now, "one change, one time");
+        assert_eq!(merge_object_state(now.clone(), &state(5, 40)), now, "one change, one time");
     }
 
     #[test]
     fn a_node_that_is_away_is_not_asked_for_a_while() {
-        let away = Away::default();
+        let away = AwayNodes::default();
         assert!(!away.is_away(NodeId(1)));
-        away.note(NodeId(1));
+        away.record_away(NodeId(1));
         assert!(away.is_away(NodeId(1)) && !away.is_away(NodeId(2)));
     }
 }

@@ -11,11 +11,11 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
-use tatami_client::{Client, Endpoint, Options};
-use tatami_wire::admin::{AdminReply, AdminResult, ClusterMap, NodeInfo, Space};
-use tatami_wire::delegation::{Granted, RecallCall, RecallNote};
-use tatami_wire::frame::{self, Class, FrameError};
-use tatami_wire::handshake::{self, Hello, Identity, Role, Transport};
+use tatami_client::{Client, ClientOptions, Endpoint};
+use tatami_wire::admin::{AdminReply, AdminResult, ClusterMap, DiskSpace, NodeInfo};
+use tatami_wire::delegation::{DelegationGrant, RecallCall, RecallNotice};
+use tatami_wire::frame::{self, FrameClass, FrameError};
+use tatami_wire::handshake::{self, Hello, Role, ServerIdentity, Transport};
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult};
 use tatami_wire::*;
 
@@ -61,7 +61,7 @@ impl Daemon {
 
     fn client(&self) -> Client {
         let socket = Endpoint::Unix(self.dir.path().join("socket"));
-        Client::connect(Options::new(socket)).unwrap()
+        Client::connect(ClientOptions::new(socket)).unwrap()
     }
 
     fn requests(&self) -> [u32; 4] {
@@ -72,47 +72,49 @@ impl Daemon {
 
 fn serve(mut stream: UnixStream, asked: &Mutex<Asked>) -> Result<(), FrameError> {
     let key = VolumeKey::new([3; 32]);
-    let identity = Identity { volume: VolumeId([1; 16]), node: NodeId(0), key };
-    let hello = handshake::accept(&mut stream, Transport::Local, &identity, [5; 16])
+    let identity = ServerIdentity { volume: VolumeId([1; 16]), node: NodeId(0), key };
+    let hello = handshake::accept_client(&mut stream, Transport::Local, &identity, [5; 16])
         .map_err(|_| FrameError::Unexpected)?;
-    handshake::admit(&mut stream)?;
+    handshake::admit_client(&mut stream)?;
     asked.lock().opened.insert((hello.role as u8, hello.node, hello.executor));
     let mut body = Vec::new();
     loop {
-        let header = frame::read(&mut stream, &mut body)?;
+        let header = frame::read_frame(&mut stream, &mut body)?;
         let (mut out, mut granted) = (Vec::new(), Vec::new());
         match header.class {
-            Class::Admin => {
+            FrameClass::Admin => {
                 let answer: AdminResult = Ok(AdminReply::Map(map()));
-                frame::encode(&mut out, Class::Admin, header.seq, &answer, 0);
+                frame::encode_frame(&mut out, FrameClass::Admin, header.seq, &answer, 0);
             }
-            Class::Meta => {
+            FrameClass::Meta => {
                 let call: MetaCall = frame::decode_body(&body)?;
                 let answer = meta(&hello, &call, asked, &mut granted);
-                frame::encode(&mut out, Class::Meta, header.seq, &answer, granted.len());
+                frame::encode_frame(&mut out, FrameClass::Meta, header.seq, &answer, granted.len());
             }
-            Class::Recall => {
+            FrameClass::Recall => {
                 let call: RecallCall = frame::decode_body(&body)?;
-                assert_eq!(call, RecallCall::Alive);
-                let note = RecallNote::Term {
-                    millis: 600_000,
-                    lease: 600_000,
+                assert_eq!(call, RecallCall::KeepAlive);
+                let note = RecallNotice::Term {
+                    term_millis: 600_000,
+                    lease_millis: 600_000,
                     epoch: 1,
-                    lasting: 0,
+                    durable_millis: 0,
                     space: Some(space_of(hello.node.unwrap_or(NodeId(0)))),
                 };
-                frame::encode(&mut out, Class::Recall, header.seq, &note, 0);
+                frame::encode_frame(&mut out, FrameClass::Recall, header.seq, &note, 0);
             }
-            Class::Object | Class::Peer => panic!("this is about names, and we are no node"),
+            FrameClass::Object | FrameClass::Peer => {
+                panic!("this is about names, and we are no node")
+            }
         }
         out.extend(granted);
         stream.write_all(&out)?;
     }
 }
 
-fn space_of(node: NodeId) -> Space {
+fn space_of(node: NodeId) -> DiskSpace {
     let disk = u64::from(node.0) + 1;
-    Space { total: 1000 * disk, free: 100 * disk, available: 10 * disk, disk, inodes: disk }
+    DiskSpace { total: 1000 * disk, free: 100 * disk, available: 10 * disk, disk, inodes: disk }
 }
 
 fn map() -> ClusterMap {
@@ -141,10 +143,11 @@ fn meta(hello: &Hello, call: &MetaCall, asked: &Mutex<Asked>, granted: &mut Vec<
         // The last executor takes part in the names of the third one's inodes.
         MetaOp::SyncNames { ref inos } => {
             let also = if inos.contains(&ino(2)) { vec![EXECUTORS[3]] } else { Vec::new() };
-            Ok(MetaReply::NamesSynced { epoch: 1, also })
+            Ok(MetaReply::NamesSynced { epoch: 1, unsynced: also })
         }
         MetaOp::GetAttr { ino } => {
-            *granted = Granted { delegated: vec![ino], ..Granted::default() }.encode();
+            *granted =
+                DelegationGrant { delegated: vec![ino], ..DelegationGrant::default() }.encode();
             Ok(MetaReply::Attr(attr(ino)))
         }
         _ => Err(Errno::ENOSYS),
@@ -152,7 +155,7 @@ fn meta(hello: &Hello, call: &MetaCall, asked: &Mutex<Asked>, granted: &mut Vec<
 }
 
 fn attr(ino: Ino) -> Attr {
-    Attr::plain(ino, Kind::File)
+    Attr::with_defaults(ino, InodeKind::File)
 }
 
 fn ino(shard: u16) -> Ino {

@@ -12,10 +12,10 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
-use tatami_client::{Client, DataFile, Endpoint, Options, Sink};
+use tatami_client::{Client, ClientOptions, DataFile, Endpoint, PayloadSink};
 use tatami_wire::admin::{AdminCall, AdminReply, AdminResult, ClusterMap, NodeInfo};
-use tatami_wire::frame::{self, Class, FrameError};
-use tatami_wire::handshake::{self, Hello, Identity, Role, Transport};
+use tatami_wire::frame::{self, FrameClass, FrameError};
+use tatami_wire::handshake::{self, Hello, Role, ServerIdentity, Transport};
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult};
 use tatami_wire::object::{ObjectCall, ObjectOp, ObjectReply, ObjectResult, ObjectState};
 use tatami_wire::*;
@@ -70,7 +70,7 @@ impl Daemon {
     }
 
     fn client(&self, patience: Duration) -> Arc<Client> {
-        let mut options = Options::new(Endpoint::Tcp(self.address.clone()));
+        let mut options = ClientOptions::new(Endpoint::Tcp(self.address.clone()));
         options.key = Some(self.key.clone());
         options.patience = patience;
         Arc::new(Client::connect(options).unwrap())
@@ -78,12 +78,12 @@ impl Daemon {
 
     fn file(&self, client: &Arc<Client>, ino: Ino) -> DataFile {
         let cap = Cap::sign(&self.key, ino, Access::BOTH, Timestamp::from_sec(1 << 40));
-        client.data(&attr(ino), cap).unwrap()
+        client.open_data(&attr(ino), cap).unwrap()
     }
 }
 
 fn attr(ino: Ino) -> Attr {
-    Attr::plain(ino, Kind::File)
+    Attr::with_defaults(ino, InodeKind::File)
 }
 
 fn serve(
@@ -92,13 +92,13 @@ fn serve(
     address: &str,
     key: VolumeKey,
 ) -> Result<(), FrameError> {
-    let identity = Identity { volume: VolumeId([1; 16]), node: NodeId(0), key };
-    let hello = handshake::accept(&mut stream, Transport::Remote, &identity, [5; 16])
+    let identity = ServerIdentity { volume: VolumeId([1; 16]), node: NodeId(0), key };
+    let hello = handshake::accept_client(&mut stream, Transport::Remote, &identity, [5; 16])
         .map_err(|_| FrameError::Unexpected)?;
-    handshake::admit(&mut stream)?;
+    handshake::admit_client(&mut stream)?;
     let mut body = Vec::new();
     loop {
-        let header = frame::read(&mut stream, &mut body)?;
+        let header = frame::read_frame(&mut stream, &mut body)?;
         let mut payload = vec![0; header.payload_len as usize];
         stream.read_exact(&mut payload)?;
         let mut world = world.lock();
@@ -111,23 +111,23 @@ fn serve(
             }
         }
         match header.class {
-            Class::Admin => {
+            FrameClass::Admin => {
                 let call: AdminCall = frame::decode_body(&body)?;
                 assert_eq!(call, AdminCall::Map);
                 let answer: AdminResult = Ok(AdminReply::Map(map(address)));
-                frame::encode(&mut out, Class::Admin, header.seq, &answer, 0);
+                frame::encode_frame(&mut out, FrameClass::Admin, header.seq, &answer, 0);
             }
-            Class::Meta => {
+            FrameClass::Meta => {
                 let call: MetaCall = frame::decode_body(&body)?;
                 let answer = meta(&mut world, &hello, header.seq, &call.op);
-                frame::encode(&mut out, Class::Meta, header.seq, &answer, 0);
+                frame::encode_frame(&mut out, FrameClass::Meta, header.seq, &answer, 0);
             }
-            Class::Object => {
+            FrameClass::Object => {
                 let call: ObjectCall = frame::decode_body(&body)?;
                 let answer = object(&mut world, &call, &payload, &mut data);
-                frame::encode(&mut out, Class::Object, header.seq, &answer, data.len());
+                frame::encode_frame(&mut out, FrameClass::Object, header.seq, &answer, data.len());
             }
-            Class::Recall | Class::Peer => {
+            FrameClass::Recall | FrameClass::Peer => {
                 panic!("nobody asked for delegations, and we are no node")
             }
         }
@@ -156,7 +156,7 @@ fn map(address: &str) -> ClusterMap {
             address: address.into(),
             socket: "/nowhere".into(),
         }],
-        shards: vec![ExecutorId::first(NodeId(0))],
+        shards: vec![ExecutorId::first_of_node(NodeId(0))],
         moves: vec![0],
     }
 }
@@ -217,13 +217,13 @@ struct Memory {
     left: usize,
 }
 
-impl Sink for Memory {
-    fn start(&mut self, len: usize) {
+impl PayloadSink for Memory {
+    fn begin_payload(&mut self, len: usize) {
         self.bytes.clear();
         self.left = len;
     }
 
-    fn take(&mut self, socket: BorrowedFd<'_>, len: usize) -> std::io::Result<usize> {
+    fn take_payload(&mut self, socket: BorrowedFd<'_>, len: usize) -> std::io::Result<usize> {
         let mut buffer = vec![0; len.min(1000)];
         let n = rustix::io::read(socket, &mut buffer)?;
         self.bytes.extend_from_slice(&buffer[..n]);
@@ -362,10 +362,10 @@ fn a_daemon_that_stays_away_ends_in_a_clear_error() {
 fn nobody_there_is_told_at_once() {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let endpoint = Endpoint::Tcp(format!("127.0.0.1:{port}"));
-    let e = Client::connect(Options::new(endpoint)).err().unwrap();
+    let e = Client::connect(ClientOptions::new(endpoint)).err().unwrap();
     assert!(e.to_string().contains(&port.to_string()), "{e}");
     let socket = Endpoint::Unix("/nowhere/tatami.sock".into());
-    let e = Client::connect(Options::new(socket)).err().unwrap();
+    let e = Client::connect(ClientOptions::new(socket)).err().unwrap();
     assert!(e.to_string().contains("/nowhere/tatami.sock"), "{e}");
 }
 
@@ -385,7 +385,7 @@ fn a_daemon_that_has_no_time_for_strangers_is_called_again() {
         }
         serve(listener.accept().unwrap().0, &world, &address, key).ok();
     });
-    let mut options = Options::new(Endpoint::Tcp(busy));
+    let mut options = ClientOptions::new(Endpoint::Tcp(busy));
     options.key = Some(daemon.key.clone());
     drop(Client::connect(options.clone()).unwrap());
     asked.join().unwrap();

@@ -10,6 +10,6 @@ use std::path::Path;
 ///
 /// # Errors
 /// Those of the disk, and a directory that others can change. The file is unchanged then.
-pub fn write(path: &Path, content: &[u8], mode: Mode) -> io::Result<()> {
+pub fn write_atomically(path: &Path, content: &[u8], mode: Mode) -> io::Result<()> {
     Ok(trusted::replace_file(path, content, mode, true)?)
 }

@@ -32,7 +32,7 @@ const LOCK_FILE: &str = "lock";
 /// More than the FORMAT file of any version has, in bytes.
 const FORMAT_MAX: u64 = 4096;
 /// Entries that show that the directory has data.
-const DATA: [&str; 2] = ["objects", "meta"];
+const DATA_DIRS: [&str; 2] = ["objects", "meta"];
 /// All subdirectories.
 const DIRECTORIES: [&str; 3] = ["objects", "meta", "lent"];
 /// Its presence states that the directory began empty, in the place of one that was lost.
@@ -42,7 +42,7 @@ const DYING_WAIT_SEC: i64 = 30;
 /// How often the lock is tried while its holder is dying.
 const LOCK_TRIES: u32 = 4;
 /// Entries that a directory may have before it becomes a data directory.
-const HARMLESS: [&str; 6] = [LOCK_FILE, LOST_FILE, "log", "socket", "pid", "lost+found"];
+const HARMLESS_NAMES: [&str; 6] = [LOCK_FILE, LOST_FILE, "log", "socket", "pid", "lost+found"];
 
 /// The reasons for which a data directory cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -63,7 +63,7 @@ pub enum DataDirError {
     /// Another daemon has it.
     #[error(
         "data directory {}: {} uses it already: stop that one first, or give this node a \
-         directory of its own", path.display(), holder(*pid)
+         directory of its own", path.display(), describe_holder(*pid)
     )]
     InUse {
         /// The directory.
@@ -132,7 +132,7 @@ pub enum DataDirError {
     },
 }
 
-fn holder(pid: Option<u32>) -> String {
+fn describe_holder(pid: Option<u32>) -> String {
     pid.map_or("another process".to_owned(), |pid| format!("a daemon (process {pid})"))
 }
 
@@ -188,14 +188,14 @@ impl DataDir {
         }
         // The lock before the first read: the FORMAT file must not change between its check and its
         // use.
-        let lock = lock(path, &dir)?;
+        let lock = lock_dir(path, &dir)?;
         let fresh = match dir.open_file(FORMAT_FILE, OFlags::RDONLY, Mode::empty()) {
             Ok(file) => {
                 let mut bytes = Vec::new();
                 file.take(FORMAT_MAX)
                     .read_to_end(&mut bytes)
                     .map_err(failed("read its FORMAT file"))?;
-                check(path, &bytes, volume, node)?;
+                check_format(path, &bytes, volume, node)?;
                 false
             }
             Err(e) if e.kind() == Some(io::ErrorKind::NotFound) => {
@@ -252,7 +252,7 @@ pub struct LossMark {
 impl LossMark {
     /// Returns the time since which the directory replaces one that was lost. `None` if none was
     /// lost, or if the administrator has settled it ([`LossMark::remove`]).
-    pub fn since(&self) -> Option<SystemTime> {
+    pub fn lost_since(&self) -> Option<SystemTime> {
         std::fs::metadata(self.dir.join(LOST_FILE)).and_then(|meta| meta.modified()).ok()
     }
 
@@ -280,41 +280,46 @@ fn encode(volume: VolumeId, node: NodeId) -> [u8; LENGTH] {
     b
 }
 
-enum Wrong {
+enum FormatFault {
     Newer(u32),
     Damaged(&'static str),
 }
 
-fn decode(bytes: &[u8]) -> Result<(VolumeId, NodeId), Wrong> {
+fn decode(bytes: &[u8]) -> Result<(VolumeId, NodeId), FormatFault> {
     let u32_at = |at: usize| {
         let b: Option<[u8; 4]> = bytes.get(at..at + 4).and_then(|b| b.try_into().ok());
-        b.map(u32::from_le_bytes).ok_or(Wrong::Damaged("it is too short"))
+        b.map(u32::from_le_bytes).ok_or(FormatFault::Damaged("it is too short"))
     };
     // Magic and version first: a later version may have another length and no such checksum.
     if bytes.get(..8) != Some(&MAGIC) {
-        return Err(Wrong::Damaged("it does not begin with TATAMIDD"));
+        return Err(FormatFault::Damaged("it does not begin with TATAMIDD"));
     }
     match u32_at(8)? {
         DATA_FORMAT => {}
-        0 => return Err(Wrong::Damaged("there is no format 0")),
-        newer => return Err(Wrong::Newer(newer)),
+        0 => return Err(FormatFault::Damaged("there is no format 0")),
+        newer => return Err(FormatFault::Newer(newer)),
     }
     let bytes: &[u8; LENGTH] =
-        bytes.try_into().map_err(|_| Wrong::Damaged("its length is wrong"))?;
+        bytes.try_into().map_err(|_| FormatFault::Damaged("its length is wrong"))?;
     if crc32c::crc32c(&bytes[..32]) != u32_at(32)? {
-        return Err(Wrong::Damaged("its checksum is wrong"));
+        return Err(FormatFault::Damaged("its checksum is wrong"));
     }
     let mut volume = [0; 16];
     volume.copy_from_slice(&bytes[16..32]);
     Ok((VolumeId(volume), NodeId(u16::from_le_bytes([bytes[12], bytes[13]]))))
 }
 
-fn check(path: &Path, bytes: &[u8], volume: VolumeId, node: NodeId) -> Result<(), DataDirError> {
+fn check_format(
+    path: &Path,
+    bytes: &[u8],
+    volume: VolumeId,
+    node: NodeId,
+) -> Result<(), DataDirError> {
     let path = path.to_owned();
     let (found_volume, found_node) = match decode(bytes) {
         Ok(found) => found,
-        Err(Wrong::Newer(found)) => return Err(DataDirError::Newer { path, found }),
-        Err(Wrong::Damaged(what)) => return Err(DataDirError::Damaged { path, what }),
+        Err(FormatFault::Newer(found)) => return Err(DataDirError::Newer { path, found }),
+        Err(FormatFault::Damaged(what)) => return Err(DataDirError::Damaged { path, what }),
     };
     if found_volume != volume {
         return Err(DataDirError::OtherVolume { path, found: found_volume, wanted: volume });
@@ -330,7 +335,7 @@ fn refuse_foreign(path: &Path) -> Result<(), DataDirError> {
     let failed = |source| DataDirError::Io { path: path.to_owned(), what: "list it", source };
     for entry in std::fs::read_dir(path).map_err(failed)? {
         let name = entry.map_err(failed)?.file_name();
-        if DATA.iter().any(|own| name == *own) {
+        if DATA_DIRS.iter().any(|own| name == *own) {
             let what = "it is missing, yet there is data";
             return Err(DataDirError::Damaged { path: path.to_owned(), what });
         }
@@ -338,7 +343,7 @@ fn refuse_foreign(path: &Path) -> Result<(), DataDirError> {
         // A crash before the rename left it.
         let is_unfinished = [FORMAT_FILE, LOST_FILE].iter().any(|of| found.starts_with(of))
             && found.ends_with(".tmp");
-        if !is_unfinished && !HARMLESS.iter().any(|harmless| name == *harmless) {
+        if !is_unfinished && !HARMLESS_NAMES.iter().any(|harmless| name == *harmless) {
             return Err(DataDirError::Foreign { path: path.to_owned(), found });
         }
     }
@@ -346,7 +351,7 @@ fn refuse_foreign(path: &Path) -> Result<(), DataDirError> {
 }
 
 /// Takes the lock, which the kernel releases however the process ends.
-fn lock(path: &Path, dir: &TrustedDir) -> Result<File, DataDirError> {
+fn lock_dir(path: &Path, dir: &TrustedDir) -> Result<File, DataDirError> {
     let failed =
         |source| DataDirError::Io { path: path.to_owned(), what: "lock its lock file", source };
     let flags = OFlags::RDWR | OFlags::CREATE;
@@ -359,7 +364,7 @@ fn lock(path: &Path, dir: &TrustedDir) -> Result<File, DataDirError> {
             Err(rustix::io::Errno::WOULDBLOCK) => {}
             Err(e) => return Err(failed(e.into())),
         }
-        let pid = holder_of(&mut file);
+        let pid = read_holder(&mut file);
         tries += 1;
         // A daemon that was killed holds the lock until its disk has answered. After its end the
         // lock is free, or another process has it.
@@ -378,7 +383,7 @@ fn lock(path: &Path, dir: &TrustedDir) -> Result<File, DataDirError> {
 
 /// Returns the process that wrote its number into the lock file. A process that is about to write
 /// it stays unknown.
-fn holder_of(file: &mut File) -> Option<u32> {
+fn read_holder(file: &mut File) -> Option<u32> {
     let mut text = String::new();
     file.rewind().ok()?;
     file.take(32).read_to_string(&mut text).ok()?;
@@ -445,11 +450,11 @@ mod tests {
         let dir = dir();
         let open = || DataDir::open_or_replace(dir.path(), VOLUME, NODE, true).expect("opened");
         let mark = open().loss_mark();
-        assert!(mark.since().is_some());
-        assert!(!open().is_fresh() && mark.since().is_some(), "a start does not settle it");
+        assert!(mark.lost_since().is_some());
+        assert!(!open().is_fresh() && mark.lost_since().is_some(), "a start does not settle it");
         assert!(mark.remove().expect("forgotten"));
         assert!(!mark.remove().expect("nothing left"));
-        assert_eq!(open().loss_mark().since(), None, "it is there");
+        assert_eq!(open().loss_mark().lost_since(), None, "it is there");
     }
 
     #[test]

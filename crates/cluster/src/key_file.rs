@@ -95,7 +95,7 @@ pub enum KeyError {
 }
 
 impl KeyError {
-    fn of(path: &Path, what: &'static str, e: TrustError) -> KeyError {
+    fn from_trust_error(path: &Path, what: &'static str, e: TrustError) -> KeyError {
         let path = path.to_owned();
         match e {
             TrustError::Io { path: file, source, .. } if file == path => {
@@ -106,7 +106,7 @@ impl KeyError {
     }
 
     /// Whether the key belongs to another user: then this user has none.
-    pub fn is_others(&self) -> bool {
+    pub fn is_foreign(&self) -> bool {
         match self {
             KeyError::Owner { .. } => true,
             KeyError::Io { source, .. } => source.kind() == io::ErrorKind::PermissionDenied,
@@ -136,7 +136,7 @@ impl KeyFile {
             .map_err(|e| io("draw random bytes for")(io::Error::other(e.to_string())))?;
         let key = VolumeKey::new(bytes);
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
-        let untrusted = |e| KeyError::of(path, "make", e);
+        let untrusted = |e| KeyError::from_trust_error(path, "make", e);
         let (dir, name) = trusted::open_parent(path).map_err(untrusted)?;
         let mut file = match dir.open_file(name, flags, Mode::RUSR | Mode::WUSR) {
             Err(e) if e.kind() == Some(io::ErrorKind::AlreadyExists) => {
@@ -145,7 +145,7 @@ impl KeyFile {
             opened => opened.map_err(untrusted)?,
         };
         // The file and then its directory are synced: a volume whose key is lost cannot be used.
-        file.write_all(line(&key).as_bytes()).map_err(io("write"))?;
+        file.write_all(key_line(&key).as_bytes()).map_err(io("write"))?;
         file.sync_all().map_err(io("write"))?;
         dir.sync().map_err(untrusted)?;
         Ok(key)
@@ -161,7 +161,7 @@ impl KeyFile {
             Err(TrustError::Owner { path: whose, owner }) if whose == path => {
                 return Err(KeyError::Owner { path: whose, owner });
             }
-            opened => opened.map_err(|e| KeyError::of(path, "open", e))?,
+            opened => opened.map_err(|e| KeyError::from_trust_error(path, "open", e))?,
         };
         let mode = file.metadata().map_err(io("examine"))?.mode() & 0o7777;
         // The mode of the open file, not of its path: the path could be replaced in between.
@@ -175,22 +175,22 @@ impl KeyFile {
         file.take(LENGTH_MAX).read_to_end(&mut text).map_err(io("read"))?;
         let path = path.to_owned();
         match parse(&text) {
-            Parsed::Key(key) => Ok(key),
-            Parsed::Changed => Err(KeyError::Changed { path }),
-            Parsed::Other => Err(KeyError::Damaged { path }),
+            KeyFileContent::Key(key) => Ok(key),
+            KeyFileContent::Changed => Err(KeyError::Changed { path }),
+            KeyFileContent::Other => Err(KeyError::Damaged { path }),
         }
     }
 }
 
 /// Returns the content of a key file.
-fn line(key: &VolumeKey) -> String {
+fn key_line(key: &VolumeKey) -> String {
     let digits = key.to_hex();
     format!("{digits} {:08x}\n", crc32c::crc32c(digits.as_bytes()))
 }
 
 /// The result of parsing.
 #[derive(PartialEq, Eq)]
-enum Parsed {
+enum KeyFileContent {
     Key(VolumeKey),
     /// A key with the checksum of another key.
     Changed,
@@ -198,25 +198,25 @@ enum Parsed {
     Other,
 }
 
-fn parse(text: &[u8]) -> Parsed {
-    let Ok(text) = std::str::from_utf8(text) else { return Parsed::Other };
+fn parse(text: &[u8]) -> KeyFileContent {
+    let Ok(text) = std::str::from_utf8(text) else { return KeyFileContent::Other };
     let mut words = text.split_ascii_whitespace();
     let (digits, sum) = (words.next().unwrap_or_default(), words.next());
     let (Ok(key), None) = (VolumeKey::from_hex(digits), words.next()) else {
-        return Parsed::Other;
+        return KeyFileContent::Other;
     };
     let is_sum = |sum: &str| sum.len() == 8 && sum.bytes().all(|b| b.is_ascii_hexdigit());
     match sum {
-        None => Parsed::Key(key),
-        Some(sum) if !is_sum(sum) => Parsed::Other,
+        None => KeyFileContent::Key(key),
+        Some(sum) if !is_sum(sum) => KeyFileContent::Other,
         // The checksum covers the lower-case digits: a user that copies a key by hand may have used
         // capitals.
         Some(sum)
             if u32::from_str_radix(sum, 16) == Ok(crc32c::crc32c(key.to_hex().as_bytes())) =>
         {
-            Parsed::Key(key)
+            KeyFileContent::Key(key)
         }
-        Some(_) => Parsed::Changed,
+        Some(_) => KeyFileContent::Changed,
     }
 }
 
@@ -278,7 +278,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let path = dir.path().join("key");
         assert!(matches!(KeyFile::load(&path), Err(KeyError::Io { what: "open", .. })));
-        crate::atomic::write(&path, b"12345\n", Mode::RUSR).expect("written");
+        crate::atomic::write_atomically(&path, b"12345\n", Mode::RUSR).expect("written");
         assert!(matches!(KeyFile::load(&path), Err(KeyError::Damaged { .. })));
     }
 
@@ -309,7 +309,7 @@ mod tests {
         let path = dir.path().join("key");
         let key = VolumeKey::new([0x5a; 32]);
         let text = format!("{}\n", key.to_hex());
-        crate::atomic::write(&path, text.as_bytes(), Mode::RUSR).expect("written");
+        crate::atomic::write_atomically(&path, text.as_bytes(), Mode::RUSR).expect("written");
         assert!(KeyFile::load(&path).expect("loads") == key);
     }
 
@@ -321,10 +321,10 @@ mod tests {
 
         #[test]
         fn a_changed_digit_never_reads_as_a_key(at in 0usize..64, with in any::<u8>()) {
-            let mut text = line(&VolumeKey::new([0x5a; 32])).into_bytes();
+            let mut text = key_line(&VolumeKey::new([0x5a; 32])).into_bytes();
             prop_assume!(!text[at].eq_ignore_ascii_case(&with));
             text[at] = with;
-            prop_assert!(!matches!(parse(&text), Parsed::Key(_)));
+            prop_assert!(!matches!(parse(&text), KeyFileContent::Key(_)));
         }
     }
 }

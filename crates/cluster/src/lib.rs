@@ -8,7 +8,7 @@
 pub mod atomic;
 mod data_dir;
 mod key_file;
-pub mod mounted;
+pub mod mount_note;
 pub mod mountinfo;
 pub mod trusted;
 mod volume;

@@ -9,7 +9,7 @@ pub const FS_TYPE: &str = "fuse.tatami";
 
 /// One line of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mounted {
+pub struct MountEntry {
     /// `major:minor` of the file system: the same for all its mounts.
     pub device: String,
     /// The part of the file system that is mounted; `/` is all of it.
@@ -23,26 +23,26 @@ pub struct Mounted {
 }
 
 /// Returns all mounts that this process sees, in mount order.
-pub fn table() -> Vec<Mounted> {
+pub fn mount_table() -> Vec<MountEntry> {
     // Without /proc no mount is known.
     parse(&std::fs::read("/proc/self/mountinfo").unwrap_or_default())
 }
 
 /// Reports changes of the table: the kernel signals them to poll(2), which costs one system call.
 #[derive(Debug)]
-pub struct Changes(std::fs::File);
+pub struct MountChanges(std::fs::File);
 
-impl Changes {
+impl MountChanges {
     /// Starts watching. A table that is read later is no older than this call.
     ///
     /// # Errors
     /// Those of open(2), as without /proc.
-    pub fn new() -> std::io::Result<Changes> {
-        std::fs::File::open("/proc/self/mountinfo").map(Changes)
+    pub fn new() -> std::io::Result<MountChanges> {
+        std::fs::File::open("/proc/self/mountinfo").map(MountChanges)
     }
 
     /// Returns whether the table has changed since the last call.
-    pub fn came(&self) -> bool {
+    pub fn has_changed(&self) -> bool {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let mut asked = [PollFd::new(&self.0, PollFlags::PRI)];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -55,23 +55,23 @@ impl Changes {
 }
 
 /// Parses such a table.
-pub fn parse(text: &[u8]) -> Vec<Mounted> {
-    text.split(|b| *b == b'\n').filter_map(line).collect()
+pub fn parse(text: &[u8]) -> Vec<MountEntry> {
+    text.split(|b| *b == b'\n').filter_map(parse_line).collect()
 }
 
 /// Returns the mount that covers `path`: the last one that was put there.
-pub fn at(path: &Path) -> Option<Mounted> {
-    table().into_iter().rev().find(|m| m.path == path)
+pub fn mount_at(path: &Path) -> Option<MountEntry> {
+    mount_table().into_iter().rev().find(|m| m.path == path)
 }
 
 /// Returns the mount on which `path`, an absolute path without links, lies.
-pub fn containing(path: &Path) -> Option<Mounted> {
-    let depth = |m: &Mounted| m.path.components().count();
+pub fn mount_containing(path: &Path) -> Option<MountEntry> {
+    let depth = |m: &MountEntry| m.path.components().count();
     // Of two mounts at the same place the later one covers the other: `max_by_key` takes the last.
-    table().into_iter().filter(|m| path.starts_with(&m.path)).max_by_key(depth)
+    mount_table().into_iter().filter(|m| path.starts_with(&m.path)).max_by_key(depth)
 }
 
-fn line(line: &[u8]) -> Option<Mounted> {
+fn parse_line(line: &[u8]) -> Option<MountEntry> {
     // proc_pid_mountinfo(5): 36 35 98:0 /root /path options optional… - type source super
     let mut fields = line.split(|b| *b == b' ');
     let device = fields.nth(2)?;
@@ -82,17 +82,17 @@ fn line(line: &[u8]) -> Option<Mounted> {
         options.by_ref().any(|f| f.starts_with(b"shared:") || f.starts_with(b"master:"));
     options.for_each(drop);
     let fs_type = fields.next()?;
-    Some(Mounted {
+    Some(MountEntry {
         device: String::from_utf8_lossy(device).into_owned(),
-        root: unescape(root),
-        path: unescape(path),
+        root: unescape_path(root),
+        path: unescape_path(path),
         fs_type: String::from_utf8_lossy(fs_type).into_owned(),
         propagates,
     })
 }
 
 /// Decodes blank, tab, newline and backslash, which are written as three octal digits.
-fn unescape(text: &[u8]) -> PathBuf {
+fn unescape_path(text: &[u8]) -> PathBuf {
     let mut out = Vec::with_capacity(text.len());
     let mut rest = text;
     while let Some((&byte, tail)) = rest.split_first() {
@@ -138,14 +138,14 @@ mod tests {
     #[test]
     fn a_line_is_read_with_its_escapes() {
         let text = br"29 1 0:25 / /mnt/a\040b\134c rw,nosuid shared:7 master:1 - fuse.tatami t rw";
-        let mounted = line(text).expect("a good line");
+        let mounted = parse_line(text).expect("a good line");
         assert_eq!(mounted.path, Path::new("/mnt/a b\\c"));
         assert_eq!((mounted.device.as_str(), mounted.fs_type.as_str()), ("0:25", FS_TYPE));
         assert!(mounted.propagates);
-        assert!(line(b"1 2 0:3 / /x rw - ext4 d rw").is_some_and(|m| !m.propagates));
-        assert_eq!(line(b""), None);
-        assert_eq!(line(b"1 2 3"), None);
-        assert_eq!(unescape(br"x\9"), Path::new(r"x\9"));
+        assert!(parse_line(b"1 2 0:3 / /x rw - ext4 d rw").is_some_and(|m| !m.propagates));
+        assert_eq!(parse_line(b""), None);
+        assert_eq!(parse_line(b"1 2 3"), None);
+        assert_eq!(unescape_path(br"x\9"), Path::new(r"x\9"));
     }
 
     proptest::proptest! {
@@ -156,16 +156,19 @@ mod tests {
         ) {
             parse(&bytes);
             parse(text.as_bytes());
-            proptest::prop_assert!(unescape(&bytes).as_os_str().len() <= bytes.len());
-            let name = as_file_name(&unescape(&bytes));
+            proptest::prop_assert!(unescape_path(&bytes).as_os_str().len() <= bytes.len());
+            let name = as_file_name(&unescape_path(&bytes));
             proptest::prop_assert!(name.len() < 255 && !name.contains('/'));
         }
     }
 
     #[test]
     fn the_table_of_this_machine_has_a_root() {
-        assert!(table().iter().any(|m| m.path == Path::new("/")));
-        assert_eq!(containing(Path::new("/proc/self")).map(|m| m.fs_type), Some("proc".into()));
+        assert!(mount_table().iter().any(|m| m.path == Path::new("/")));
+        assert_eq!(
+            mount_containing(Path::new("/proc/self")).map(|m| m.fs_type),
+            Some("proc".into())
+        );
     }
 
     #[test]

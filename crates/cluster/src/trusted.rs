@@ -89,7 +89,7 @@ pub enum TrustError {
 }
 
 impl TrustError {
-    fn io(path: &Path, what: &'static str) -> impl FnOnce(Errno) -> TrustError {
+    fn io_error(path: &Path, what: &'static str) -> impl FnOnce(Errno) -> TrustError {
         let path = path.to_owned();
         move |errno| TrustError::Io { path, what, source: errno.into() }
     }
@@ -126,7 +126,7 @@ impl TrustedDir {
     /// # Errors
     /// [`TrustError`].
     pub fn open(path: &Path) -> Result<TrustedDir, TrustError> {
-        walk(path, None)
+        open_path(path, None)
     }
 
     /// Opens a directory. It and the missing ones above it are made, with `mode`.
@@ -134,7 +134,7 @@ impl TrustedDir {
     /// # Errors
     /// [`TrustError`].
     pub fn open_or_create(path: &Path, mode: Mode) -> Result<TrustedDir, TrustError> {
-        walk(path, Some(mode))
+        open_path(path, Some(mode))
     }
 
     /// Opens a file in the directory; `flags` may make it, with `mode`. It must be an ordinary file
@@ -151,9 +151,9 @@ impl TrustedDir {
             Err(Errno::LOOP) => return Err(TrustError::Link { path }),
             // A pipe without a reader, a socket, a directory.
             Err(Errno::NXIO | Errno::ISDIR) => return Err(TrustError::NotAFile { path }),
-            Err(e) => return Err(TrustError::io(&path, "open")(e)),
+            Err(e) => return Err(TrustError::io_error(&path, "open")(e)),
         };
-        let stat = rustix::fs::fstat(&fd).map_err(TrustError::io(&path, "examine"))?;
+        let stat = rustix::fs::fstat(&fd).map_err(TrustError::io_error(&path, "examine"))?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Err(TrustError::NotAFile { path });
         }
@@ -171,10 +171,10 @@ impl TrustedDir {
         let stat = match rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => stat,
             Err(Errno::NOENT) => return Ok(()),
-            Err(e) => return Err(TrustError::io(&path, "examine")(e)),
+            Err(e) => return Err(TrustError::io_error(&path, "examine")(e)),
         };
         match FileType::from_raw_mode(stat.st_mode) {
-            FileType::Directory => check(&path, &stat, true),
+            FileType::Directory => check_component(&path, &stat, true),
             FileType::Symlink => Err(TrustError::Link { path }),
             _ => Err(TrustError::NotADirectory { path }),
         }
@@ -194,7 +194,7 @@ impl TrustedDir {
     ) -> Result<(), TrustError> {
         let temporary = format!("{name}.{}.tmp", std::process::id());
         let path = self.path.join(&temporary);
-        let io = |what| TrustError::io(&path, what);
+        let io = |what| TrustError::io_error(&path, what);
         // A leftover of an earlier process of this number, or of an attempt that failed.
         match rustix::fs::unlinkat(&self.fd, &temporary, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => {}
@@ -224,7 +224,7 @@ impl TrustedDir {
         renamed?;
         if sync {
             // The rename itself survives a power cut only after a sync of the directory.
-            rustix::fs::fsync(&self.fd).map_err(TrustError::io(&self.path, "sync"))?;
+            rustix::fs::fsync(&self.fd).map_err(TrustError::io_error(&self.path, "sync"))?;
         }
         Ok(())
     }
@@ -235,7 +235,7 @@ impl TrustedDir {
     /// [`TrustError::Io`].
     pub fn rename_file(&self, from: &str, to: &str) -> Result<(), TrustError> {
         rustix::fs::renameat(&self.fd, from, &self.fd, to)
-            .map_err(TrustError::io(&self.path.join(from), "rename"))
+            .map_err(TrustError::io_error(&self.path.join(from), "rename"))
     }
 
     /// Makes the names of the directory survive a power cut.
@@ -243,7 +243,7 @@ impl TrustedDir {
     /// # Errors
     /// [`TrustError::Io`].
     pub fn sync(&self) -> Result<(), TrustError> {
-        rustix::fs::fsync(&self.fd).map_err(TrustError::io(&self.path, "sync"))
+        rustix::fs::fsync(&self.fd).map_err(TrustError::io_error(&self.path, "sync"))
     }
 }
 
@@ -252,7 +252,7 @@ impl TrustedDir {
 /// # Errors
 /// [`TrustError`].
 pub fn open_parent(path: &Path) -> Result<(TrustedDir, &str), TrustError> {
-    let invalid = |path: &Path| TrustError::io(path, "open")(Errno::INVAL);
+    let invalid = |path: &Path| TrustError::io_error(path, "open")(Errno::INVAL);
     let name = path.file_name().and_then(OsStr::to_str).ok_or_else(|| invalid(path))?;
     let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     Ok((TrustedDir::open(parent)?, name))
@@ -277,7 +277,7 @@ pub fn replace_file(path: &Path, content: &[u8], mode: Mode, sync: bool) -> Resu
 }
 
 /// Opens component after component. Missing ones are made with mode `make`.
-fn walk(path: &Path, make: Option<Mode>) -> Result<TrustedDir, TrustError> {
+fn open_path(path: &Path, make: Option<Mode>) -> Result<TrustedDir, TrustError> {
     let absolute = std::path::absolute(path).map_err(|source| TrustError::Io {
         path: path.to_owned(),
         what: "find",
@@ -297,15 +297,15 @@ fn walk(path: &Path, make: Option<Mode>) -> Result<TrustedDir, TrustError> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let root = Path::new("/");
     let open_root =
-        || rustix::fs::open(root, flags, Mode::empty()).map_err(TrustError::io(root, "open"));
+        || rustix::fs::open(root, flags, Mode::empty()).map_err(TrustError::io_error(root, "open"));
     let (mut fd, mut here) = (open_root()?, root.to_owned());
-    let stat = rustix::fs::fstat(&fd).map_err(TrustError::io(root, "examine"))?;
-    check(root, &stat, left.is_empty())?;
+    let stat = rustix::fs::fstat(&fd).map_err(TrustError::io_error(root, "examine"))?;
+    check_component(root, &stat, left.is_empty())?;
     let mut is_shared = is_writable(&stat);
     let mut links = 0;
     while let Some(name) = left.pop_front() {
         let path = here.join(&name);
-        let io = |what| TrustError::io(&path, what);
+        let io = |what| TrustError::io_error(&path, what);
         // `O_PATH` and `O_NOFOLLOW`: the component is examined before it is used, and through the
         // same descriptor, so that it cannot be exchanged in between.
         let next = match (rustix::fs::openat(&fd, &name, flags, Mode::empty()), make) {
@@ -322,7 +322,7 @@ fn walk(path: &Path, make: Option<Mode>) -> Result<TrustedDir, TrustError> {
         let stat = rustix::fs::fstat(&next).map_err(io("examine"))?;
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::Directory => {
-                check(&path, &stat, left.is_empty())?;
+                check_component(&path, &stat, left.is_empty())?;
                 is_shared = is_writable(&stat);
                 (fd, here) = (next, path);
             }
@@ -349,7 +349,7 @@ fn walk(path: &Path, make: Option<Mode>) -> Result<TrustedDir, TrustError> {
     }
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let fd = rustix::fs::openat(&fd, ".", flags, Mode::empty())
-        .map_err(TrustError::io(&absolute, "open"))?;
+        .map_err(TrustError::io_error(&absolute, "open"))?;
     Ok(TrustedDir { fd, path: absolute })
 }
 
@@ -359,7 +359,7 @@ fn is_writable(stat: &Stat) -> bool {
     by_group || stat.st_mode & WRITE_OTHERS != 0
 }
 
-fn check(path: &Path, stat: &Stat, is_last: bool) -> Result<(), TrustError> {
+fn check_component(path: &Path, stat: &Stat, is_last: bool) -> Result<(), TrustError> {
     check_owner(path, stat)?;
     let is_sticky = stat.st_mode & STICKY != 0;
     if is_writable(stat) && (is_last || !is_sticky) {

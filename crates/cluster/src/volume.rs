@@ -22,7 +22,7 @@ const LENGTH_MAX: u64 = 16 << 20;
 
 const HEADER: &str = "\
 # The nodes of a Tatami volume. Written by `tatami up`; every node has the same.
-# docs/FORMAT.md says what each key means.
+# docs/reference/formats.md says what each key means.
 
 ";
 
@@ -101,7 +101,7 @@ pub struct VolumeFile {
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Text {
+struct VolumeText {
     format: u32,
     volume: String,
     name: String,
@@ -109,7 +109,7 @@ struct Text {
     #[serde(default)]
     durability: Durability,
     epoch: u64,
-    shards: Shards,
+    shards: ShardsText,
     #[serde(rename = "node")]
     nodes: Vec<NodeEntry>,
 }
@@ -119,36 +119,38 @@ struct Text {
 /// (format 4).
 #[derive(Serialize, Deserialize)]
 #[serde(untagged)]
-enum Shards {
+enum ShardsText {
     Each(Vec<u16>),
     Blocks(Vec<(usize, u16)>),
     Moved(Vec<(usize, u16, u32)>),
-    Dealt(Vec<Block>),
+    Executors(Vec<ShardRun>),
 }
 
 /// A number of shards, their node, its executor, and how many times they have moved.
-type Block = (usize, u16, u32, u32);
+type ShardRun = (usize, u16, u32, u32);
 
-impl Shards {
-    fn of(executors: &[ExecutorId], moves: &[u32]) -> Shards {
+impl ShardsText {
+    fn from_map(executors: &[ExecutorId], moves: &[u32]) -> ShardsText {
         let each: Vec<_> = executors.iter().zip(moves).collect();
         let block = |block: &[(&ExecutorId, &u32)]| {
             let (executor, moves) = block.first()?;
             Some((block.len(), executor.node.0, executor.index.into(), **moves))
         };
-        Shards::Dealt(each.chunk_by(|a, b| a == b).filter_map(block).collect())
+        ShardsText::Executors(each.chunk_by(|a, b| a == b).filter_map(block).collect())
     }
 
     /// Returns the executor of each shard, and how many times it has moved. A list that is too long
     /// is cut off after the first shard too many.
-    fn places(&self) -> (Vec<ExecutorId>, Vec<u32>) {
-        let blocks: Vec<Block> = match self {
-            Shards::Each(nodes) => nodes.iter().map(|node| (1, *node, 0, 0)).collect(),
-            Shards::Blocks(blocks) => blocks.iter().map(|(n, node)| (*n, *node, 0, 0)).collect(),
-            Shards::Moved(blocks) => {
+    fn executors_and_moves(&self) -> (Vec<ExecutorId>, Vec<u32>) {
+        let blocks: Vec<ShardRun> = match self {
+            ShardsText::Each(nodes) => nodes.iter().map(|node| (1, *node, 0, 0)).collect(),
+            ShardsText::Blocks(blocks) => {
+                blocks.iter().map(|(n, node)| (*n, *node, 0, 0)).collect()
+            }
+            ShardsText::Moved(blocks) => {
                 blocks.iter().map(|(n, node, moves)| (*n, *node, 0, *moves)).collect()
             }
-            Shards::Dealt(blocks) => blocks.clone(),
+            ShardsText::Executors(blocks) => blocks.clone(),
         };
         let each = blocks.iter().flat_map(|(n, node, index, moves)| {
             // A number that is too large stays too large, so that `check` refuses it.
@@ -161,11 +163,11 @@ impl Shards {
 
 /// The part that every version of the file has.
 #[derive(Deserialize)]
-struct Version {
+struct FormatVersion {
     format: u32,
 }
 
-enum Wrong {
+enum VolumeFault {
     Newer(u32),
     Invalid(String),
 }
@@ -185,10 +187,11 @@ impl VolumeFile {
         let file = std::fs::File::open(path).map_err(failed("open"))?;
         let mut text = String::new();
         file.take(LENGTH_MAX).read_to_string(&mut text).map_err(failed("read"))?;
-        let parsed = verify(&text).map_err(Wrong::Invalid).and_then(|()| parse(&text));
+        let parsed =
+            verify_checksum(&text).map_err(VolumeFault::Invalid).and_then(|()| parse(&text));
         let mut file = parsed.map_err(|wrong| match wrong {
-            Wrong::Newer(found) => VolumeError::Newer { path: path.to_owned(), found },
-            Wrong::Invalid(what) => VolumeError::Invalid { path: path.to_owned(), what },
+            VolumeFault::Newer(found) => VolumeError::Newer { path: path.to_owned(), found },
+            VolumeFault::Invalid(what) => VolumeError::Invalid { path: path.to_owned(), what },
         })?;
         let base = std::path::absolute(path).map_err(failed("find"))?;
         let base = base.parent().unwrap_or(Path::new("/"));
@@ -196,7 +199,8 @@ impl VolumeFile {
             node.socket = base.join(&node.socket);
             node.dir = base.join(&node.dir);
         }
-        file.check().map_err(|what| VolumeError::Invalid { path: path.to_owned(), what })?;
+        file.check_contents()
+            .map_err(|what| VolumeError::Invalid { path: path.to_owned(), what })?;
         Ok(file)
     }
 
@@ -206,11 +210,12 @@ impl VolumeFile {
     /// [`VolumeError::Invalid`] for a file that could not be loaded again, [`VolumeError::Io`].
     pub fn save(&self, path: &Path) -> Result<(), VolumeError> {
         // The same check as in `load`: a file that is saved can always be read again.
-        self.check().map_err(|what| VolumeError::Invalid { path: path.to_owned(), what })?;
+        self.check_contents()
+            .map_err(|what| VolumeError::Invalid { path: path.to_owned(), what })?;
         let text =
             self.to_text().map_err(|what| VolumeError::Invalid { path: path.to_owned(), what })?;
         let text = format!("{text}\n{CHECKSUM}{:08x}\n", crc32c::crc32c(text.as_bytes()));
-        atomic::write(path, text.as_bytes(), Mode::from_raw_mode(0o644))
+        atomic::write_atomically(path, text.as_bytes(), Mode::from_raw_mode(0o644))
             .map_err(|source| VolumeError::Io { path: path.to_owned(), what: "write", source })
     }
 
@@ -236,11 +241,11 @@ impl VolumeFile {
     }
 
     /// Merges the newer entries for shards of a map of the volume. Returns whether there were any.
-    pub fn learn(&mut self, map: &ClusterMap) -> bool {
+    pub fn merge_map(&mut self, map: &ClusterMap) -> bool {
         let mut ours = self.map();
         let known = |executor: &ExecutorId| self.node(executor.node).is_some();
         // A map with an unknown node would make a file that cannot be loaded again.
-        if !map.shards.iter().all(known) || !ours.merge(map) {
+        if !map.shards.iter().all(known) || !ours.merge_newer(map) {
             return false;
         }
         (self.epoch, self.shards, self.moves) = (ours.epoch, ours.shards, ours.moves);
@@ -253,19 +258,19 @@ impl VolumeFile {
     }
 
     fn to_text(&self) -> Result<String, String> {
-        let text = toml::to_string(&Text {
+        let text = toml::to_string(&VolumeText {
             format: VOLUME_FORMAT,
             volume: self.volume.to_string(),
             name: self.name.clone(),
             durability: self.durability,
             epoch: self.epoch,
-            shards: Shards::of(&self.shards, &self.moves),
+            shards: ShardsText::from_map(&self.shards, &self.moves),
             nodes: self.nodes.clone(),
         });
         Ok(format!("{HEADER}{}", text.map_err(|e| e.to_string())?))
     }
 
-    fn check(&self) -> Result<(), String> {
+    fn check_contents(&self) -> Result<(), String> {
         let name = |what: &str, name: &str| match name.len() {
             1..=NAME_MAX if !name.contains(char::is_control) => Ok(()),
             _ => Err(format!("the name of {what} must have 1 to {NAME_MAX} plain characters")),
@@ -333,7 +338,7 @@ impl VolumeFile {
 }
 
 /// Verifies the checksum, if there is one.
-fn verify(text: &str) -> Result<(), String> {
+fn verify_checksum(text: &str) -> Result<(), String> {
     let Some((above, sum)) = text.rsplit_once(CHECKSUM) else { return Ok(()) };
     let above = above.strip_suffix('\n').unwrap_or(above);
     if sum.trim_end() == format!("{:08x}", crc32c::crc32c(above.as_bytes())) {
@@ -344,21 +349,21 @@ fn verify(text: &str) -> Result<(), String> {
         .to_owned())
 }
 
-fn parse(text: &str) -> Result<VolumeFile, Wrong> {
-    let invalid = |e: toml::de::Error| Wrong::Invalid(e.to_string().trim_end().to_owned());
-    let Version { format } = toml::from_str(text).map_err(invalid)?;
+fn parse(text: &str) -> Result<VolumeFile, VolumeFault> {
+    let invalid = |e: toml::de::Error| VolumeFault::Invalid(e.to_string().trim_end().to_owned());
+    let FormatVersion { format } = toml::from_str(text).map_err(invalid)?;
     if format > VOLUME_FORMAT {
-        return Err(Wrong::Newer(format));
+        return Err(VolumeFault::Newer(format));
     }
     if format == 0 {
-        return Err(Wrong::Invalid("there is no format 0".to_owned()));
+        return Err(VolumeFault::Invalid("there is no format 0".to_owned()));
     }
-    let text: Text = toml::from_str(text).map_err(invalid)?;
+    let text: VolumeText = toml::from_str(text).map_err(invalid)?;
     let volume = text
         .volume
         .parse()
-        .map_err(|e| Wrong::Invalid(format!("volume {:?}: {e}", text.volume)))?;
-    let (shards, moves) = text.shards.places();
+        .map_err(|e| VolumeFault::Invalid(format!("volume {:?}: {e}", text.volume)))?;
+    let (shards, moves) = text.shards.executors_and_moves();
     let file = VolumeFile {
         volume,
         name: text.name,
@@ -368,7 +373,7 @@ fn parse(text: &str) -> Result<VolumeFile, Wrong> {
         moves,
         nodes: text.nodes,
     };
-    file.check().map_err(Wrong::Invalid)?;
+    file.check_contents().map_err(VolumeFault::Invalid)?;
     Ok(file)
 }
 
@@ -404,8 +409,8 @@ mod tests {
 
     fn refusal(text: &str) -> String {
         match parse(text) {
-            Err(Wrong::Invalid(what)) => what,
-            Err(Wrong::Newer(n)) => format!("newer {n}"),
+            Err(VolumeFault::Invalid(what)) => what,
+            Err(VolumeFault::Newer(n)) => format!("newer {n}"),
             Ok(_) => panic!("accepted: {text}"),
         }
     }
@@ -458,7 +463,7 @@ mod tests {
 
     #[test]
     fn earlier_formats_are_read() {
-        let text = sample().to_text().map_err(Wrong::Invalid).ok().expect("text");
+        let text = sample().to_text().map_err(VolumeFault::Invalid).ok().expect("text");
         assert!(text.contains("format = 4\n") && text.contains(SHARDS), "{text}");
         let text = text.replacen("durability = \"sync\"\n", "", 1);
         let read = |format: u32, shards: &str| {
@@ -486,15 +491,15 @@ mod tests {
     fn what_a_map_knows_better_is_learnt() {
         let mut file = sample();
         let mut map = file.map();
-        assert!(!file.learn(&map), "it knows nothing better");
-        map.give((4, 2), on(2, 1));
-        assert!(file.learn(&map));
+        assert!(!file.merge_map(&map), "it knows nothing better");
+        map.assign_shards((4, 2), on(2, 1));
+        assert!(file.merge_map(&map));
         assert_eq!((file.epoch, file.shards[4], file.shards[5]), (5, on(2, 1), on(2, 1)));
         assert_eq!((file.moves[3], file.moves[4], file.moves[5]), (0, 1, 3));
-        assert!(!sample().map().merge(&sample().map()));
+        assert!(!sample().map().merge_newer(&sample().map()));
         assert_eq!(file.map(), map);
-        map.give((0, 1), on(9, 0));
-        assert!(!file.learn(&map), "of a node that is not listed");
+        map.assign_shards((0, 1), on(9, 0));
+        assert!(!file.merge_map(&map), "of a node that is not listed");
     }
 
     #[test]
@@ -514,7 +519,7 @@ mod tests {
 
     #[test]
     fn what_is_wrong_is_said() {
-        let good = sample().to_text().map_err(Wrong::Invalid).ok().expect("text");
+        let good = sample().to_text().map_err(VolumeFault::Invalid).ok().expect("text");
         let with = |from: &str, to: &str| {
             assert!(good.contains(from), "{from} is in {good}");
             refusal(&good.replacen(from, to, 1))
@@ -582,7 +587,7 @@ mod tests {
             changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
             cut in any::<prop::sample::Index>(),
         ) {
-            let good = sample().to_text().map_err(Wrong::Invalid).ok().expect("text");
+            let good = sample().to_text().map_err(VolumeFault::Invalid).ok().expect("text");
             let mut bytes = good.into_bytes();
             for (at, byte) in changes {
                 let at = at.index(bytes.len());
@@ -592,7 +597,7 @@ mod tests {
             let part = String::from_utf8_lossy(&bytes[..cut.index(bytes.len())]).into_owned();
             for text in [whole, part] {
                 if let Ok(file) = parse(&text) {
-                    prop_assert!(file.check().is_ok());
+                    prop_assert!(file.check_contents().is_ok());
                     prop_assert!(file.to_text().is_ok());
                 }
             }

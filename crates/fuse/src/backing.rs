@@ -35,7 +35,7 @@ impl Device {
     pub fn open_backing(&self, file: impl AsFd) -> Result<BackingId, Errno> {
         let map = BackingMap { fd: file.as_fd().as_raw_fd(), flags: 0, padding: 0 };
         // SAFETY: the ioctl reads one fuse_backing_map, which lives past the call.
-        match unsafe { libc::ioctl(self.raw(), BACKING_OPEN, &raw const map) } {
+        match unsafe { libc::ioctl(self.raw_descriptor(), BACKING_OPEN, &raw const map) } {
             id if id > 0 => Ok(BackingId(id)),
             0 => Err(Errno::INVAL),
             _ => Err(last_error()),
@@ -49,7 +49,7 @@ impl Device {
     pub fn close_backing(&self, id: BackingId) -> Result<(), Errno> {
         let id = id.0 as u32;
         // SAFETY: the ioctl reads one u32, which lives past the call.
-        match unsafe { libc::ioctl(self.raw(), BACKING_CLOSE, &raw const id) } {
+        match unsafe { libc::ioctl(self.raw_descriptor(), BACKING_CLOSE, &raw const id) } {
             0 => Ok(()),
             _ => Err(last_error()),
         }

@@ -27,7 +27,7 @@ impl Device {
     }
 
     /// Wraps a descriptor that is already bound.
-    pub fn from_bound(fd: OwnedFd) -> Device {
+    pub fn from_descriptor(fd: OwnedFd) -> Device {
         Device(fd)
     }
 
@@ -37,21 +37,21 @@ impl Device {
     ///
     /// # Errors
     /// `EMFILE` and the like.
-    pub fn another(&self) -> Result<Device, Errno> {
+    pub fn open_clone(&self) -> Result<Device, Errno> {
         match Device::open() {
             Ok(device) => {
                 let from = self.0.as_raw_fd() as u32;
                 // SAFETY: the ioctl reads one u32, which lives past the call.
                 match unsafe { libc::ioctl(device.0.as_raw_fd(), CLONE, &raw const from) } {
                     0 => Ok(device),
-                    _ => self.duplicate(),
+                    _ => self.duplicate_descriptor(),
                 }
             }
-            Err(_) => self.duplicate(),
+            Err(_) => self.duplicate_descriptor(),
         }
     }
 
-    fn duplicate(&self) -> Result<Device, Errno> {
+    fn duplicate_descriptor(&self) -> Result<Device, Errno> {
         rustix::io::fcntl_dupfd_cloexec(&self.0, 0).map(Device)
     }
 
@@ -77,11 +77,11 @@ impl Device {
     ///
     /// # Errors
     /// Those of [`Device::write`]. Then the pipe may still hold the message or not.
-    pub fn splice(&self, pipe: &OwnedFd, len: usize) -> Result<(), Errno> {
+    pub fn splice_from(&self, pipe: &OwnedFd, len: usize) -> Result<(), Errno> {
         rustix::pipe::splice(pipe, None, &self.0, None, len, SpliceFlags::empty()).map(|_| ())
     }
 
-    pub(crate) fn raw(&self) -> i32 {
+    pub(crate) fn raw_descriptor(&self) -> i32 {
         self.0.as_raw_fd()
     }
 }

@@ -2,15 +2,15 @@
 
 use crate::abi::{self, init, op};
 use crate::device::Device;
-use crate::encode::Fixed;
-use crate::fields::Fields;
-use crate::request::{Header, ParseError};
+use crate::encode::FixedReply;
+use crate::fields::FieldReader;
+use crate::request::{ParseError, RequestHeader};
 use rustix::io::Errno;
 use std::io::IoSlice;
 
 /// The requested features and limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub struct RequestedFeatures {
     /// Flags of [`crate::abi::init`]. Flags that the kernel does not offer are dropped.
     pub flags: u64,
     /// Longest WRITE and READ in bytes.
@@ -25,10 +25,10 @@ pub struct Wanted {
     pub max_stack_depth: u32,
 }
 
-impl Default for Wanted {
+impl Default for RequestedFeatures {
     /// Requests of 1 MiB, and the features that suit every file system.
-    fn default() -> Wanted {
-        Wanted {
+    fn default() -> RequestedFeatures {
+        RequestedFeatures {
             flags: init::ASYNC_READ
                 | init::BIG_WRITES
                 | init::MAX_PAGES
@@ -45,7 +45,7 @@ impl Default for Wanted {
 
 /// The result of the negotiation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Negotiated {
+pub struct NegotiatedFeatures {
     /// Minor number of the protocol: the lower one of both sides.
     pub minor: u32,
     /// The flags that were both requested and offered.
@@ -54,9 +54,9 @@ pub struct Negotiated {
     pub max_write: u32,
 }
 
-impl Negotiated {
+impl NegotiatedFeatures {
     /// Checks whether all of `flags` were agreed.
-    pub fn has(&self, flags: u64) -> bool {
+    pub fn has_flags(&self, flags: u64) -> bool {
         self.flags & flags == flags
     }
 }
@@ -80,29 +80,29 @@ pub enum InitError {
 
 /// The kernel's offer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Offer {
+struct KernelOffer {
     major: u32,
     minor: u32,
     max_readahead: u32,
     flags: u64,
 }
 
-impl Offer {
-    fn parse(mut f: Fields<'_>) -> Result<Offer, ParseError> {
-        let (major, minor) = (f.u32()?, f.u32()?);
+impl KernelOffer {
+    fn parse(mut f: FieldReader<'_>) -> Result<KernelOffer, ParseError> {
+        let (major, minor) = (f.read_u32()?, f.read_u32()?);
         if major > abi::VERSION.0 {
-            return Ok(Offer { major, minor, max_readahead: 0, flags: 0 });
+            return Ok(KernelOffer { major, minor, max_readahead: 0, flags: 0 });
         }
-        let (max_readahead, low) = (f.u32()?, u64::from(f.u32()?));
-        let high = if low & init::INIT_EXT != 0 { u64::from(f.u32()?) } else { 0 };
-        Ok(Offer { major, minor, max_readahead, flags: low | high << 32 })
+        let (max_readahead, low) = (f.read_u32()?, u64::from(f.read_u32()?));
+        let high = if low & init::INIT_EXT != 0 { u64::from(f.read_u32()?) } else { 0 };
+        Ok(KernelOffer { major, minor, max_readahead, flags: low | high << 32 })
     }
 }
 
-fn agree(offer: &Offer, wanted: &Wanted) -> Negotiated {
+fn choose_features(offer: &KernelOffer, wanted: &RequestedFeatures) -> NegotiatedFeatures {
     let flags = offer.flags & (wanted.flags | init::INIT_EXT);
     let pages = flags & init::MAX_PAGES != 0;
-    Negotiated {
+    NegotiatedFeatures {
         minor: offer.minor.min(abi::VERSION.1),
         flags,
         // Without MAX_PAGES the kernel's limit is 32 pages.
@@ -110,30 +110,37 @@ fn agree(offer: &Offer, wanted: &Wanted) -> Negotiated {
     }
 }
 
-fn answer(offer: &Offer, wanted: &Wanted, agreed: &Negotiated) -> Fixed<64> {
+fn encode_reply(
+    offer: &KernelOffer,
+    wanted: &RequestedFeatures,
+    agreed: &NegotiatedFeatures,
+) -> FixedReply<64> {
     const PAGE: u32 = 4096;
-    let depth = if agreed.has(init::PASSTHROUGH) { wanted.max_stack_depth } else { 0 };
-    Fixed::new()
-        .u32(abi::VERSION.0)
-        .u32(agreed.minor)
-        .u32(wanted.max_readahead.min(offer.max_readahead))
-        .u32(agreed.flags as u32)
-        .u16(wanted.max_background)
-        .u16(wanted.max_background / 4 * 3)
-        .u32(agreed.max_write)
-        .u32(1) // nanoseconds in times
-        .u16(agreed.max_write.div_ceil(PAGE).min(u32::from(u16::MAX)) as u16)
-        .u16(0)
-        .u32((agreed.flags >> 32) as u32)
-        .u32(depth)
-        .zeros(24)
+    let depth = if agreed.has_flags(init::PASSTHROUGH) { wanted.max_stack_depth } else { 0 };
+    FixedReply::new()
+        .put_u32(abi::VERSION.0)
+        .put_u32(agreed.minor)
+        .put_u32(wanted.max_readahead.min(offer.max_readahead))
+        .put_u32(agreed.flags as u32)
+        .put_u16(wanted.max_background)
+        .put_u16(wanted.max_background / 4 * 3)
+        .put_u32(agreed.max_write)
+        .put_u32(1) // nanoseconds in times
+        .put_u16(agreed.max_write.div_ceil(PAGE).min(u32::from(u16::MAX)) as u16)
+        .put_u16(0)
+        .put_u32((agreed.flags >> 32) as u32)
+        .put_u32(depth)
+        .put_zeros(24)
 }
 
 /// Reads and answers the kernel's INIT request.
 ///
 /// # Errors
 /// [`InitError`].
-pub fn negotiate(device: &Device, wanted: &Wanted) -> Result<Negotiated, InitError> {
+pub fn negotiate_features(
+    device: &Device,
+    wanted: &RequestedFeatures,
+) -> Result<NegotiatedFeatures, InitError> {
     let mut buffer = vec![0; wanted.max_write.max(1 << 20) as usize + abi::REQUEST_OVERHEAD];
     loop {
         let len = match device.read(&mut buffer) {
@@ -141,19 +148,19 @@ pub fn negotiate(device: &Device, wanted: &Wanted) -> Result<Negotiated, InitErr
             Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => continue,
             Err(e) => return Err(InitError::Device(e)),
         };
-        let header = Header::parse(&buffer[..len])?;
+        let header = RequestHeader::parse(&buffer[..len])?;
         if header.opcode != op::INIT {
             return Err(InitError::NotInit(header.opcode));
         }
-        let offer = Offer::parse(Fields(&buffer[abi::IN_HEADER_LEN..len]))?;
+        let offer = KernelOffer::parse(FieldReader(&buffer[abi::IN_HEADER_LEN..len]))?;
         if offer.major < abi::VERSION.0
             || offer.major == abi::VERSION.0 && offer.minor < abi::OLDEST_MINOR
         {
-            send(device, header.unique, -libc::EPROTO, &[])?;
+            send_reply(device, header.unique, -libc::EPROTO, &[])?;
             return Err(InitError::TooOld(offer.major, offer.minor));
         }
-        let agreed = agree(&offer, wanted);
-        send(device, header.unique, 0, answer(&offer, wanted, &agreed).bytes())?;
+        let agreed = choose_features(&offer, wanted);
+        send_reply(device, header.unique, 0, encode_reply(&offer, wanted, &agreed).as_bytes())?;
         // After a newer major number, the kernel reads ours and repeats the request with that.
         if offer.major == abi::VERSION.0 {
             return Ok(agreed);
@@ -161,42 +168,48 @@ pub fn negotiate(device: &Device, wanted: &Wanted) -> Result<Negotiated, InitErr
     }
 }
 
-fn send(device: &Device, unique: u64, error: i32, body: &[u8]) -> Result<(), InitError> {
-    let head = Fixed::<16>::new()
-        .u32((abi::OUT_HEADER_LEN + body.len()) as u32)
-        .u32(error as u32)
-        .u64(unique);
-    device.write(&[IoSlice::new(head.bytes()), IoSlice::new(body)]).map_err(InitError::Device)
+fn send_reply(device: &Device, unique: u64, error: i32, body: &[u8]) -> Result<(), InitError> {
+    let head = FixedReply::<16>::new()
+        .put_u32((abi::OUT_HEADER_LEN + body.len()) as u32)
+        .put_u32(error as u32)
+        .put_u64(unique);
+    device.write(&[IoSlice::new(head.as_bytes()), IoSlice::new(body)]).map_err(InitError::Device)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn offer(flags: u64) -> Offer {
-        Offer { major: 7, minor: 40, max_readahead: 128 << 10, flags }
+    fn offer(flags: u64) -> KernelOffer {
+        KernelOffer { major: 7, minor: 40, max_readahead: 128 << 10, flags }
     }
 
     #[test]
     fn what_one_side_lacks_is_dropped() {
-        let wanted = Wanted { flags: init::PASSTHROUGH | init::POSIX_ACL, ..Wanted::default() };
-        let agreed = agree(&offer(init::POSIX_ACL | init::AUTO_INVAL_DATA), &wanted);
-        assert!(agreed.has(init::POSIX_ACL));
-        assert!(!agreed.has(init::PASSTHROUGH));
-        assert!(!agreed.has(init::AUTO_INVAL_DATA));
+        let wanted = RequestedFeatures {
+            flags: init::PASSTHROUGH | init::POSIX_ACL,
+            ..RequestedFeatures::default()
+        };
+        let agreed = choose_features(&offer(init::POSIX_ACL | init::AUTO_INVAL_DATA), &wanted);
+        assert!(agreed.has_flags(init::POSIX_ACL));
+        assert!(!agreed.has_flags(init::PASSTHROUGH));
+        assert!(!agreed.has_flags(init::AUTO_INVAL_DATA));
         assert_eq!(agreed.minor, 40);
         assert_eq!(agreed.max_write, 128 << 10);
     }
 
     #[test]
     fn the_answer_has_its_fields_in_place() {
-        let wanted = Wanted { flags: init::PASSTHROUGH | init::MAX_PAGES, ..Wanted::default() };
+        let wanted = RequestedFeatures {
+            flags: init::PASSTHROUGH | init::MAX_PAGES,
+            ..RequestedFeatures::default()
+        };
         let offer = offer(u64::MAX);
-        let agreed = agree(&offer, &wanted);
-        let answer = answer(&offer, &wanted, &agreed);
+        let agreed = choose_features(&offer, &wanted);
+        let answer = encode_reply(&offer, &wanted, &agreed);
         let word =
-            |i: usize| u32::from_ne_bytes(answer.bytes()[4 * i..][..4].try_into().expect("4"));
-        assert_eq!(answer.bytes().len(), 64);
+            |i: usize| u32::from_ne_bytes(answer.as_bytes()[4 * i..][..4].try_into().expect("4"));
+        assert_eq!(answer.as_bytes().len(), 64);
         assert_eq!((word(0), word(1)), (7, 40));
         assert_eq!(word(5), 1 << 20);
         assert_eq!(word(7) & 0xffff, 256);
@@ -208,10 +221,10 @@ mod tests {
     fn an_offer_is_read_with_and_without_its_second_half() {
         let words = |w: &[u32]| w.iter().flat_map(|w| w.to_ne_bytes()).collect::<Vec<_>>();
         let short = words(&[7, 31, 4096, 1]);
-        assert_eq!(Offer::parse(Fields(&short)).map(|o| o.flags), Ok(1));
+        assert_eq!(KernelOffer::parse(FieldReader(&short)).map(|o| o.flags), Ok(1));
         let long = words(&[7, 40, 4096, init::INIT_EXT as u32, 32]);
         let flags = init::INIT_EXT | init::PASSTHROUGH;
-        assert_eq!(Offer::parse(Fields(&long)).map(|o| o.flags), Ok(flags));
-        assert_eq!(Offer::parse(Fields(&long[..16])), Err(ParseError::Short));
+        assert_eq!(KernelOffer::parse(FieldReader(&long)).map(|o| o.flags), Ok(flags));
+        assert_eq!(KernelOffer::parse(FieldReader(&long[..16])), Err(ParseError::Short));
     }
 }

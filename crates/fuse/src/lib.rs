@@ -19,22 +19,24 @@ pub mod encode;
 pub mod init;
 pub mod mounting;
 pub mod notify;
-pub mod passage;
 pub mod reply;
 pub mod request;
 pub mod session;
+pub mod splice;
 
+mod eio_log;
 mod fields;
-mod trouble;
 
 pub use backing::BackingId;
 pub use device::Device;
-pub use encode::{Attr, DirEntries, Opened, StatFs, Time, Validity};
-pub use init::{Negotiated, Wanted};
-pub use mounting::{Channel, MountError, MountSettings, Restrictions, UnmountError, unmount};
+pub use eio_log::note_cause;
+pub use encode::{CacheTimeouts, DirEntries, FuseAttr, FuseTime, OpenReply, StatFs};
+pub use init::{NegotiatedFeatures, RequestedFeatures};
+pub use mounting::{
+    Channel, FuseMountError, MountSettings, Restrictions, UnmountError, unmount_path,
+};
 pub use notify::Notifier;
-pub use passage::Passage;
 pub use reply::Reply;
-pub use request::{Op, ParseError, Request};
-pub use session::{Handler, Session, Threads};
-pub use trouble::note_cause;
+pub use request::{FuseOp, ParseError, Request};
+pub use session::{FuseSession, Handler, ThreadLimits};
+pub use splice::SplicedReply;

@@ -2,7 +2,7 @@
 //! `fusermount3`.
 
 use crate::device::Device;
-use crate::init::{self, InitError, Negotiated, Wanted};
+use crate::init::{self, InitError, NegotiatedFeatures, RequestedFeatures};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::{
@@ -47,7 +47,7 @@ pub struct Restrictions {
 }
 
 impl Restrictions {
-    fn flags(self) -> MountFlags {
+    fn mount_flags(self) -> MountFlags {
         let mut flags = MountFlags::empty();
         flags.set(MountFlags::NOSUID, self.nosuid);
         flags.set(MountFlags::NODEV, self.nodev);
@@ -59,7 +59,7 @@ impl Restrictions {
 /// The reason why a mount failed.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
-pub enum MountError {
+pub enum FuseMountError {
     #[error("{path}: {source}")]
     Path { path: PathBuf, source: std::io::Error },
     #[error(
@@ -67,7 +67,7 @@ pub enum MountError {
     )]
     Device(Errno),
     #[error("mounting on {path}: {errno}")]
-    Mount { path: PathBuf, errno: Errno },
+    MountCall { path: PathBuf, errno: Errno },
     #[error("{HELPER} does not run ({0}): install fuse3, or mount as root")]
     Helper(std::io::Error),
     #[error(
@@ -101,14 +101,14 @@ impl Channel {
     /// Mounts a file system on `path`. Programs that access it wait until requests are answered.
     ///
     /// # Errors
-    /// [`MountError`].
-    pub fn mount(path: &Path, settings: &MountSettings) -> Result<Channel, MountError> {
+    /// [`FuseMountError`].
+    pub fn mount(path: &Path, settings: &MountSettings) -> Result<Channel, FuseMountError> {
         let path = path
             .canonicalize()
-            .map_err(|source| MountError::Path { path: path.to_owned(), source })?;
+            .map_err(|source| FuseMountError::Path { path: path.to_owned(), source })?;
         match mount_directly(&path, settings) {
-            Err(MountError::Mount { errno: Errno::PERM, .. })
-            | Err(MountError::Device(Errno::ACCESS | Errno::PERM)) => {
+            Err(FuseMountError::MountCall { errno: Errno::PERM, .. })
+            | Err(FuseMountError::Device(Errno::ACCESS | Errno::PERM)) => {
                 mount_by_helper(&path, settings)
             }
             other => other,
@@ -120,8 +120,11 @@ impl Channel {
     ///
     /// # Errors
     /// [`InitError`].
-    pub fn initialize(&self, wanted: &Wanted) -> Result<Negotiated, InitError> {
-        init::negotiate(&self.device, wanted)
+    pub fn negotiate_features(
+        &self,
+        wanted: &RequestedFeatures,
+    ) -> Result<NegotiatedFeatures, InitError> {
+        init::negotiate_features(&self.device, wanted)
     }
 
     /// Returns the device.
@@ -154,7 +157,7 @@ impl Channel {
         if !self.is_mounted() {
             return Ok(());
         }
-        unmount(&self.path, lazily)
+        unmount_path(&self.path, lazily)
     }
 }
 
@@ -170,7 +173,7 @@ impl Drop for Channel {
 ///
 /// # Errors
 /// [`UnmountError`].
-pub fn unmount(path: &Path, lazily: bool) -> Result<(), UnmountError> {
+pub fn unmount_path(path: &Path, lazily: bool) -> Result<(), UnmountError> {
     let flags = if lazily { UnmountFlags::DETACH } else { UnmountFlags::empty() };
     match rustix::mount::unmount(path, flags | UnmountFlags::NOFOLLOW) {
         Ok(()) => Ok(()),
@@ -181,11 +184,11 @@ pub fn unmount(path: &Path, lazily: bool) -> Result<(), UnmountError> {
     }
 }
 
-fn mount_directly(path: &Path, settings: &MountSettings) -> Result<Device, MountError> {
-    let device = Device::open().map_err(MountError::Device)?;
+fn mount_directly(path: &Path, settings: &MountSettings) -> Result<Device, FuseMountError> {
+    let device = Device::open().map_err(FuseMountError::Device)?;
     let mut data = format!(
         "fd={},rootmode=40000,user_id={},group_id={}",
-        device.raw(),
+        device.raw_descriptor(),
         rustix::process::getuid().as_raw(),
         rustix::process::getgid().as_raw(),
     );
@@ -197,19 +200,19 @@ fn mount_directly(path: &Path, settings: &MountSettings) -> Result<Device, Mount
             data.push_str(option);
         }
     }
-    let mut flags = MountFlags::NOATIME | settings.restrictions.flags();
+    let mut flags = MountFlags::NOATIME | settings.restrictions.mount_flags();
     flags.set(MountFlags::RDONLY, settings.read_only);
     let data = CString::new(data).expect("made of numbers and words");
     let kind = format!("fuse.{}", settings.subtype);
     rustix::mount::mount(settings.source.as_str(), path, kind.as_str(), flags, Some(&*data))
-        .map_err(|errno| MountError::Mount { path: path.to_owned(), errno })?;
+        .map_err(|errno| FuseMountError::MountCall { path: path.to_owned(), errno })?;
     Ok(device)
 }
 
 /// Mounts through the helper. The helper sends the descriptor over a socket, whose number it finds
 /// in its environment.
-fn mount_by_helper(path: &Path, settings: &MountSettings) -> Result<Device, MountError> {
-    let helper = |errno: Errno| MountError::Helper(errno.into());
+fn mount_by_helper(path: &Path, settings: &MountSettings) -> Result<Device, FuseMountError> {
+    let helper = |errno: Errno| FuseMountError::Helper(errno.into());
     // The helper inherits its end, which so must not close on exec.
     let (ours, theirs) = rustix::net::socketpair(
         AddressFamily::UNIX,
@@ -240,18 +243,18 @@ fn mount_by_helper(path: &Path, settings: &MountSettings) -> Result<Device, Moun
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
-        .map_err(MountError::Helper)?;
+        .map_err(FuseMountError::Helper)?;
     // Otherwise the receive below would wait for ever if the helper fails.
     drop(theirs);
     let received = receive_descriptor(&ours);
-    let output = child.wait_with_output().map_err(MountError::Helper)?;
+    let output = child.wait_with_output().map_err(FuseMountError::Helper)?;
     match received {
-        Some(fd) => Ok(Device::from_bound(fd)),
+        Some(fd) => Ok(Device::from_descriptor(fd)),
         None => {
             let (path, said) = (path.to_owned(), String::from_utf8_lossy(&output.stderr));
             Err(match said.contains("user_allow_other") {
-                true => MountError::AllowOther { path },
-                false => MountError::Refused { path, said: said.trim().to_owned() },
+                true => FuseMountError::AllowOther { path },
+                false => FuseMountError::Refused { path, said: said.trim().to_owned() },
             })
         }
     }
@@ -297,7 +300,7 @@ fn unmount_by_helper(path: &Path, lazily: bool) -> Result<(), UnmountError> {
 
 /// An entry of the kernel's mount table.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mounted {
+pub struct MountTableEntry {
     /// Type of the file system, such as `ext4` or `fuse.sshfs`.
     pub kind: String,
     /// Device number, as `major:minor`.
@@ -309,25 +312,25 @@ pub struct Mounted {
 ///
 /// # Errors
 /// Those of reading `/proc/self/mountinfo`.
-pub fn mounted(path: &Path) -> std::io::Result<Option<Mounted>> {
+pub fn find_mount(path: &Path) -> std::io::Result<Option<MountTableEntry>> {
     let table = std::fs::read("/proc/self/mountinfo")?;
-    Ok(find_mounted(&table, path.as_os_str().as_bytes()))
+    Ok(find_in_table(&table, path.as_os_str().as_bytes()))
 }
 
 /// Finds the last line of `table` for `path`, which is the topmost mount.
-fn find_mounted(table: &[u8], path: &[u8]) -> Option<Mounted> {
+fn find_in_table(table: &[u8], path: &[u8]) -> Option<MountTableEntry> {
     let text = |field: &[u8]| String::from_utf8_lossy(field).into_owned();
     table.split(|b| *b == b'\n').rev().find_map(|line| {
         let mut fields = line.split(|b| *b == b' ');
         let device = fields.nth(2)?;
-        let target = unescape(fields.nth(1)?);
+        let target = unescape_field(fields.nth(1)?);
         let kind = fields.skip_while(|f| *f != b"-").nth(1)?;
-        (target == path).then(|| Mounted { kind: text(kind), device: text(device) })
+        (target == path).then(|| MountTableEntry { kind: text(kind), device: text(device) })
     })
 }
 
 /// Decodes `\040` and the like in the kernel's table, which stand for spaces and such.
-fn unescape(field: &[u8]) -> Vec<u8> {
+fn unescape_field(field: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(field.len());
     let mut rest = field;
     while let Some((&b, tail)) = rest.split_first() {
@@ -362,12 +365,12 @@ mod tests {
             40 29 0:50 / /mnt/with\\040space rw shared:1 - fuse.tatami tatami rw\n\
             41 29 0:51 / /mnt/two rw - tmpfs tmpfs rw\n\
             42 41 0:52 / /mnt/two rw - fuse.tatami tatami rw\n";
-        let found = |path: &[u8]| find_mounted(table, path).map(|m| (m.kind, m.device));
+        let found = |path: &[u8]| find_in_table(table, path).map(|m| (m.kind, m.device));
         let tatami = |device: &str| Some(("fuse.tatami".to_owned(), device.to_owned()));
         assert_eq!(found(b"/mnt/with space"), tatami("0:50"));
         assert_eq!(found(b"/mnt/two"), tatami("0:52"));
-        assert_eq!(find_mounted(table, b"/mnt"), None);
-        assert_eq!(find_mounted(b"", b"/mnt"), None);
+        assert_eq!(find_in_table(table, b"/mnt"), None);
+        assert_eq!(find_in_table(b"", b"/mnt"), None);
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! Requests of the kernel as typed values that borrow from the read buffer.
 
 use crate::abi::{self, fattr, op};
-use crate::encode::Time;
-use crate::fields::Fields;
+use crate::encode::FuseTime;
+use crate::fields::FieldReader;
 
 /// Bytes that are not a request. They are a bug of the kernel or of this crate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -22,7 +22,7 @@ pub enum ParseError {
 
 /// The header of every request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Header {
+pub struct RequestHeader {
     /// The operation.
     pub opcode: u32,
     /// Number of the request, repeated in the reply.
@@ -38,25 +38,25 @@ pub struct Header {
     ext_len: usize,
 }
 
-impl Header {
+impl RequestHeader {
     /// Decodes the header at the start of `buffer`.
     ///
     /// # Errors
     /// [`ParseError::Short`], and [`ParseError::Length`] if the buffer does not have the length in
     /// the header.
-    pub fn parse(buffer: &[u8]) -> Result<Header, ParseError> {
-        let mut f = Fields(buffer);
-        let len = f.u32()?;
-        let header = Header {
-            opcode: f.u32()?,
-            unique: f.u64()?,
-            node: f.u64()?,
-            uid: f.u32()?,
-            gid: f.u32()?,
-            pid: f.u32()?,
-            ext_len: usize::from(f.u16()?) * 8,
+    pub fn parse(buffer: &[u8]) -> Result<RequestHeader, ParseError> {
+        let mut f = FieldReader(buffer);
+        let len = f.read_u32()?;
+        let header = RequestHeader {
+            opcode: f.read_u32()?,
+            unique: f.read_u64()?,
+            node: f.read_u64()?,
+            uid: f.read_u32()?,
+            gid: f.read_u32()?,
+            pid: f.read_u32()?,
+            ext_len: usize::from(f.read_u16()?) * 8,
         };
-        f.u16()?;
+        f.read_u16()?;
         if len as usize != buffer.len() {
             return Err(ParseError::Length { claimed: len, got: buffer.len() });
         }
@@ -64,7 +64,7 @@ impl Header {
     }
 
     /// Checks whether the request only reports forgotten inodes. Such requests have no reply.
-    pub(crate) fn forgets(&self) -> bool {
+    pub(crate) fn is_forget(&self) -> bool {
         matches!(self.opcode, op::FORGET | op::BATCH_FORGET)
     }
 }
@@ -73,19 +73,19 @@ impl Header {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Request<'a> {
     /// The caller and the inode.
-    pub header: Header,
+    pub header: RequestHeader,
     /// The operation.
-    pub op: Op<'a>,
+    pub op: FuseOp<'a>,
     /// Supplementary groups in the request. For a new inode: the group of its directory, if the
     /// caller is in that group.
-    pub groups: Groups<'a>,
+    pub groups: RequestGroups<'a>,
 }
 
 /// Group numbers, encoded as in the request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Groups<'a>(&'a [u8]);
+pub struct RequestGroups<'a>(&'a [u8]);
 
-impl Groups<'_> {
+impl RequestGroups<'_> {
     /// Returns the numbers.
     pub fn iter(&self) -> impl Iterator<Item = u32> {
         self.0.chunks_exact(4).map(|c| u32::from_ne_bytes([c[0], c[1], c[2], c[3]]))
@@ -99,16 +99,16 @@ impl Groups<'_> {
 
 /// A time to set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SetTime {
+pub enum FuseSetTime {
     /// The current time of the server.
     Now,
     /// The given time.
-    At(Time),
+    At(FuseTime),
 }
 
 /// The changes of a SETATTR; `None` leaves an attribute unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SetAttr {
+pub struct FuseSetAttr {
     /// `st_mode`; the type bits must be ignored.
     pub mode: Option<u32>,
     /// Owner.
@@ -118,9 +118,9 @@ pub struct SetAttr {
     /// Size in bytes.
     pub size: Option<u64>,
     /// Last access.
-    pub atime: Option<SetTime>,
+    pub atime: Option<FuseSetTime>,
     /// Last change.
-    pub mtime: Option<SetTime>,
+    pub mtime: Option<FuseSetTime>,
     /// The caller's open file.
     pub handle: Option<u64>,
     /// Also clear setuid and setgid.
@@ -149,7 +149,7 @@ pub struct FileLock {
 /// An operation with its arguments. Field names are those of the system calls.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[allow(missing_docs)]
-pub enum Op<'a> {
+pub enum FuseOp<'a> {
     Lookup {
         name: &'a [u8],
     },
@@ -165,7 +165,7 @@ pub enum Op<'a> {
     Statx {
         handle: Option<u64>,
     },
-    SetAttr(SetAttr),
+    SetAttr(FuseSetAttr),
     Readlink,
     Symlink {
         name: &'a [u8],
@@ -321,191 +321,210 @@ impl<'a> Request<'a> {
     /// Decodes the request that fills `buffer`.
     ///
     /// # Errors
-    /// [`ParseError`]. The header may still be good ([`Header::parse`]), so that the kernel can get
-    /// a reply.
+    /// [`ParseError`]. The header may still be good ([`RequestHeader::parse`]), so that the kernel
+    /// can get a reply.
     pub fn parse(buffer: &'a [u8]) -> Result<Request<'a>, ParseError> {
-        let header = Header::parse(buffer)?;
+        let header = RequestHeader::parse(buffer)?;
         let body = &buffer[abi::IN_HEADER_LEN..];
         let args_len = body.len().checked_sub(header.ext_len).ok_or(ParseError::Extension)?;
         let (args, extensions) = body.split_at(args_len);
-        let op = Op::parse(header.opcode, Fields(args))?;
-        Ok(Request { header, op, groups: groups(extensions)? })
+        let op = FuseOp::parse(header.opcode, FieldReader(args))?;
+        Ok(Request { header, op, groups: parse_groups(extensions)? })
     }
 }
 
-fn groups(mut extensions: &[u8]) -> Result<Groups<'_>, ParseError> {
-    let mut found = Groups::default();
+fn parse_groups(mut extensions: &[u8]) -> Result<RequestGroups<'_>, ParseError> {
+    let mut found = RequestGroups::default();
     while !extensions.is_empty() {
-        let mut f = Fields(extensions);
-        let (size, kind) = (f.u32()? as usize, f.u32()?);
+        let mut f = FieldReader(extensions);
+        let (size, kind) = (f.read_u32()? as usize, f.read_u32()?);
         if size < 8 || size > extensions.len() {
             return Err(ParseError::Extension);
         }
         let (this, rest) = extensions.split_at(size);
         if kind == abi::EXT_GROUPS {
-            let mut f = Fields(&this[8..]);
-            let count = f.u32()? as usize;
-            found = Groups(f.bytes(count.checked_mul(4).ok_or(ParseError::Extension)?)?);
+            let mut f = FieldReader(&this[8..]);
+            let count = f.read_u32()? as usize;
+            found =
+                RequestGroups(f.read_bytes(count.checked_mul(4).ok_or(ParseError::Extension)?)?);
         }
         extensions = rest;
     }
     Ok(found)
 }
 
-impl<'a> Op<'a> {
-    fn parse(opcode: u32, mut f: Fields<'a>) -> Result<Op<'a>, ParseError> {
+impl<'a> FuseOp<'a> {
+    fn parse(opcode: u32, mut f: FieldReader<'a>) -> Result<FuseOp<'a>, ParseError> {
         Ok(match opcode {
-            op::LOOKUP => Op::Lookup { name: f.name()? },
-            op::FORGET => Op::Forget { lookups: f.u64()? },
-            op::BATCH_FORGET => Op::BatchForget,
+            op::LOOKUP => FuseOp::Lookup { name: f.read_name()? },
+            op::FORGET => FuseOp::Forget { lookups: f.read_u64()? },
+            op::BATCH_FORGET => FuseOp::BatchForget,
             op::GETATTR | op::STATX => {
-                let flags = f.u32()?;
-                f.skip(4)?;
-                let handle = Some(f.u64()?).filter(|_| flags & abi::GETATTR_FH != 0);
+                let flags = f.read_u32()?;
+                f.skip_bytes(4)?;
+                let handle = Some(f.read_u64()?).filter(|_| flags & abi::GETATTR_FH != 0);
                 match opcode {
-                    op::STATX => Op::Statx { handle },
-                    _ => Op::GetAttr { handle },
+                    op::STATX => FuseOp::Statx { handle },
+                    _ => FuseOp::GetAttr { handle },
                 }
             }
-            op::SETATTR => Op::SetAttr(set_attr(f)?),
-            op::READLINK => Op::Readlink,
-            op::SYMLINK => Op::Symlink { name: f.name()?, target: f.text()? },
+            op::SETATTR => FuseOp::SetAttr(parse_set_attr(f)?),
+            op::READLINK => FuseOp::Readlink,
+            op::SYMLINK => FuseOp::Symlink { name: f.read_name()?, target: f.read_text()? },
             op::MKNOD => {
-                let (mode, rdev, umask) = (f.u32()?, f.u32()?, f.u32()?);
-                f.skip(4)?;
-                Op::Mknod { name: f.name()?, mode, umask, rdev }
+                let (mode, rdev, umask) = (f.read_u32()?, f.read_u32()?, f.read_u32()?);
+                f.skip_bytes(4)?;
+                FuseOp::Mknod { name: f.read_name()?, mode, umask, rdev }
             }
             op::MKDIR => {
-                let (mode, umask) = (f.u32()?, f.u32()?);
-                Op::Mkdir { name: f.name()?, mode, umask }
+                let (mode, umask) = (f.read_u32()?, f.read_u32()?);
+                FuseOp::Mkdir { name: f.read_name()?, mode, umask }
             }
-            op::UNLINK => Op::Unlink { name: f.name()? },
-            op::RMDIR => Op::Rmdir { name: f.name()? },
+            op::UNLINK => FuseOp::Unlink { name: f.read_name()? },
+            op::RMDIR => FuseOp::Rmdir { name: f.read_name()? },
             op::RENAME => {
-                let new_parent = f.u64()?;
-                Op::Rename { new_parent, name: f.name()?, new_name: f.name()?, flags: 0 }
+                let new_parent = f.read_u64()?;
+                FuseOp::Rename {
+                    new_parent,
+                    name: f.read_name()?,
+                    new_name: f.read_name()?,
+                    flags: 0,
+                }
             }
             op::RENAME2 => {
-                let (new_parent, flags) = (f.u64()?, f.u32()?);
-                f.skip(4)?;
-                Op::Rename { new_parent, name: f.name()?, new_name: f.name()?, flags }
+                let (new_parent, flags) = (f.read_u64()?, f.read_u32()?);
+                f.skip_bytes(4)?;
+                FuseOp::Rename { new_parent, name: f.read_name()?, new_name: f.read_name()?, flags }
             }
-            op::LINK => Op::Link { ino: f.u64()?, name: f.name()? },
-            op::OPEN => Op::Open {
-                flags: f.u32()? as i32,
-                kill_suidgid: f.u32()? & abi::OPEN_KILL_SUIDGID != 0,
+            op::LINK => FuseOp::Link { ino: f.read_u64()?, name: f.read_name()? },
+            op::OPEN => FuseOp::Open {
+                flags: f.read_u32()? as i32,
+                kill_suidgid: f.read_u32()? & abi::OPEN_KILL_SUIDGID != 0,
             },
-            op::OPENDIR => Op::OpenDir { flags: f.u32()? as i32 },
+            op::OPENDIR => FuseOp::OpenDir { flags: f.read_u32()? as i32 },
             op::CREATE | op::TMPFILE => {
-                let (flags, mode, umask) = (f.u32()? as i32, f.u32()?, f.u32()?);
-                f.skip(4)?;
+                let (flags, mode, umask) = (f.read_u32()? as i32, f.read_u32()?, f.read_u32()?);
+                f.skip_bytes(4)?;
                 match opcode {
-                    op::TMPFILE => Op::Tmpfile { flags, mode, umask },
-                    _ => Op::Create { name: f.name()?, flags, mode, umask },
+                    op::TMPFILE => FuseOp::Tmpfile { flags, mode, umask },
+                    _ => FuseOp::Create { name: f.read_name()?, flags, mode, umask },
                 }
             }
             op::READ | op::READDIR | op::READDIRPLUS => {
-                let (handle, offset, size) = (f.u64()?, f.u64()?, f.u32()?);
-                f.skip(4 + 8)?;
-                let flags = f.u32()? as i32;
+                let (handle, offset, size) = (f.read_u64()?, f.read_u64()?, f.read_u32()?);
+                f.skip_bytes(4 + 8)?;
+                let flags = f.read_u32()? as i32;
                 match opcode {
-                    op::READ => Op::Read { handle, offset, size, flags },
-                    _ => Op::ReadDir { handle, offset, size, plus: opcode == op::READDIRPLUS },
+                    op::READ => FuseOp::Read { handle, offset, size, flags },
+                    _ => FuseOp::ReadDir { handle, offset, size, plus: opcode == op::READDIRPLUS },
                 }
             }
             op::WRITE => {
-                let (handle, offset, size, how) = (f.u64()?, f.u64()?, f.u32()?, f.u32()?);
-                f.skip(8)?;
-                let flags = f.u32()? as i32;
-                f.skip(4)?;
-                Op::Write {
+                let (handle, offset, size, how) =
+                    (f.read_u64()?, f.read_u64()?, f.read_u32()?, f.read_u32()?);
+                f.skip_bytes(8)?;
+                let flags = f.read_u32()? as i32;
+                f.skip_bytes(4)?;
+                FuseOp::Write {
                     handle,
                     offset,
                     flags,
                     from_cache: how & abi::WRITE_CACHE != 0,
                     kill_suidgid: how & abi::WRITE_KILL_SUIDGID != 0,
-                    data: f.bytes(size as usize)?,
+                    data: f.read_bytes(size as usize)?,
                 }
             }
-            op::STATFS => Op::Statfs,
-            op::RELEASE => Op::Release { handle: f.u64()?, flags: f.u32()? as i32 },
-            op::RELEASEDIR => Op::ReleaseDir { handle: f.u64()? },
+            op::STATFS => FuseOp::Statfs,
+            op::RELEASE => FuseOp::Release { handle: f.read_u64()?, flags: f.read_u32()? as i32 },
+            op::RELEASEDIR => FuseOp::ReleaseDir { handle: f.read_u64()? },
             op::FSYNC | op::FSYNCDIR => {
-                let (handle, how) = (f.u64()?, f.u32()?);
+                let (handle, how) = (f.read_u64()?, f.read_u32()?);
                 let data_only = how & abi::FSYNC_FDATASYNC != 0;
                 match opcode {
-                    op::FSYNC => Op::Fsync { handle, data_only },
-                    _ => Op::FsyncDir { handle, data_only },
+                    op::FSYNC => FuseOp::Fsync { handle, data_only },
+                    _ => FuseOp::FsyncDir { handle, data_only },
                 }
             }
             op::SETXATTR => {
                 // The long form of the arguments was not negotiated.
-                let (size, flags) = (f.u32()?, f.u32()? as i32);
-                Op::SetXattr { name: f.name()?, value: f.bytes(size as usize)?, flags }
+                let (size, flags) = (f.read_u32()?, f.read_u32()? as i32);
+                FuseOp::SetXattr {
+                    name: f.read_name()?,
+                    value: f.read_bytes(size as usize)?,
+                    flags,
+                }
             }
             op::GETXATTR => {
-                let size = f.u32()?;
-                f.skip(4)?;
-                Op::GetXattr { name: f.name()?, size }
+                let size = f.read_u32()?;
+                f.skip_bytes(4)?;
+                FuseOp::GetXattr { name: f.read_name()?, size }
             }
-            op::LISTXATTR => Op::ListXattr { size: f.u32()? },
-            op::REMOVEXATTR => Op::RemoveXattr { name: f.name()? },
+            op::LISTXATTR => FuseOp::ListXattr { size: f.read_u32()? },
+            op::REMOVEXATTR => FuseOp::RemoveXattr { name: f.read_name()? },
             op::FLUSH => {
-                let handle = f.u64()?;
-                f.skip(8)?;
-                Op::Flush { handle, owner: f.u64()? }
+                let handle = f.read_u64()?;
+                f.skip_bytes(8)?;
+                FuseOp::Flush { handle, owner: f.read_u64()? }
             }
-            op::GETLK => Op::GetLock(file_lock(f)?),
+            op::GETLK => FuseOp::GetLock(parse_file_lock(f)?),
             op::SETLK | op::SETLKW => {
-                Op::SetLock { lock: file_lock(f)?, wait: opcode == op::SETLKW }
+                FuseOp::SetLock { lock: parse_file_lock(f)?, wait: opcode == op::SETLKW }
             }
-            op::ACCESS => Op::Access { mask: f.u32()? },
-            op::INTERRUPT => Op::Interrupt { unique: f.u64()? },
-            op::DESTROY => Op::Destroy,
-            op::FALLOCATE => Op::Fallocate {
-                handle: f.u64()?,
-                offset: f.u64()?,
-                len: f.u64()?,
-                mode: f.u32()? as i32,
+            op::ACCESS => FuseOp::Access { mask: f.read_u32()? },
+            op::INTERRUPT => FuseOp::Interrupt { unique: f.read_u64()? },
+            op::DESTROY => FuseOp::Destroy,
+            op::FALLOCATE => FuseOp::Fallocate {
+                handle: f.read_u64()?,
+                offset: f.read_u64()?,
+                len: f.read_u64()?,
+                mode: f.read_u32()? as i32,
             },
-            op::LSEEK => Op::Lseek { handle: f.u64()?, offset: f.i64()?, whence: f.u32()? as i32 },
-            op::COPY_FILE_RANGE | op::COPY_FILE_RANGE_64 => Op::CopyFileRange {
-                handle: f.u64()?,
-                offset: f.u64()?,
-                to_node: f.u64()?,
-                to_handle: f.u64()?,
-                to_offset: f.u64()?,
-                len: f.u64()?,
+            op::LSEEK => FuseOp::Lseek {
+                handle: f.read_u64()?,
+                offset: f.read_i64()?,
+                whence: f.read_u32()? as i32,
+            },
+            op::COPY_FILE_RANGE | op::COPY_FILE_RANGE_64 => FuseOp::CopyFileRange {
+                handle: f.read_u64()?,
+                offset: f.read_u64()?,
+                to_node: f.read_u64()?,
+                to_handle: f.read_u64()?,
+                to_offset: f.read_u64()?,
+                len: f.read_u64()?,
                 wide: opcode == op::COPY_FILE_RANGE_64,
             },
-            op::SYNCFS => Op::SyncFs,
-            _ => Op::Unknown,
+            op::SYNCFS => FuseOp::SyncFs,
+            _ => FuseOp::Unknown,
         })
     }
 }
 
-fn file_lock(mut f: Fields<'_>) -> Result<FileLock, ParseError> {
-    let (handle, owner, start, end) = (f.u64()?, f.u64()?, f.u64()?, f.u64()?);
-    let (kind, pid, how) = (f.u32()? as i32, f.u32()?, f.u32()?);
+fn parse_file_lock(mut f: FieldReader<'_>) -> Result<FileLock, ParseError> {
+    let (handle, owner, start, end) = (f.read_u64()?, f.read_u64()?, f.read_u64()?, f.read_u64()?);
+    let (kind, pid, how) = (f.read_u32()? as i32, f.read_u32()?, f.read_u32()?);
     let whole = how & abi::LK_FLOCK != 0;
     Ok(FileLock { handle, owner, start, end, kind, pid, whole })
 }
 
-fn set_attr(mut f: Fields<'_>) -> Result<SetAttr, ParseError> {
-    let valid = f.u32()?;
-    f.skip(4)?;
-    let (handle, size) = (f.u64()?, f.u64()?);
-    f.skip(8)?;
-    let (atime, mtime, _ctime) = (f.i64()?, f.i64()?, f.i64()?);
-    let (atime_nsec, mtime_nsec, _) = (f.u32()?, f.u32()?, f.u32()?);
-    let mode = f.u32()?;
-    f.skip(4)?;
-    let (uid, gid) = (f.u32()?, f.u32()?);
+fn parse_set_attr(mut f: FieldReader<'_>) -> Result<FuseSetAttr, ParseError> {
+    let valid = f.read_u32()?;
+    f.skip_bytes(4)?;
+    let (handle, size) = (f.read_u64()?, f.read_u64()?);
+    f.skip_bytes(8)?;
+    let (atime, mtime, _ctime) = (f.read_i64()?, f.read_i64()?, f.read_i64()?);
+    let (atime_nsec, mtime_nsec, _) = (f.read_u32()?, f.read_u32()?, f.read_u32()?);
+    let mode = f.read_u32()?;
+    f.skip_bytes(4)?;
+    let (uid, gid) = (f.read_u32()?, f.read_u32()?);
     let has = |bit: u32| valid & bit != 0;
     let time = |bit, now, sec, nsec| {
-        has(bit).then_some(if has(now) { SetTime::Now } else { SetTime::At(Time { sec, nsec }) })
+        has(bit).then_some(if has(now) {
+            FuseSetTime::Now
+        } else {
+            FuseSetTime::At(FuseTime { sec, nsec })
+        })
     };
-    Ok(SetAttr {
+    Ok(FuseSetAttr {
         mode: Some(mode).filter(|_| has(fattr::MODE)),
         uid: Some(uid).filter(|_| has(fattr::UID)),
         gid: Some(gid).filter(|_| has(fattr::GID)),

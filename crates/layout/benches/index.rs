@@ -11,7 +11,7 @@ use std::hint::black_box;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use tatami_layout::{Index, Piece, PieceTiles, Shape, View};
+use tatami_layout::{Piece, PieceTiles, Shape, TileIndex, View};
 
 struct Counting;
 
@@ -93,7 +93,7 @@ fn subarray(rank: u64, (x, y, z): (u64, u64, u64)) -> (View, u64) {
 fn explicit(rank: u64, ranks: u64) -> (PieceTiles, u64) {
     const TRANSFER: u64 = 256 << 10;
     let mut tiles = PieceTiles::new(rank as u32);
-    let number = tiles.add_view(&View::bytes()).expect("a view of a bench");
+    let number = tiles.add_view(&View::all_bytes()).expect("a view of a bench");
     let mut at = 0;
     for segment in 0..64 {
         for transfer in 0..4 {
@@ -113,7 +113,7 @@ fn job(name: &str, ranks: u64, of: impl Fn(u64) -> (View, PieceTiles, u64)) {
         let pieces = encoded.iter().zip(1..).map(|(bytes, piece)| {
             (Piece(piece), PieceTiles::decode(bytes).expect("what was encoded"))
         });
-        Index::new(pieces.collect(), vec![], 0)
+        TileIndex::new(pieces.collect(), vec![], 0)
     };
     let opened = least(1, |_| open()) / 1e6;
     let before = LIVE.load(Ordering::Relaxed);
@@ -180,17 +180,17 @@ fn writer() {
     let number = tiles.add_view(&view).expect("a view of a bench");
     let mut at = 0;
     let call = least(10_000, |_| {
-        black_box(tiles.covered(&view, at, 4096));
+        black_box(tiles.own_extents(&view, at, 4096));
         tiles.append(STAMP, number, at, 4096, at).expect("a write of a bench");
         at += 4096;
     });
     println!("covered and append, one view: {call:.1} ns a write, {} tiles", tiles.tiles().len());
     let mut tiles = PieceTiles::new(3);
-    let number = tiles.add_view(&View::bytes()).expect("a view of a bench");
+    let number = tiles.add_view(&View::all_bytes()).expect("a view of a bench");
     let (mut n, mut at) = (0, 0);
     let call = least(10_000, |_| {
         let offset = mixed(n) % (1 << 40);
-        black_box(tiles.covered(&View::bytes(), offset, 4096));
+        black_box(tiles.own_extents(&View::all_bytes(), offset, 4096));
         tiles.append(STAMP, number, offset, 4096, at).expect("a write of a bench");
         (n, at) = (n + 1, at + 4096);
     });
@@ -217,7 +217,7 @@ fn main() {
     for ranks in [8, 10_000] {
         job("explicit offsets, 64 segments of 4 x 256 KiB", ranks, |r| {
             let (tiles, len) = explicit(r, ranks);
-            (View::bytes(), tiles, len)
+            (View::all_bytes(), tiles, len)
         });
     }
 }

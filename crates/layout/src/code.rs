@@ -24,7 +24,7 @@ pub enum DecodeError {
 }
 
 /// Appends `n`.
-pub(crate) fn put(out: &mut Vec<u8>, mut n: u64) {
+pub(crate) fn encode_number(out: &mut Vec<u8>, mut n: u64) {
     while n >= 0x80 {
         out.push(n as u8 | 0x80);
         n >>= 7;
@@ -33,22 +33,22 @@ pub(crate) fn put(out: &mut Vec<u8>, mut n: u64) {
 }
 
 /// Appends the signed `n`.
-pub(crate) fn put_signed(out: &mut Vec<u8>, n: i64) {
-    put(out, ((n << 1) ^ (n >> 63)) as u64);
+pub(crate) fn encode_signed(out: &mut Vec<u8>, n: i64) {
+    encode_number(out, ((n << 1) ^ (n >> 63)) as u64);
 }
 
 /// Takes one byte.
-pub(crate) fn take_byte(from: &mut &[u8]) -> Result<u8, DecodeError> {
+pub(crate) fn decode_byte(from: &mut &[u8]) -> Result<u8, DecodeError> {
     let (&first, rest) = from.split_first().ok_or(DecodeError::Short)?;
     *from = rest;
     Ok(first)
 }
 
-/// Takes a number that [`put`] wrote.
-pub(crate) fn take(from: &mut &[u8]) -> Result<u64, DecodeError> {
+/// Takes a number that [`encode_number`] wrote.
+pub(crate) fn decode_number(from: &mut &[u8]) -> Result<u64, DecodeError> {
     let mut n = 0u64;
     for shift in (0..64).step_by(7) {
-        let byte = take_byte(from)?;
+        let byte = decode_byte(from)?;
         let bits = u64::from(byte & 0x7f);
         if shift == 63 && bits > 1 {
             return Err(DecodeError::Number);
@@ -64,16 +64,16 @@ pub(crate) fn take(from: &mut &[u8]) -> Result<u64, DecodeError> {
     Err(DecodeError::Number)
 }
 
-/// Takes a number that [`put_signed`] wrote.
-pub(crate) fn take_signed(from: &mut &[u8]) -> Result<i64, DecodeError> {
-    let n = take(from)?;
+/// Takes a number that [`encode_signed`] wrote.
+pub(crate) fn decode_signed(from: &mut &[u8]) -> Result<i64, DecodeError> {
+    let n = decode_number(from)?;
     Ok((n >> 1) as i64 ^ -((n & 1) as i64))
 }
 
 /// Takes the number of elements, each of which takes at least `each` bytes, so that the input
 /// bounds the memory that is reserved for them.
-pub(crate) fn take_count(from: &mut &[u8], each: usize) -> Result<usize, DecodeError> {
-    let n = take(from)?;
+pub(crate) fn decode_count(from: &mut &[u8], each: usize) -> Result<usize, DecodeError> {
+    let n = decode_number(from)?;
     if n > (from.len() / each) as u64 {
         return Err(DecodeError::Short);
     }
@@ -89,20 +89,20 @@ mod tests {
         #[test]
         fn numbers_come_back(a: u64, b: i64, shift in 0u32..64) {
             let mut out = Vec::new();
-            put(&mut out, a >> shift);
-            put_signed(&mut out, b >> shift);
+            encode_number(&mut out, a >> shift);
+            encode_signed(&mut out, b >> shift);
             let mut rest = &out[..];
-            prop_assert_eq!(take(&mut rest), Ok(a >> shift));
-            prop_assert_eq!(take_signed(&mut rest), Ok(b >> shift));
+            prop_assert_eq!(decode_number(&mut rest), Ok(a >> shift));
+            prop_assert_eq!(decode_signed(&mut rest), Ok(b >> shift));
             prop_assert!(rest.is_empty());
         }
 
         #[test]
         fn what_is_taken_is_what_would_be_put(bytes: [u8; 12]) {
             let mut rest = &bytes[..];
-            if let Ok(n) = take(&mut rest) {
+            if let Ok(n) = decode_number(&mut rest) {
                 let mut out = Vec::new();
-                put(&mut out, n);
+                encode_number(&mut out, n);
                 prop_assert_eq!(&out[..], &bytes[..bytes.len() - rest.len()]);
             }
         }

@@ -2,12 +2,12 @@
 
 use std::cmp::Reverse;
 
-use crate::grow::{Grower, Twig};
 use crate::piece::PieceTiles;
-use crate::scatter::Placed;
-use crate::sweep::{Span, spans, sweep};
+use crate::scatter::PlacedRun;
+use crate::sweep::{TileSpan, select_winners, tile_spans};
 use crate::tile::Tile;
-use crate::tree::{Node, Range};
+use crate::tree::{OffsetRange, TileTree};
+use crate::tree_builder::{TileTreeBuilder, Twig};
 use crate::view::{MAX_OFFSET, View};
 use crate::whole::Piece;
 
@@ -20,7 +20,7 @@ pub const BASE: PieceId = Piece(0);
 /// A truncation: tiles with a stamp of at most `stamp`, and the base, have nothing at or beyond
 /// `size`. After the last cut the file is at least `size` bytes long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cut {
+pub struct TileCut {
     /// Time of the truncation, in microseconds since 1970.
     pub stamp: u64,
     /// The size of the file after it, in bytes.
@@ -29,11 +29,11 @@ pub struct Cut {
 
 /// A stretch of a request and where its bytes are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct FoundExtent {
     /// File offset of the first byte.
     pub file_offset: u64,
-    /// Number of bytes, never 0: of the file from [`Index::lookup`], of the stream
-    /// from [`Index::lookup_view`].
+    /// Number of bytes, never 0: of the file from [`TileIndex::lookup`], of the stream
+    /// from [`TileIndex::lookup_view`].
     pub len: u64,
     /// The piece; `None` is a hole, which reads as zeros.
     pub piece: Option<PieceId>,
@@ -43,7 +43,7 @@ pub struct Found {
 
 /// One tile, as the index keeps it.
 #[derive(Clone, Debug)]
-pub(crate) struct Item {
+pub(crate) struct IndexedTile {
     pub piece: PieceId,
     view: View,
     /// Its `view` is a number that tiles of equal views share.
@@ -57,17 +57,17 @@ pub(crate) struct Item {
 
 /// A tile by its view: finds the tiles of a request that comes with the same view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Known {
+struct ViewTile {
     view: u64,
     start: u64,
     item: u32,
 }
 
-/// Most tiles of a small request; [`Index::lookup_run`] gives up on more.
+/// Most tiles of a small request; [`TileIndex::lookup_run`] gives up on more.
 const FEW: usize = 16;
 
 /// The part of a file range that a tile has.
-enum Share {
+enum TileShare {
     Nothing,
     /// All of it as one run, which begins there in the piece.
     All(u64),
@@ -77,22 +77,26 @@ enum Share {
 
 /// Which piece has which byte of a file.
 #[derive(Clone, Debug)]
-pub struct Index {
+pub struct TileIndex {
     /// By precedence: the first wins over all others.
-    items: Vec<Item>,
-    tree: Node,
+    items: Vec<IndexedTile>,
+    tree: TileTree,
     /// Sorted.
-    known: Vec<Known>,
+    view_tiles: Vec<ViewTile>,
     /// Bytes of the base that the cuts left.
     base: u64,
     size: u64,
 }
 
-impl Index {
+impl TileIndex {
     /// The index of a file with these pieces and truncations, and `base_size` bytes in its
     /// base. The base has stamp 0: all cuts apply to it.
-    pub fn new(pieces: Vec<(PieceId, PieceTiles)>, cuts: Vec<Cut>, base_size: u64) -> Index {
-        Index::with_base(pieces, cuts, base_size, 0)
+    pub fn new(
+        pieces: Vec<(PieceId, PieceTiles)>,
+        cuts: Vec<TileCut>,
+        base_size: u64,
+    ) -> TileIndex {
+        TileIndex::with_base(pieces, cuts, base_size, 0)
     }
 
     /// The same for a base that was itself truncated and written after that. Cuts with stamps up to
@@ -100,15 +104,15 @@ impl Index {
     /// none.)
     pub fn with_base(
         pieces: Vec<(PieceId, PieceTiles)>,
-        mut cuts: Vec<Cut>,
+        mut cuts: Vec<TileCut>,
         base_size: u64,
         base_stamp: u64,
-    ) -> Index {
+    ) -> TileIndex {
         // The sort is stable: of cuts with equal stamps the later one in the list is the later cut.
         cuts.sort_by_key(|c| c.stamp);
         let mut size = cuts.last().map_or(0, |c| c.size);
         let mut least = u64::MAX;
-        let mut limits: Vec<Cut> = cuts;
+        let mut limits: Vec<TileCut> = cuts;
         // A tile is subject to all cuts at or after its stamp, so each cut's limit is the least
         // size from it on.
         for cut in limits.iter_mut().rev() {
@@ -124,49 +128,54 @@ impl Index {
         };
         let base = base_size.min(base_limit);
         size = size.max(base);
-        let mut items: Vec<(u32, Item)> = Vec::new();
+        let mut items: Vec<(u32, IndexedTile)> = Vec::new();
         for (piece, tiles) in pieces {
             for tile in tiles.tiles() {
                 let view = tiles.views()[tile.view as usize].clone();
                 items.extend(
-                    Item::new(piece, view, *tile, limit(tile.stamp)).map(|i| (tiles.rank(), i)),
+                    IndexedTile::new(piece, view, *tile, limit(tile.stamp))
+                        .map(|i| (tiles.rank(), i)),
                 );
             }
         }
-        let mut new = Index::of_items(items);
+        let mut new = TileIndex::from_items(items);
         new.base = base;
         new.size = new.size.max(size);
         new
     }
 
     /// The index of these tiles of one piece.
-    pub(crate) fn of_tiles(piece: PieceId, tiles: impl Iterator<Item = (View, Tile)>) -> Index {
-        let items = tiles.filter_map(|(view, tile)| Item::new(piece, view, tile, u64::MAX));
-        Index::of_items(items.map(|i| (0, i)).collect())
+    pub(crate) fn from_tiles(
+        piece: PieceId,
+        tiles: impl Iterator<Item = (View, Tile)>,
+    ) -> TileIndex {
+        let items = tiles.filter_map(|(view, tile)| IndexedTile::new(piece, view, tile, u64::MAX));
+        TileIndex::from_items(items.map(|i| (0, i)).collect())
     }
 
-    fn of_items(mut items: Vec<(u32, Item)>) -> Index {
+    fn from_items(mut items: Vec<(u32, IndexedTile)>) -> TileIndex {
         // Reverse first, so that of equal keys the later tile comes first.
         items.reverse();
         items.sort_by_key(|(rank, i)| (Reverse(i.tile.stamp), *rank, Reverse(i.piece)));
-        let items: Vec<Item> = items.into_iter().map(|(_, item)| item).collect();
+        let items: Vec<IndexedTile> = items.into_iter().map(|(_, item)| item).collect();
         let size = items.iter().map(|i| i.hi).max().unwrap_or(0);
-        let mut new = Index { items, tree: Node::Nothing, known: Vec::new(), base: 0, size };
+        let mut new =
+            TileIndex { items, tree: TileTree::Nothing, view_tiles: Vec::new(), base: 0, size };
         new.number_views();
-        new.plant();
+        new.build_tree();
         new
     }
 
     /// Calls `met` with each tile that may have bytes of the file range `from .. to`: its number
     /// (the lower of two wins), its view and the tile.
-    pub(crate) fn visit<'a>(
+    pub(crate) fn visit_tiles<'a>(
         &'a self,
         from: u64,
         to: u64,
         mut met: impl FnMut(u32, &'a View, &'a Tile),
     ) {
         let mut found = Vec::new();
-        self.candidates(from, to, &mut found);
+        self.collect_candidates(from, to, &mut found);
         for i in found {
             let item = &self.items[i as usize];
             met(i, &item.view, &item.tile);
@@ -175,14 +184,14 @@ impl Index {
 
     /// Records the tiles of each view, and gives equal views one number.
     fn number_views(&mut self) {
-        self.known = (0u32..)
+        self.view_tiles = (0u32..)
             .zip(&self.items)
-            .map(|(item, i)| Known { view: i.view.hash(), start: i.tile.start, item })
+            .map(|(item, i)| ViewTile { view: i.view.hash(), start: i.tile.start, item })
             .collect();
-        self.known.sort_unstable();
+        self.view_tiles.sort_unstable();
         let mut same: Option<(View, u32)> = None;
         let mut numbers = 0;
-        for known in &self.known {
+        for known in &self.view_tiles {
             let item = &mut self.items[known.item as usize];
             let number = match &same {
                 Some((view, number)) if *view == item.view => *number,
@@ -200,16 +209,17 @@ impl Index {
         }
     }
 
-    fn plant(&mut self) {
+    fn build_tree(&mut self) {
         let items = &self.items;
         let of = |i: u32| {
             let item = &items[i as usize];
             (item.tile.view, item.view.clone(), item.tile)
         };
-        let twigs =
-            (0u32..).zip(items).map(|(i, t)| Twig::of_file(i, &t.view, &t.tile, t.lo, t.hi));
-        let mut grower = Grower::new(&of, items.len());
-        let tree = grower.grow(twigs.collect());
+        let twigs = (0u32..)
+            .zip(items)
+            .map(|(i, t)| Twig::from_file_range(i, &t.view, &t.tile, t.lo, t.hi));
+        let mut grower = TileTreeBuilder::new(&of, items.len());
+        let tree = grower.build_tree(twigs.collect());
         let alone = grower.alone;
         self.tree = tree;
         for (item, alone) in self.items.iter_mut().zip(alone) {
@@ -224,24 +234,24 @@ impl Index {
 
     /// Returns where the bytes `offset .. offset + len` of the file are: in file order, without
     /// gaps, up to the end of the file.
-    pub fn lookup(&self, offset: u64, len: u64) -> Vec<Found> {
+    pub fn lookup(&self, offset: u64, len: u64) -> Vec<FoundExtent> {
         let mut out = Vec::new();
-        self.resolve(offset, offset.saturating_add(len).min(self.size), &mut out);
+        self.resolve_range(offset, offset.saturating_add(len).min(self.size), &mut out);
         out
     }
 
     /// Returns where the stream bytes `stream .. stream + len` of `view` are: in stream order,
     /// without gaps, up to the end of the file. Bytes that are contiguous in the stream and in a
     /// piece are one result, even if they are not contiguous in the file.
-    pub fn lookup_view(&self, view: &View, stream: u64, len: u64) -> Vec<Found> {
+    pub fn lookup_view(&self, view: &View, stream: u64, len: u64) -> Vec<FoundExtent> {
         let mut out = Vec::new();
-        let len = self.readable(view, stream, len);
+        let len = self.readable_len(view, stream, len);
         let mut done = 0;
         // A tile of this view that is alone answers without the tree, whatever its number of
         // blocks.
-        while let Some(found) = self.same_view(view, stream + done, len - done) {
+        while let Some(found) = self.lookup_same_view(view, stream + done, len - done) {
             done += found.len;
-            join(&mut out, found);
+            append_found(&mut out, found);
         }
         let mut near = None;
         for (offset, len) in view.extents(stream + done, len - done) {
@@ -252,20 +262,20 @@ impl Index {
 
     /// Returns the longest run of the stream from `stream` on that one piece is known to have,
     /// written through the same view. `None` where only a search would show it.
-    pub fn lookup_whole(&self, view: &View, stream: u64) -> Option<Found> {
-        let len = self.readable(view, stream, u64::MAX);
-        self.same_view(view, stream, len)
+    pub fn lookup_whole(&self, view: &View, stream: u64) -> Option<FoundExtent> {
+        let len = self.readable_len(view, stream, u64::MAX);
+        self.lookup_same_view(view, stream, len)
     }
 
     /// Returns where the bytes `from .. to` of the file are, if they are one run of one piece or of
     /// a hole. Most small requests are, and need no list. `None` otherwise, and in doubt.
-    pub fn lookup_run(&self, from: u64, to: u64) -> Option<Found> {
+    pub fn lookup_run(&self, from: u64, to: u64) -> Option<FoundExtent> {
         if from >= to || to > self.size {
             return None;
         }
         let (mut few, mut count) = ([0; FEW], 0);
-        let range = Range { from, to };
-        self.tree.visit(range, range, &mut |item| {
+        let range = OffsetRange { from, to };
+        self.tree.visit_tiles(range, range, &mut |item| {
             if count > FEW || few[..count.min(FEW)].contains(&item) {
                 return;
             }
@@ -279,41 +289,51 @@ impl Index {
         few.sort_unstable();
         let len = to - from;
         for item in few.iter().map(|i| &self.items[*i as usize]) {
-            match item.share(from, to) {
-                Share::Nothing => {}
-                Share::Part => return None,
-                Share::All(at) => {
-                    return Some(Found { file_offset: from, len, piece: Some(item.piece), at });
+            match item.classify_range(from, to) {
+                TileShare::Nothing => {}
+                TileShare::Part => return None,
+                TileShare::All(at) => {
+                    return Some(FoundExtent {
+                        file_offset: from,
+                        len,
+                        piece: Some(item.piece),
+                        at,
+                    });
                 }
             }
         }
         match (to <= self.base, from >= self.base) {
-            (true, _) => Some(Found { file_offset: from, len, piece: Some(BASE), at: from }),
-            (_, true) => Some(Found { file_offset: from, len, piece: None, at: 0 }),
+            (true, _) => Some(FoundExtent { file_offset: from, len, piece: Some(BASE), at: from }),
+            (_, true) => Some(FoundExtent { file_offset: from, len, piece: None, at: 0 }),
             _ => None,
         }
     }
 
     /// Returns how many of `len` stream bytes lie before the end of the file.
-    pub(crate) fn readable(&self, view: &View, stream: u64, len: u64) -> u64 {
+    pub(crate) fn readable_len(&self, view: &View, stream: u64, len: u64) -> u64 {
         let len = len.min(u64::MAX - stream);
         len.min(view.stream_before(self.size).0.saturating_sub(stream))
     }
 
-    pub(crate) fn item(&self, number: u32) -> &Item {
+    pub(crate) fn item(&self, number: u32) -> &IndexedTile {
         &self.items[number as usize]
     }
 
     /// Returns the run of a tile of the same view that overlaps no other tile.
-    pub(crate) fn same_view(&self, view: &View, stream: u64, len: u64) -> Option<Found> {
+    pub(crate) fn lookup_same_view(
+        &self,
+        view: &View,
+        stream: u64,
+        len: u64,
+    ) -> Option<FoundExtent> {
         if len == 0 {
             return None;
         }
         let hash = view.hash();
-        let next = self.known.partition_point(|k| (k.view, k.start) <= (hash, stream));
-        let known = self.known[..next].last().filter(|k| k.view == hash)?;
+        let next = self.view_tiles.partition_point(|k| (k.view, k.start) <= (hash, stream));
+        let known = self.view_tiles[..next].last().filter(|k| k.view == hash)?;
         let item = &self.items[known.item as usize];
-        let (k, inside) = item.tile.before(stream);
+        let (k, inside) = item.tile.bytes_before(stream);
         // Only a tile that is alone may answer: no other tile can win over it.
         if !item.alone || !inside || item.view != *view {
             return None;
@@ -325,38 +345,47 @@ impl Index {
             len = view.stream_before(item.hi).0.saturating_sub(stream);
         }
         let (piece, at) = (Some(item.piece), item.tile.at + k);
-        (len > 0).then_some(Found { file_offset, len, piece, at })
+        (len > 0).then_some(FoundExtent { file_offset, len, piece, at })
     }
 
     /// Resolves a range that probably lies near the one before, in tile `near`.
-    fn resolve_near(&self, offset: u64, end: u64, near: &mut Option<u32>, out: &mut Vec<Found>) {
+    fn resolve_near(
+        &self,
+        offset: u64,
+        end: u64,
+        near: &mut Option<u32>,
+        out: &mut Vec<FoundExtent>,
+    ) {
         let mut offset = offset;
         while offset < end {
             if let Some(item) = near.map(|i| &self.items[i as usize])
-                && let Some((at, run)) = item.place_of(offset, end)
+                && let Some((at, run)) = item.locate_byte(offset, end)
             {
-                join(out, Found { file_offset: offset, len: run, piece: Some(item.piece), at });
+                append_found(
+                    out,
+                    FoundExtent { file_offset: offset, len: run, piece: Some(item.piece), at },
+                );
                 offset += run;
                 continue;
             }
             let mut found = Vec::new();
-            self.candidates(offset, end, &mut found);
+            self.collect_candidates(offset, end, &mut found);
             match found[..] {
                 [one] if self.items[one as usize].alone && *near != Some(one) => *near = Some(one),
                 _ => return self.resolve_among(offset, end, &found, out),
             }
             let item = &self.items[found[0] as usize];
-            if item.place_of(offset, end).is_none() {
+            if item.locate_byte(offset, end).is_none() {
                 return self.resolve_among(offset, end, &found, out);
             }
         }
     }
 
     /// Collects the tiles that may have bytes of a range, each once.
-    pub(crate) fn candidates(&self, offset: u64, end: u64, found: &mut Vec<u32>) {
+    pub(crate) fn collect_candidates(&self, offset: u64, end: u64, found: &mut Vec<u32>) {
         if offset < end {
-            let range = Range { from: offset, to: end };
-            self.tree.visit(range, range, &mut |item| found.push(item));
+            let range = OffsetRange { from: offset, to: end };
+            self.tree.visit_tiles(range, range, &mut |item| found.push(item));
             if found.len() > 1 {
                 found.sort_unstable();
                 found.dedup();
@@ -364,71 +393,76 @@ impl Index {
         }
     }
 
-    fn resolve(&self, offset: u64, end: u64, out: &mut Vec<Found>) {
+    fn resolve_range(&self, offset: u64, end: u64, out: &mut Vec<FoundExtent>) {
         let mut found = Vec::new();
-        self.candidates(offset, end, &mut found);
+        self.collect_candidates(offset, end, &mut found);
         self.resolve_among(offset, end, &found, out);
     }
 
-    fn resolve_among(&self, offset: u64, end: u64, among: &[u32], out: &mut Vec<Found>) {
+    fn resolve_among(&self, offset: u64, end: u64, among: &[u32], out: &mut Vec<FoundExtent>) {
         let mut at = offset;
-        let mut put = |span: Span| {
-            self.beneath(at, span.offset, out);
-            let piece = Some(self.items[span.of as usize].piece);
-            join(out, Found { file_offset: span.offset, len: span.len, piece, at: span.at });
+        let mut put = |span: TileSpan| {
+            self.resolve_base(at, span.offset, out);
+            let piece = Some(self.items[span.tile as usize].piece);
+            append_found(
+                out,
+                FoundExtent { file_offset: span.offset, len: span.len, piece, at: span.at },
+            );
             at = span.offset + span.len;
         };
-        let mut found: Vec<Span> = Vec::new();
+        let mut found: Vec<TileSpan> = Vec::new();
         for &i in among {
             let item = &self.items[i as usize];
             let (from, to) = (item.lo.max(offset), item.hi.min(end));
             if from >= to {
                 continue;
             }
-            let spans = spans(&item.view, &item.tile, from, to).map(|(offset, len, at)| Span {
-                offset,
-                len,
-                at,
-                of: i,
-            });
+            let spans = tile_spans(&item.view, &item.tile, from, to)
+                .map(|(offset, len, at)| TileSpan { offset, len, at, tile: i });
             match among.len() {
                 1 => spans.for_each(&mut put),
                 _ => found.extend(spans),
             }
         }
-        sweep(found, |a, b| a < b).into_iter().for_each(&mut put);
-        self.beneath(at, end, out);
+        select_winners(found, |a, b| a < b).into_iter().for_each(&mut put);
+        self.resolve_base(at, end, out);
     }
 
     /// Adds the bytes beneath the tiles: of the base, then of a hole.
-    fn beneath(&self, from: u64, to: u64, out: &mut Vec<Found>) {
+    fn resolve_base(&self, from: u64, to: u64, out: &mut Vec<FoundExtent>) {
         let middle = self.base.clamp(from, to.max(from));
         if from < middle {
-            join(out, Found { file_offset: from, len: middle - from, piece: Some(BASE), at: from });
+            append_found(
+                out,
+                FoundExtent { file_offset: from, len: middle - from, piece: Some(BASE), at: from },
+            );
         }
         if middle < to {
-            join(out, Found { file_offset: middle, len: to - middle, piece: None, at: 0 });
+            append_found(
+                out,
+                FoundExtent { file_offset: middle, len: to - middle, piece: None, at: 0 },
+            );
         }
     }
 }
 
-impl Item {
+impl IndexedTile {
     /// Makes the item of a tile whose bytes before `limit` survived the cuts; `None` where there
     /// are none.
-    fn new(piece: PieceId, view: View, tile: Tile, limit: u64) -> Option<Item> {
+    fn new(piece: PieceId, view: View, tile: Tile, limit: u64) -> Option<IndexedTile> {
         let lo = view.offset_of(tile.start);
         let hi = (view.offset_of(tile.end() - 1) + 1).min(limit);
         if lo >= hi {
             return None;
         }
-        let hi = last_end(&view, &tile, hi);
-        Some(Item { piece, view, tile, lo, hi, alone: false })
+        let hi = last_byte_end(&view, &tile, hi);
+        Some(IndexedTile { piece, view, tile, lo, hi, alone: false })
     }
 
     /// The strided runs of the tile within the file range `from .. to`.
-    pub fn placed(&self, from: u64, to: u64) -> impl Iterator<Item = Placed> + '_ {
-        let first = self.tile.before(self.view.stream_before(from).0).0;
-        let end = self.tile.before(self.view.stream_before(to).0).0;
+    pub fn placed_runs(&self, from: u64, to: u64) -> impl Iterator<Item = PlacedRun> + '_ {
+        let first = self.tile.bytes_before(self.view.stream_before(from).0).0;
+        let end = self.tile.bytes_before(self.view.stream_before(to).0).0;
         // Blocks of a tile over a contiguous view need not be visited one by one.
         let (head, middle) = match self.view.is_default() {
             true => self.tile.whole_blocks(first, end),
@@ -436,13 +470,13 @@ impl Item {
         };
         let run = |(stream, len, at): (u64, u64, u64)| {
             let mut place = at;
-            self.view.runs(stream, len).map(move |run| {
-                let placed = Placed::of(run, place);
+            self.view.strided_runs(stream, len).map(move |run| {
+                let placed = PlacedRun::from_run(run, place);
                 place += placed.len();
                 placed
             })
         };
-        let blocks = (middle > head).then(|| Placed {
+        let blocks = (middle > head).then(|| PlacedRun {
             from: self.view.offset_of(self.tile.stream_at(head)),
             block: self.tile.block,
             stride: self.tile.stride,
@@ -450,45 +484,45 @@ impl Item {
             place: self.tile.at + head,
         });
         self.tile
-            .runs(first, head)
+            .stream_runs(first, head)
             .flat_map(run)
             .chain(blocks)
-            .chain(self.tile.runs(middle, end).flat_map(run))
+            .chain(self.tile.stream_runs(middle, end).flat_map(run))
     }
 
-    fn share(&self, from: u64, to: u64) -> Share {
+    fn classify_range(&self, from: u64, to: u64) -> TileShare {
         let (lo, hi) = (from.max(self.lo), to.min(self.hi));
         if lo >= hi {
-            return Share::Nothing;
+            return TileShare::Nothing;
         }
         let (stream, visible, run) = self.view.run_at(lo);
-        let (first, inside) = self.tile.before(stream);
+        let (first, inside) = self.tile.bytes_before(stream);
         if visible && inside {
             let all = (lo, hi) == (from, to) && run.min(self.tile.run_from(first)) >= to - from;
-            return if all { Share::All(self.tile.at + first) } else { Share::Part };
+            return if all { TileShare::All(self.tile.at + first) } else { TileShare::Part };
         }
-        match self.tile.before(self.view.stream_before(hi).0).0 == first {
-            true => Share::Nothing,
-            false => Share::Part,
+        match self.tile.bytes_before(self.view.stream_before(hi).0).0 == first {
+            true => TileShare::Nothing,
+            false => TileShare::Part,
         }
     }
 
     /// Returns where the byte at `offset` lies in the piece, and how many bytes from there on,
     /// below `end`, are contiguous in file and piece; `None` when the tile does not have the byte.
-    fn place_of(&self, offset: u64, end: u64) -> Option<(u64, u64)> {
+    fn locate_byte(&self, offset: u64, end: u64) -> Option<(u64, u64)> {
         if offset < self.lo || offset >= self.hi {
             return None;
         }
         let (stream, visible, run) = self.view.run_at(offset);
-        let (k, inside) = self.tile.before(stream);
+        let (k, inside) = self.tile.bytes_before(stream);
         let run = run.min(self.tile.run_from(k)).min(end.min(self.hi) - offset);
         (visible && inside).then_some((self.tile.at + k, run))
     }
 }
 
 /// Returns the end of the last byte of `tile` before `limit`; the tile has such a byte.
-fn last_end(view: &View, tile: &Tile, limit: u64) -> u64 {
-    let k = tile.before(view.stream_before(limit.min(MAX_OFFSET + 1)).0).0;
+fn last_byte_end(view: &View, tile: &Tile, limit: u64) -> u64 {
+    let k = tile.bytes_before(view.stream_before(limit.min(MAX_OFFSET + 1)).0).0;
     match k {
         0 => limit,
         k => view.offset_of(tile.stream_at(k - 1)) + 1,
@@ -496,7 +530,7 @@ fn last_end(view: &View, tile: &Tile, limit: u64) -> u64 {
 }
 
 /// Appends a result, or extends the last one where the new one continues it.
-fn join(out: &mut Vec<Found>, new: Found) {
+fn append_found(out: &mut Vec<FoundExtent>, new: FoundExtent) {
     if let Some(last) = out.last_mut() {
         let goes_on =
             last.piece == new.piece && (new.piece.is_none() || last.at + last.len == new.at);

@@ -2,14 +2,14 @@
 //! death.
 //!
 //! This module has the header and the records, for writers and concurrent readers, and a reader of
-//! a whole journal from any place. docs/FORMAT.md draws the format.
+//! a whole journal from any place. docs/reference/formats.md draws the format.
 
 mod last_word;
 
-pub use last_word::{LastWord, Salvaged, read_last_word, salvage};
+pub use last_word::{LastWord, RecoveredTiles, read_last_word, recover_records};
 
+use crate::hulls::TileHulls;
 use crate::piece::PieceTiles;
-use crate::reach::Reach;
 use crate::tile::Tile;
 use crate::view::View;
 
@@ -49,15 +49,15 @@ pub struct Damage {
 /// The two forms of journals. The first had no seeds in its checksums and no checks of lengths, and
 /// is only read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Form {
+enum JournalForm {
     First,
     Second,
 }
 
 /// The header of a journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Header {
-    form: Form,
+pub struct JournalHeader {
+    form: JournalForm,
     /// The number of the open in which the journal was written.
     pub open: u64,
     /// The rank that wrote it.
@@ -67,29 +67,29 @@ pub struct Header {
     seed: u32,
 }
 
-impl Header {
+impl JournalHeader {
     /// The header of a new journal of rank `rank` of open `open`.
-    pub fn new(open: u64, rank: u32) -> Header {
-        Header::of_form(Form::Second, open, rank)
+    pub fn new(open: u64, rank: u32) -> JournalHeader {
+        JournalHeader::with_form(JournalForm::Second, open, rank)
     }
 
     /// The header of a journal as versions before the second form wrote it. For tests.
     #[doc(hidden)]
-    pub fn of_first_form(open: u64, rank: u32) -> Header {
-        Header::of_form(Form::First, open, rank)
+    pub fn new_first_form(open: u64, rank: u32) -> JournalHeader {
+        JournalHeader::with_form(JournalForm::First, open, rank)
     }
 
-    fn of_form(form: Form, open: u64, rank: u32) -> Header {
-        let mut header = Header { form, open, rank, seed: 0 };
-        header.seed = sum(0, &header.words()[..HEADER_WORDS - 1]);
+    fn with_form(form: JournalForm, open: u64, rank: u32) -> JournalHeader {
+        let mut header = JournalHeader { form, open, rank, seed: 0 };
+        header.seed = checksum_words(0, &header.words()[..HEADER_WORDS - 1]);
         header
     }
 
     /// Encodes the header.
     pub fn words(self) -> [u64; HEADER_WORDS] {
-        let magic = if self.form == Form::First { MAGIC_1 } else { MAGIC_2 };
+        let magic = if self.form == JournalForm::First { MAGIC_1 } else { MAGIC_2 };
         let mut words = [magic, self.open, u64::from(self.rank), 0, 0, 0, 0, 0];
-        words[HEADER_WORDS - 1] = u64::from(sum(0, &words[..HEADER_WORDS - 1]));
+        words[HEADER_WORDS - 1] = u64::from(checksum_words(0, &words[..HEADER_WORDS - 1]));
         words
     }
 
@@ -97,17 +97,17 @@ impl Header {
     ///
     /// # Errors
     /// [`Damage`], for other words.
-    pub fn read(words: &[u64; HEADER_WORDS]) -> Result<Option<Header>, Damage> {
+    pub fn read(words: &[u64; HEADER_WORDS]) -> Result<Option<JournalHeader>, Damage> {
         // Writers store the first word last, or write from the first byte on.
         if words[0] == 0 || words[HEADER_WORDS - 1] == 0 {
             return Ok(None);
         }
         let form = match words[0] {
-            MAGIC_1 => Form::First,
-            MAGIC_2 => Form::Second,
+            MAGIC_1 => JournalForm::First,
+            MAGIC_2 => JournalForm::Second,
             _ => return Err(Damage { at: 0, what: "it does not begin as a journal does" }),
         };
-        let header = Header::of_form(form, words[1], words[2] as u32);
+        let header = JournalHeader::with_form(form, words[1], words[2] as u32);
         match header.words() == *words {
             true => Ok(Some(header)),
             false => Err(Damage { at: 0, what: "the header does not fit its checksum" }),
@@ -115,11 +115,11 @@ impl Header {
     }
 
     /// Finds the header that these words were before one of their bits flipped.
-    fn mended(words: &[u64; HEADER_WORDS]) -> Option<Header> {
+    fn repair_bit_flip(words: &[u64; HEADER_WORDS]) -> Option<JournalHeader> {
         (0..HEADER_WORDS * 64).find_map(|bit| {
             let mut words = *words;
             words[bit / 64] ^= 1 << (bit % 64);
-            Header::read(&words).ok().flatten()
+            JournalHeader::read(&words).ok().flatten()
         })
     }
 
@@ -132,17 +132,17 @@ impl Header {
         let encoded = bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word));
         let mut record = vec![0, self.view_word(number, len)];
         record.extend(encoded);
-        if self.form == Form::Second {
+        if self.form == JournalForm::Second {
             // No record ends with a word of zeros, so that a torn record differs from a damaged
             // one.
             record.push(!len);
         }
-        record[0] = self.front(at, VIEW, record.len(), &record[1..]);
+        record[0] = self.first_word(at, VIEW, record.len(), &record[1..]);
         record
     }
 
     fn view_word(self, number: usize, len: u64) -> u64 {
-        if self.form == Form::First { len } else { (number as u64) << 32 | len }
+        if self.form == JournalForm::First { len } else { (number as u64) << 32 | len }
     }
 
     /// The record at byte `at` of the tile with number `slot`, which is new or replaces the earlier
@@ -151,7 +151,7 @@ impl Header {
         let names = (slot as u64) << 32 | u64::from(tile.view);
         let len = self.length_word(at, tile.len);
         let mut record = [0, names, tile.stamp, tile.start, tile.block, tile.stride, tile.at, len];
-        record[0] = self.front(at, TILE, TILE_WORDS, &record[1..TILE_WORDS - 1]);
+        record[0] = self.first_word(at, TILE, TILE_WORDS, &record[1..TILE_WORDS - 1]);
         record
     }
 
@@ -159,55 +159,55 @@ impl Header {
     /// Each write that makes the tile longer stores it by itself, so it has its own check.
     pub fn length_word(self, at: u64, len: u64) -> u64 {
         match self.form {
-            Form::First => len,
-            Form::Second => len & LENGTH_MAX | self.length_check(at, len) << LENGTH_BITS,
+            JournalForm::First => len,
+            JournalForm::Second => len & LENGTH_MAX | self.length_check(at, len) << LENGTH_BITS,
         }
     }
 
     fn length_check(self, at: u64, len: u64) -> u64 {
-        let sum = sum(self.seed, &[at, len & LENGTH_MAX]);
+        let sum = checksum_words(self.seed, &[at, len & LENGTH_MAX]);
         u64::from((sum ^ sum >> 16) as u16)
     }
 
     /// The length of the tile whose record at byte `at` ends with this word. `None` where it does
     /// not fit its check.
-    fn length_of(self, at: u64, word: u64) -> Option<u64> {
-        let len = if self.form == Form::First { word } else { word & LENGTH_MAX };
+    fn decode_length(self, at: u64, word: u64) -> Option<u64> {
+        let len = if self.form == JournalForm::First { word } else { word & LENGTH_MAX };
         (self.length_word(at, len) == word).then_some(len)
     }
 
     /// The first word of a record: kind, length in words, checksum of the fixed part.
-    fn front(self, at: u64, kind: u64, words: usize, fixed: &[u64]) -> u64 {
+    fn first_word(self, at: u64, kind: u64, words: usize, fixed: &[u64]) -> u64 {
         let sum = match self.form {
-            Form::First => sum(0, fixed),
-            Form::Second => sum(sum(self.seed, &[at]), fixed),
+            JournalForm::First => checksum_words(0, fixed),
+            JournalForm::Second => checksum_words(checksum_words(self.seed, &[at]), fixed),
         };
         kind | (words as u64) << 8 | u64::from(sum) << 32
     }
 
     /// Checks the record at byte `at` against its checksum, but for the length of a tile.
-    fn fits(self, at: u64, record: &[u64]) -> bool {
+    fn matches_checksum(self, at: u64, record: &[u64]) -> bool {
         let Some((&first, body)) = record.split_first() else { return false };
         match first & 0xff {
-            VIEW => first == self.front(at, VIEW, record.len(), body),
+            VIEW => first == self.first_word(at, VIEW, record.len(), body),
             TILE if record.len() == TILE_WORDS => {
-                first == self.front(at, TILE, TILE_WORDS, &body[..TILE_WORDS - 2])
+                first == self.first_word(at, TILE, TILE_WORDS, &body[..TILE_WORDS - 2])
             }
             _ => false,
         }
     }
 
     /// Finds the next whole record; returns its position in words. `words` begin at byte `at`.
-    fn find_whole(self, at: u64, words: &[u64], from: usize) -> Option<usize> {
+    fn find_intact_record(self, at: u64, words: &[u64], from: usize) -> Option<usize> {
         let mut effort = words.len().saturating_mul(SEARCH_EFFORT);
         (from..words.len()).find(|&place| {
             let len = record_len(words[place]);
-            let record = words.get(place..place + len).filter(|_| can_be(words[place]));
+            let record = words.get(place..place + len).filter(|_| can_begin_record(words[place]));
             let Some(left) = record.and_then(|record| effort.checked_sub(record.len())) else {
                 return false;
             };
             effort = left;
-            record.is_some_and(|record| self.fits(at + place as u64 * 8, record))
+            record.is_some_and(|record| self.matches_checksum(at + place as u64 * 8, record))
         })
     }
 
@@ -222,11 +222,11 @@ impl Header {
     /// [`Damage`]: it is no end.
     pub fn check_end(self, at: u64, words: &[u64]) -> Result<(), Damage> {
         let damaged = |what| Err(Damage { at, what });
-        if self.find_whole(at, words, 1).is_some() {
+        if self.find_intact_record(at, words, 1).is_some() {
             return damaged("a record there does not read, and whole ones follow it");
         }
         let Some(&first) = words.first().filter(|first| **first != 0) else { return Ok(()) };
-        if !can_be(first) {
+        if !can_begin_record(first) {
             return damaged("no record begins in this way");
         }
         let len = record_len(first);
@@ -245,17 +245,17 @@ impl Header {
     }
 
     fn view_len(self, word: u64) -> Option<usize> {
-        let len = if self.form == Form::First { word } else { word & 0xffff_ffff };
+        let len = if self.form == JournalForm::First { word } else { word & 0xffff_ffff };
         usize::try_from(len).ok().filter(|len| *len <= VIEW_WORDS_MAX * 8)
     }
 
     fn view_words(self, bytes: usize) -> usize {
-        bytes.div_ceil(8) + if self.form == Form::First { 2 } else { 3 }
+        bytes.div_ceil(8) + if self.form == JournalForm::First { 2 } else { 3 }
     }
 }
 
 /// Reports whether a record can begin with this word.
-fn can_be(first: u64) -> bool {
+fn can_begin_record(first: u64) -> bool {
     let len = record_len(first);
     match first & 0xff {
         VIEW => (2..=VIEW_WORDS_MAX).contains(&len),
@@ -265,12 +265,12 @@ fn can_be(first: u64) -> bool {
 }
 
 /// The length of a record in words, by its first word; 0 for other words. The caller must not rely
-/// on it before [`Told::take`] has checked the record.
+/// on it before [`JournalReplay::apply_record`] has checked the record.
 pub fn record_len(first: u64) -> usize {
     ((first >> 8) & 0xff_ffff) as usize
 }
 
-fn sum(seed: u32, words: &[u64]) -> u32 {
+fn checksum_words(seed: u32, words: &[u64]) -> u32 {
     words.iter().fold(seed, |crc, word| crc32c::crc32c_append(crc, &word.to_le_bytes()))
 }
 
@@ -281,32 +281,32 @@ const UNKNOWN: u64 = u64::MAX;
 
 /// The tiles of the records so far.
 #[derive(Clone, Debug)]
-pub struct Told {
-    header: Header,
+pub struct JournalReplay {
+    header: JournalHeader,
     views: Vec<Option<View>>,
     tiles: Vec<Tile>,
-    reach: Reach,
+    reach: TileHulls,
     /// Damaged words that were skipped.
-    passed: u64,
+    skipped_words: u64,
 }
 
-impl Told {
+impl JournalReplay {
     /// The state before the first record of a journal with this header.
-    pub fn new(header: Header) -> Told {
-        let (views, tiles, reach) = (Vec::new(), Vec::new(), Reach::default());
-        Told { header, views, tiles, reach, passed: 0 }
+    pub fn new(header: JournalHeader) -> JournalReplay {
+        let (views, tiles, reach) = (Vec::new(), Vec::new(), TileHulls::default());
+        JournalReplay { header, views, tiles, reach, skipped_words: 0 }
     }
 
     /// Applies a whole record, which lies at byte `at`, and returns whether it was that of the last
     /// tile, the only one that still grows. `None` where it makes no sense, or is not complete yet:
-    /// then [`Header::check_end`] decides whether the journal ends before it.
+    /// then [`JournalHeader::check_end`] decides whether the journal ends before it.
     ///
     /// A concurrent reader may load the length of the last tile before its last growth, and then
     /// see the tile after it. A piece has no gaps: a tile is at least as long as the place of the
     /// next one requires.
-    pub fn take(&mut self, at: u64, record: &[u64]) -> Option<bool> {
+    pub fn apply_record(&mut self, at: u64, record: &[u64]) -> Option<bool> {
         let (&first, body) = record.split_first()?;
-        if !self.header.fits(at, record) {
+        if !self.header.matches_checksum(at, record) {
             return None;
         }
         match first & 0xff {
@@ -314,30 +314,30 @@ impl Told {
                 let bytes: Vec<u8> = body.get(1..)?.iter().flat_map(|w| w.to_le_bytes()).collect();
                 let mut encoded = bytes.get(..self.header.view_len(body[0])?)?;
                 let number = match self.header.form {
-                    Form::First => self.views.len(),
-                    Form::Second => (body[0] >> 32) as usize,
+                    JournalForm::First => self.views.len(),
+                    JournalForm::Second => (body[0] >> 32) as usize,
                 };
                 // Lost views have no more numbers than damaged words, so a forged number cannot
                 // claim much memory.
                 let missing = number.checked_sub(self.views.len())?;
                 let view = View::decode(&mut encoded).ok()?;
-                if missing as u64 > self.passed {
+                if missing as u64 > self.skipped_words {
                     return None;
                 }
                 self.views.resize(number, None);
                 self.views.push(Some(view));
                 Some(false)
             }
-            _ => self.take_tile(at, body),
+            _ => self.apply_tile(at, body),
         }
     }
 
-    fn take_tile(&mut self, record: u64, body: &[u64]) -> Option<bool> {
+    fn apply_tile(&mut self, record: u64, body: &[u64]) -> Option<bool> {
         let &[names, stamp, start, block, stride, at, word] =
             <&[u64; TILE_WORDS - 1]>::try_from(body).ok()?;
-        let len = match self.header.length_of(record, word) {
+        let len = match self.header.decode_length(record, word) {
             // Where a record is no single store, its last word may arrive last; no tile is empty.
-            None | Some(0) if self.passed == 0 || word == 0 => return None,
+            None | Some(0) if self.skipped_words == 0 || word == 0 => return None,
             None => UNKNOWN,
             Some(len) => len,
         };
@@ -346,20 +346,20 @@ impl Told {
         let known = self.tiles.len();
         match self.tiles.get_mut(slot) {
             Some(old) => *old = tile,
-            None if slot == known && self.passed == 0 => {
+            None if slot == known && self.skipped_words == 0 => {
                 if let Some(last) = self.tiles.last() {
-                    self.grow_last(at.saturating_sub(last.at));
+                    self.extend_last_tile(at.saturating_sub(last.at));
                 }
                 self.tiles.push(tile);
             }
             // The bytes in between may belong to lost tiles.
-            None if (slot - known) as u64 <= self.passed => {
+            None if (slot - known) as u64 <= self.skipped_words => {
                 self.tiles.resize(slot, LOST);
                 self.tiles.push(tile);
             }
             None => return None,
         }
-        self.widen(slot);
+        self.widen_hulls(slot);
         Some(slot + 1 == self.tiles.len())
     }
 
@@ -368,62 +368,66 @@ impl Told {
     ///
     /// # Errors
     /// [`Damage`], where the word does not fit its check.
-    pub fn grow(&mut self, at: u64, word: u64) -> Result<(), Damage> {
+    pub fn update_last_length(&mut self, at: u64, word: u64) -> Result<(), Damage> {
         let what = "the length of the last tile does not fit its check";
         let place = at + (TILE_WORDS as u64 - 1) * 8;
-        let len = self.header.length_of(at, word).ok_or(Damage { at: place, what })?;
-        self.grow_last(len);
+        let len = self.header.decode_length(at, word).ok_or(Damage { at: place, what })?;
+        self.extend_last_tile(len);
         Ok(())
     }
 
-    fn grow_last(&mut self, len: u64) {
+    fn extend_last_tile(&mut self, len: u64) {
         if let Some(tile) = self.tiles.last_mut()
             && tile.len < len
         {
             tile.len = len;
-            self.widen(self.tiles.len() - 1);
+            self.widen_hulls(self.tiles.len() - 1);
         }
     }
 
     /// Records that `words` damaged words are skipped. From here on no tile is made longer than its
     /// own record states: the bytes before the next one may belong to a lost tile.
-    fn pass_over(&mut self, words: usize) {
-        self.passed += words as u64;
+    fn skip_words(&mut self, words: usize) {
+        self.skipped_words += words as u64;
     }
 
     /// The tile of a number and its view, if it is valid.
-    fn tile(&self, slot: usize) -> Option<(&View, &Tile)> {
+    fn valid_tile(&self, slot: usize) -> Option<(&View, &Tile)> {
         let tile = self.tiles.get(slot)?;
         let view = self.views.get(tile.view as usize)?.as_ref()?;
-        tile.check(Some(view)).is_ok().then_some((view, tile))
+        tile.validate_tile(Some(view)).is_ok().then_some((view, tile))
     }
 
-    fn widen(&mut self, slot: usize) {
-        if let Some((view, tile)) = self.tile(slot) {
+    fn widen_hulls(&mut self, slot: usize) {
+        if let Some((view, tile)) = self.valid_tile(slot) {
             let hull = (view.offset_of(tile.start), view.offset_of(tile.end() - 1) + 1);
             let stamp = tile.stamp;
-            self.reach.widen(slot, hull, stamp);
+            self.reach.add_tile(slot, hull, stamp);
         }
     }
 
     /// Reports whether a tile with a stamp of `since` or later has any of the bytes `from .. to` of
     /// the file. In O(log) of the number of tiles, as long as they are about in the order of the
     /// file.
-    pub fn wrote(&self, from: u64, to: u64, since: u64) -> bool {
-        self.reach.any((from, to), since, |slot| {
-            let found = self.tile(slot).filter(|(_, tile)| tile.stamp >= since);
-            found.is_some_and(|(view, tile)| tile.meets(view, from, to))
+    pub fn has_written(&self, from: u64, to: u64, since: u64) -> bool {
+        self.reach.any_tile((from, to), since, |slot| {
+            let found = self.valid_tile(slot).filter(|(_, tile)| tile.stamp >= since);
+            found.is_some_and(|(view, tile)| tile.overlaps_file_range(view, from, to))
         })
     }
 
     /// Returns all tiles, as the piece of rank `rank`. Invalid tiles are left out.
-    pub fn piece(&self, rank: u32) -> PieceTiles {
+    pub fn to_piece_tiles(&self, rank: u32) -> PieceTiles {
         let mut piece = PieceTiles::new(rank);
         let add = |view: &Option<View>| piece.add_view(view.as_ref()?).ok();
         let numbers: Vec<Option<u32>> = self.views.iter().map(add).collect();
         // Lengths have no check in the first form. The next tile's place has one, and tiles do not
         // overlap.
-        let ends = if self.header.form == Form::First { self.ends(u64::MAX) } else { Vec::new() };
+        let ends = if self.header.form == JournalForm::First {
+            self.tile_bounds(u64::MAX)
+        } else {
+            Vec::new()
+        };
         for tile in &self.tiles {
             if let Some(Some(view)) = numbers.get(tile.view as usize) {
                 let end = ends.get(ends.partition_point(|end| *end <= tile.at));
@@ -437,8 +441,8 @@ impl Told {
 
     /// Ends tiles of unknown length at the next tile, or at the end of the piece, which is `len`
     /// bytes long.
-    fn bound(&mut self, len: u64) {
-        let ends = self.ends(len);
+    fn bound_lengths(&mut self, len: u64) {
+        let ends = self.tile_bounds(len);
         for tile in self.tiles.iter_mut().filter(|tile| tile.len == UNKNOWN) {
             let next = ends.partition_point(|end| *end <= tile.at);
             tile.len = ends.get(next).map_or(0, |end| (*end).min(len).saturating_sub(tile.at));
@@ -446,7 +450,7 @@ impl Told {
     }
 
     /// Where tiles begin in the piece, and `len`, where it ends, in order.
-    fn ends(&self, len: u64) -> Vec<u64> {
+    fn tile_bounds(&self, len: u64) -> Vec<u64> {
         let mut ends: Vec<u64> = self.tiles.iter().map(|tile| tile.at).collect();
         ends.push(len);
         ends.sort_unstable();
@@ -458,36 +462,41 @@ impl Told {
 /// allocated memory.
 ///
 /// # Errors
-/// [`Damage`]: it differs from the bytes of its writer. [`salvage`] returns the whole records.
+/// [`Damage`]: it differs from the bytes of its writer. [`recover_records`] returns the whole
+/// records.
 pub fn decode(bytes: &[u8]) -> Result<Option<PieceTiles>, Damage> {
     if bytes.len() > BYTES_MAX {
         return Err(Damage { at: BYTES_MAX as u64, what: "it is longer than journals are" });
     }
-    let words = words_of(bytes);
+    let words = to_words(bytes);
     let Some((found, rest)) = words.split_first_chunk() else { return Ok(None) };
     let at = HEADER_WORDS as u64 * 8;
-    let Some(header) = Header::read(found)? else {
+    let Some(header) = JournalHeader::read(found)? else {
         // A journal without its first page is damaged, too.
         return match rest.iter().any(|word| *word != 0) {
             true => Err(Damage { at: 0, what: "the header is missing" }),
             false => Ok(None),
         };
     };
-    let mut told = Told::new(header);
-    let (at, rest) = take_all(&mut told, at, rest);
+    let mut told = JournalReplay::new(header);
+    let (at, rest) = apply_records(&mut told, at, rest);
     header.check_end(at, rest)?;
-    Ok(Some(told.piece(header.rank)))
+    Ok(Some(told.to_piece_tiles(header.rank)))
 }
 
-fn words_of(bytes: &[u8]) -> Vec<u64> {
+fn to_words(bytes: &[u8]) -> Vec<u64> {
     bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect()
 }
 
 /// Applies records from byte `at` on, where `words` begin, up to the first unreadable one. Returns
 /// the rest and its position.
-fn take_all<'a>(told: &mut Told, mut at: u64, mut words: &'a [u64]) -> (u64, &'a [u64]) {
+fn apply_records<'a>(
+    told: &mut JournalReplay,
+    mut at: u64,
+    mut words: &'a [u64],
+) -> (u64, &'a [u64]) {
     while let Some(record) = words.first().and_then(|first| words.get(..record_len(*first)))
-        && told.take(at, record).is_some()
+        && told.apply_record(at, record).is_some()
     {
         at += record.len() as u64 * 8;
         words = &words[record.len()..];
@@ -498,12 +507,12 @@ fn take_all<'a>(told: &mut Told, mut at: u64, mut words: &'a [u64]) -> (u64, &'a
 /// The bytes of a journal that tells of these tiles. For tests.
 #[doc(hidden)]
 pub fn encode(piece: &PieceTiles) -> Vec<u8> {
-    encode_with(Header::new(1, piece.rank()), piece)
+    encode_with_header(JournalHeader::new(1, piece.rank()), piece)
 }
 
 /// The same with another header. For tests.
 #[doc(hidden)]
-pub fn encode_with(header: Header, piece: &PieceTiles) -> Vec<u8> {
+pub fn encode_with_header(header: JournalHeader, piece: &PieceTiles) -> Vec<u8> {
     let mut words = header.words().to_vec();
     for (number, view) in piece.views().iter().enumerate() {
         words.extend(header.view_record(words.len() as u64 * 8, number, view));
@@ -525,37 +534,37 @@ mod tests {
         let mut piece = PieceTiles::new(3);
         let strided = piece.add_view(&View::new(24, 1, block).expect("view")).expect("added");
         piece.append(7, strided, 0, 80, 0).expect("appended");
-        let plain = piece.add_view(&View::bytes()).expect("added");
+        let plain = piece.add_view(&View::all_bytes()).expect("added");
         piece.append(8, plain, 5, 10, 80).expect("appended");
         piece
     }
 
     /// Three tiles of two views, with room that is not used yet.
-    fn journal(header: Header) -> (PieceTiles, Vec<u8>) {
+    fn journal(header: JournalHeader) -> (PieceTiles, Vec<u8>) {
         let mut piece = piece();
         piece.append(9, 0, 200, 300, 90).expect("appended");
-        let mut bytes = encode_with(header, &piece);
+        let mut bytes = encode_with_header(header, &piece);
         bytes.extend([0; 256]);
         (piece, bytes)
     }
 
     const LEN: u64 = 390;
 
-    fn both_forms() -> [Header; 2] {
-        [Header::new(1, 3), Header::of_first_form(1, 3)]
+    fn both_forms() -> [JournalHeader; 2] {
+        [JournalHeader::new(1, 3), JournalHeader::new_first_form(1, 3)]
     }
 
     #[test]
     fn a_journal_tells_what_was_written() {
         for header in both_forms() {
-            let mut bytes = encode_with(header, &piece());
+            let mut bytes = encode_with_header(header, &piece());
             assert_eq!(decode(&bytes), Ok(Some(piece())));
             // Room that is not used yet.
             bytes.extend([0; 4096]);
             assert_eq!(decode(&bytes), Ok(Some(piece())));
-            let salvaged = salvage(&bytes, None, 90);
-            let right = Salvaged { tiles: piece(), lost: Vec::new(), is_torn: false };
-            assert_eq!(salvaged, right);
+            let recovered = recover_records(&bytes, None, 90);
+            let right = RecoveredTiles { tiles: piece(), lost: Vec::new(), is_torn: false };
+            assert_eq!(recovered, right);
         }
         assert_eq!(decode(&[]), Ok(None));
         assert_eq!(decode(&[0; 4096]), Ok(None));
@@ -563,7 +572,7 @@ mod tests {
 
     #[test]
     fn a_flipped_bit_of_a_journal_is_told() {
-        let (piece, good) = journal(Header::new(1, 3));
+        let (piece, good) = journal(JournalHeader::new(1, 3));
         for bit in 0..good.len() * 8 {
             let mut bytes = good.clone();
             bytes[bit / 8] ^= 1 << (bit % 8);
@@ -576,12 +585,12 @@ mod tests {
 
     #[test]
     fn a_flipped_bit_costs_one_record_at_most() {
-        let header = Header::new(1, 3);
+        let header = JournalHeader::new(1, 3);
         let (piece, good) = journal(header);
         for bit in 0..good.len() * 8 {
             let mut bytes = good.clone();
             bytes[bit / 8] ^= 1 << (bit % 8);
-            let Salvaged { tiles, lost, is_torn } = salvage(&bytes, None, LEN);
+            let RecoveredTiles { tiles, lost, is_torn } = recover_records(&bytes, None, LEN);
             assert!(!is_torn, "bit {bit}: no power cut flips one bit");
             assert_eq!(lost.is_empty(), decode(&bytes).is_ok(), "bit {bit}");
             assert!(lost.len() <= 1, "bit {bit}: {lost:?}");
@@ -609,7 +618,7 @@ mod tests {
     /// bounds it.
     #[test]
     fn a_flipped_bit_of_a_journal_of_the_first_form_is_told_but_for_the_last_length() {
-        let (piece, good) = journal(Header::of_first_form(1, 3));
+        let (piece, good) = journal(JournalHeader::new_first_form(1, 3));
         let last = good.len() - 256 - 8;
         for bit in 0..last * 8 {
             let mut bytes = good.clone();
@@ -649,37 +658,37 @@ mod tests {
 
     #[test]
     fn records_count_in_their_journal_and_place_only() {
-        let (_, mut bytes) = journal(Header::new(1, 3));
-        let (_, other) = journal(Header::new(2, 3));
+        let (_, mut bytes) = journal(JournalHeader::new(1, 3));
+        let (_, other) = journal(JournalHeader::new(2, 3));
         let tail = bytes.len() - 256 - TILE_WORDS * 8;
         bytes[tail..].copy_from_slice(&other[tail..]);
         assert!(decode(&bytes).is_err(), "a record of another journal");
-        let (_, mut bytes) = journal(Header::new(1, 3));
+        let (_, mut bytes) = journal(JournalHeader::new(1, 3));
         bytes.copy_within(tail - TILE_WORDS * 8..tail, tail);
         assert!(decode(&bytes).is_err(), "a record of another place");
     }
 
     #[test]
     fn a_journal_without_its_first_page_is_damaged() {
-        let (_, mut bytes) = journal(Header::new(1, 3));
+        let (_, mut bytes) = journal(JournalHeader::new(1, 3));
         bytes[..HEADER_WORDS * 8].fill(0);
         assert!(decode(&bytes).is_err());
-        let salvaged = salvage(&bytes, None, LEN);
-        assert_eq!((salvaged.tiles.tiles().len(), salvaged.lost.len()), (0, 1));
+        let recovered = recover_records(&bytes, None, LEN);
+        assert_eq!((recovered.tiles.tiles().len(), recovered.lost.len()), (0, 1));
     }
 
     /// The check is linear in the length, so that what one length shows holds for all.
     #[test]
     fn one_or_two_flipped_bits_of_a_length_are_noticed() {
-        let header = Header::new(1, 3);
+        let header = JournalHeader::new(1, 3);
         for len in [1, 4096, LENGTH_MAX] {
             let word = header.length_word(64, len);
-            assert_eq!(header.length_of(64, word), Some(len));
+            assert_eq!(header.decode_length(64, word), Some(len));
             for one in 0..64 {
-                assert_eq!(header.length_of(64, word ^ 1 << one), None, "bit {one}");
+                assert_eq!(header.decode_length(64, word ^ 1 << one), None, "bit {one}");
                 for other in 0..one {
                     let flipped = word ^ 1 << one ^ 1 << other;
-                    assert_eq!(header.length_of(64, flipped), None, "bits {one} and {other}");
+                    assert_eq!(header.decode_length(64, flipped), None, "bits {one} and {other}");
                 }
             }
         }
@@ -687,33 +696,33 @@ mod tests {
 
     #[test]
     fn what_was_written_since_is_known_to_the_byte() {
-        let header = Header::new(1, 3);
-        let mut told = Told::new(header);
+        let header = JournalHeader::new(1, 3);
+        let mut told = JournalReplay::new(header);
         let piece = piece();
         let mut at = 64;
         for (number, view) in piece.views().iter().enumerate() {
             let record = header.view_record(at, number, view);
-            told.take(at, &record).expect("a view");
+            told.apply_record(at, &record).expect("a view");
             at += record.len() as u64 * 8;
         }
         for (slot, tile) in piece.tiles().iter().enumerate() {
-            told.take(at, &header.tile_record(at, slot, tile)).expect("a tile");
+            told.apply_record(at, &header.tile_record(at, slot, tile)).expect("a tile");
             at += TILE_WORDS as u64 * 8;
         }
         // Ten blocks of 8 bytes from 24 on, 32 apart, with stamp 7; bytes 5 to 15 with stamp 8.
         for at in 0..400 {
             let block = at >= 24 && (at - 24) % 32 < 8 && (at - 24) / 32 < 10;
             let run = (5..15).contains(&at);
-            assert_eq!(told.wrote(at, at + 1, 7), block || run, "byte {at}");
-            assert_eq!(told.wrote(at, at + 1, 8), run, "byte {at}");
-            assert!(!told.wrote(at, at + 1, 9));
+            assert_eq!(told.has_written(at, at + 1, 7), block || run, "byte {at}");
+            assert_eq!(told.has_written(at, at + 1, 8), run, "byte {at}");
+            assert!(!told.has_written(at, at + 1, 9));
         }
-        assert!(!told.wrote(32, 56, 0));
-        assert!(told.wrote(32, 57, 0));
+        assert!(!told.has_written(32, 56, 0));
+        assert!(told.has_written(32, 57, 0));
         let last = at - TILE_WORDS as u64 * 8;
-        told.grow(last, header.length_word(last, 20)).expect("longer");
-        assert!(told.wrote(20, 21, 8));
-        assert!(told.grow(last, 21).is_err(), "a length without its check");
+        told.update_last_length(last, header.length_word(last, 20)).expect("longer");
+        assert!(told.has_written(20, 21, 8));
+        assert!(told.update_last_length(last, 21).is_err(), "a length without its check");
     }
 
     proptest! {
@@ -731,7 +740,7 @@ mod tests {
             bytes.truncate(cut.index(n + 1));
             let _ = decode(&bytes);
             let _ = read_last_word(&bytes, LEN, true);
-            salvage(&bytes, None, LEN);
+            recover_records(&bytes, None, LEN);
         }
 
         #[test]
@@ -747,12 +756,12 @@ mod tests {
                 let mut record = vec![word >> (16 * small); len as usize + 2];
                 record[1] = small << 32 | word & 0xff;
                 let fixed = if kind == TILE { (TILE_WORDS - 1).min(record.len()) } else { record.len() };
-                record[0] = header.front(at, kind, record.len(), &record[1..fixed]);
+                record[0] = header.first_word(at, kind, record.len(), &record[1..fixed]);
                 words.extend(record);
             }
             let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
             let _ = decode(&bytes);
-            salvage(&bytes, None, LEN);
+            recover_records(&bytes, None, LEN);
         }
     }
 }

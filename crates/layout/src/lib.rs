@@ -7,18 +7,17 @@
 //! A *tiled* file has a piece for each process that wrote it. A [`Shape`] is a datatype without its
 //! basic types. A [`ProgramView`] is an MPI file view as a program sets it; a [`View`] is one in
 //! file order. A [`Tile`] is a stretch of a view that lies in one run of a piece. [`PieceTiles`]
-//! are the tiles that one writer publishes. An [`Index`] combines them all and finds the piece of
-//! each byte.
+//! are the tiles that one writer publishes. An [`TileIndex`] combines them all and finds the piece
+//! of each byte.
 
 mod code;
 mod compact;
-mod grow;
+mod hulls;
 mod index;
 pub mod journal;
-mod own;
+mod own_extents;
 mod piece;
 mod program;
-mod reach;
 mod runs;
 mod scatter;
 mod shape;
@@ -27,15 +26,16 @@ mod stripes;
 mod sweep;
 mod tile;
 mod tree;
+mod tree_builder;
 mod view;
 mod whole;
 
 pub use code::DecodeError;
-pub use index::{BASE, Cut, Found, Index, PieceId};
-pub use own::Own;
+pub use index::{BASE, FoundExtent, PieceId, TileCut, TileIndex};
+pub use own_extents::OwnExtent;
 pub use piece::{Appended, MAX_VIEWS, PieceTiles};
 pub use program::{InFileOrder, ProgramView};
-pub use runs::{Blocks, Run, Runs};
+pub use runs::{ShapeBlocks, StridedRun, StridedRuns};
 pub use scatter::FoundRun;
 pub use shape::{MAX_DEPTH, MAX_WEIGHT, Shape, ShapeError};
 pub use stripes::{Stripes, StripesError};

@@ -1,9 +1,12 @@
 //! The contents of one writer's piece: tiles over views, found as the writes come.
 
-use crate::code::{DecodeError, put, put_signed, take, take_byte, take_count, take_signed};
-use crate::compact::compacted;
-use crate::own::{Older, Own, covered};
-use crate::tile::{Fit, Tile, TileError};
+use crate::code::{
+    DecodeError, decode_byte, decode_count, decode_number, decode_signed, encode_number,
+    encode_signed,
+};
+use crate::compact::compact_tiles;
+use crate::own_extents::{OldTileIndexes, OwnExtent, find_own_extents};
+use crate::tile::{Tile, TileError, WriteFit};
 use crate::view::View;
 
 /// How many views one piece may refer to.
@@ -26,7 +29,7 @@ pub struct PieceTiles {
     rank: u32,
     views: Vec<View>,
     tiles: Vec<Tile>,
-    older: Older,
+    older: OldTileIndexes,
 }
 
 impl PartialEq for PieceTiles {
@@ -40,7 +43,7 @@ impl Eq for PieceTiles {}
 impl PieceTiles {
     /// A piece of this rank, with nothing in it.
     pub fn new(rank: u32) -> PieceTiles {
-        PieceTiles { rank, views: Vec::new(), tiles: Vec::new(), older: Older::default() }
+        PieceTiles { rank, views: Vec::new(), tiles: Vec::new(), older: OldTileIndexes::default() }
     }
 
     /// The rank that writes the piece: of tiles with equal stamps the one of the lowest rank wins.
@@ -84,20 +87,20 @@ impl PieceTiles {
     ///
     /// A tile over a view that is not there, or that is empty or out of range.
     pub fn push(&mut self, tile: Tile) -> Result<(), TileError> {
-        tile.check(self.views.get(tile.view as usize))?;
+        tile.validate_tile(self.views.get(tile.view as usize))?;
         while let Some(last) = self.tiles.last_mut() {
             let same = last.stamp == tile.stamp && last.view == tile.view;
             if !same || last.at + last.len <= tile.at {
                 break;
             }
             if last.at < tile.at {
-                last.shorten(tile.at - last.at);
+                last.truncate_to(tile.at - last.at);
                 break;
             }
             self.tiles.pop();
         }
         self.tiles.push(tile);
-        self.older.keep_up(&self.views, &self.tiles);
+        self.older.index_old_tiles(&self.views, &self.tiles);
         Ok(())
     }
 
@@ -117,7 +120,7 @@ impl PieceTiles {
         at: u64,
     ) -> Result<Appended, TileError> {
         let new = Tile::contiguous(stamp, view, stream, len, at);
-        new.check(self.views.get(view as usize))?;
+        new.validate_tile(self.views.get(view as usize))?;
         let mut changed = self.tiles.len();
         loop {
             let number = self.tiles.len();
@@ -126,37 +129,37 @@ impl PieceTiles {
             if !follows || stream < last.end() {
                 break;
             }
-            match last.fit(stream, len) {
-                Fit::Grows => {
+            match last.fit_write(stream, len) {
+                WriteFit::Grows => {
                     last.len += len;
                     let only = changed == number;
                     return Ok(if only { Appended::Grown } else { Appended::Changed(changed) });
                 }
-                Fit::Strides => {
+                WriteFit::Strides => {
                     last.block = last.len;
                     last.stride = stream - last.start;
                     last.len += len;
                     return Ok(Appended::Changed(number - 1));
                 }
-                Fit::Split => {
+                WriteFit::Split => {
                     changed = number;
                     let tail = last.split_last();
                     // The loop continues with the block that was split off: it may be the first one
                     // of another pattern.
                     self.tiles.push(tail);
                 }
-                Fit::New => break,
+                WriteFit::New => break,
             }
         }
         self.tiles.push(new);
-        self.older.keep_up(&self.views, &self.tiles);
+        self.older.index_old_tiles(&self.views, &self.tiles);
         Ok(Appended::Changed(changed))
     }
 
     /// Makes the last tile, which has no gaps, `len` bytes longer, for a write that continues it in
     /// stream and piece, with its stamp. The caller has checked that the file has room for the
     /// bytes. Without a tile nothing happens.
-    pub fn lengthen(&mut self, len: u64) {
+    pub fn extend_last_tile(&mut self, len: u64) {
         let Some(last) = self.tiles.last_mut() else { return };
         debug_assert!(last.block == last.stride, "the tile has gaps");
         last.len += len;
@@ -164,28 +167,28 @@ impl PieceTiles {
 
     /// Returns where the writer's own piece has the stream bytes `stream .. stream + len` of
     /// `view`: without gaps, in stream order. Of several tiles over a byte the winning one counts.
-    pub fn covered(&self, view: &View, stream: u64, len: u64) -> Vec<Own> {
-        covered(self, &self.older, view, stream, len)
+    pub fn own_extents(&self, view: &View, stream: u64, len: u64) -> Vec<OwnExtent> {
+        find_own_extents(self, &self.older, view, stream, len)
     }
 
-    /// Returns the encoding: see docs/FORMAT.md. It states the same place for each byte as the
-    /// tiles do. Explicit offsets that follow a nested pattern become a view and one tile.
+    /// Returns the encoding: see docs/reference/formats.md. It states the same place for each byte
+    /// as the tiles do. Explicit offsets that follow a nested pattern become a view and one tile.
     pub fn encode(&self) -> Vec<u8> {
-        let compact = compacted(&self.views, &self.tiles);
+        let compact = compact_tiles(&self.views, &self.tiles);
         let (views, tiles) = match &compact {
             Some((views, tiles)) => (views, tiles),
             None => (&self.views, &self.tiles),
         };
         let mut out = vec![VERSION];
-        put(&mut out, u64::from(self.rank));
-        put(&mut out, views.len() as u64);
+        encode_number(&mut out, u64::from(self.rank));
+        encode_number(&mut out, views.len() as u64);
         for view in views {
             view.encode(&mut out);
         }
-        put(&mut out, tiles.len() as u64);
+        encode_number(&mut out, tiles.len() as u64);
         let mut last = BEFORE_FIRST;
         for tile in tiles {
-            put_tile(&mut out, tile, &last);
+            encode_tile(&mut out, tile, &last);
             last = *tile;
         }
         out
@@ -198,24 +201,25 @@ impl PieceTiles {
     /// Bytes that are anything else. What is allocated is bounded by their number.
     pub fn decode(mut from: &[u8]) -> Result<PieceTiles, DecodeError> {
         let from = &mut from;
-        match take_byte(from)? {
+        match decode_byte(from)? {
             VERSION => {}
             other => return Err(DecodeError::Kind(other)),
         }
-        let rank = u32::try_from(take(from)?).map_err(|_| DecodeError::Invalid("a rank"))?;
+        let rank =
+            u32::try_from(decode_number(from)?).map_err(|_| DecodeError::Invalid("a rank"))?;
         let mut new = PieceTiles::new(rank);
-        for _ in 0..take_count(from, 7)? {
+        for _ in 0..decode_count(from, 7)? {
             let view = View::decode(from)?;
             if new.views.len() >= MAX_VIEWS {
                 return Err(DecodeError::Invalid("no view for tiles"));
             }
             new.views.push(view);
         }
-        let count = take_count(from, 2)?;
+        let count = decode_count(from, 2)?;
         new.tiles.reserve_exact(count);
         let mut last = BEFORE_FIRST;
         for _ in 0..count {
-            last = take_tile(from, &last)?;
+            last = decode_tile(from, &last)?;
             new.push(last).map_err(|_| DecodeError::Invalid("no valid tile"))?;
         }
         match from.len() {
@@ -242,7 +246,7 @@ const SAME_FORM: u8 = 8;
 const FOLLOWS: u8 = 16;
 
 /// Appends a tile, as a difference from the one before it.
-pub(crate) fn put_tile(out: &mut Vec<u8>, tile: &Tile, last: &Tile) {
+pub(crate) fn encode_tile(out: &mut Vec<u8>, tile: &Tile, last: &Tile) {
     let form = |t: &Tile| (t.block, t.stride, t.len);
     let mut flags = 0;
     for (flag, set) in [
@@ -258,45 +262,46 @@ pub(crate) fn put_tile(out: &mut Vec<u8>, tile: &Tile, last: &Tile) {
     }
     out.push(flags);
     if flags & SAME_STAMP == 0 {
-        put_signed(out, tile.stamp.wrapping_sub(last.stamp) as i64);
+        encode_signed(out, tile.stamp.wrapping_sub(last.stamp) as i64);
     }
     if flags & SAME_VIEW == 0 {
-        put(out, u64::from(tile.view));
+        encode_number(out, u64::from(tile.view));
     }
-    put_signed(out, tile.start.wrapping_sub(last.start) as i64);
+    encode_signed(out, tile.start.wrapping_sub(last.start) as i64);
     if flags & SAME_FORM == 0 {
         if flags & CONTIGUOUS == 0 {
-            put(out, tile.block);
-            put(out, tile.stride);
+            encode_number(out, tile.block);
+            encode_number(out, tile.stride);
         }
-        put(out, tile.len);
+        encode_number(out, tile.len);
     }
     if flags & FOLLOWS == 0 {
-        put(out, tile.at);
+        encode_number(out, tile.at);
     }
 }
 
-fn take_tile(from: &mut &[u8], last: &Tile) -> Result<Tile, DecodeError> {
-    let flags = take_byte(from)?;
+fn decode_tile(from: &mut &[u8], last: &Tile) -> Result<Tile, DecodeError> {
+    let flags = decode_byte(from)?;
     let has = |flag: u8| flags & flag != 0;
     let mut tile = *last;
     if !has(SAME_STAMP) {
-        tile.stamp = last.stamp.wrapping_add(take_signed(from)? as u64);
+        tile.stamp = last.stamp.wrapping_add(decode_signed(from)? as u64);
     }
     if !has(SAME_VIEW) {
-        tile.view = u32::try_from(take(from)?).map_err(|_| DecodeError::Invalid("a view"))?;
+        tile.view =
+            u32::try_from(decode_number(from)?).map_err(|_| DecodeError::Invalid("a view"))?;
     }
-    tile.start = last.start.wrapping_add(take_signed(from)? as u64);
+    tile.start = last.start.wrapping_add(decode_signed(from)? as u64);
     if !has(SAME_FORM) {
         (tile.block, tile.stride) = match has(CONTIGUOUS) {
             true => (1, 1),
-            false => (take(from)?, take(from)?),
+            false => (decode_number(from)?, decode_number(from)?),
         };
-        tile.len = take(from)?;
+        tile.len = decode_number(from)?;
     }
     tile.at = match has(FOLLOWS) {
         true => last.at.wrapping_add(last.len),
-        false => take(from)?,
+        false => decode_number(from)?,
     };
     Ok(tile)
 }

@@ -12,8 +12,8 @@
 //!   order ([`ProgramView::in_file_order`]). Of bytes that are written twice the later one in the
 //!   stream counts.
 
-use crate::shape::{Body, Kind, Order, Shape};
-use crate::view::{MAX_OFFSET, View, ViewError, place};
+use crate::shape::{BlockOrder, Shape, ShapeBody, ShapeNode};
+use crate::view::{MAX_OFFSET, View, ViewError, place_of_byte};
 
 /// Runs of the file that one stretch has at most.
 const PARTS_MAX: usize = 1 << 12;
@@ -30,7 +30,7 @@ pub struct ProgramView {
     /// The same view, or that of the first copy alone.
     view: Option<View>,
     /// Stream bytes that are accessed through `view`.
-    direct: u64,
+    direct_len: u64,
 }
 
 /// A stretch of a [`ProgramView`], brought into file order.
@@ -39,12 +39,12 @@ pub struct InFileOrder {
     view: View,
     size: u64,
     len: u64,
-    parts: Vec<Part>,
+    parts: Vec<ProgramPart>,
 }
 
 /// Bytes that are contiguous in the stream and in the file.
 #[derive(Clone, Copy, Debug)]
-struct Part {
+struct ProgramPart {
     /// File offset; then the place in file order.
     at: u64,
     len: u64,
@@ -53,7 +53,7 @@ struct Part {
 impl From<View> for ProgramView {
     fn from(view: View) -> ProgramView {
         let (disp, etype, filetype) = (view.disp(), view.etype_size(), view.filetype().clone());
-        ProgramView { disp, etype, filetype, view: Some(view), direct: u64::MAX }
+        ProgramView { disp, etype, filetype, view: Some(view), direct_len: u64::MAX }
     }
 }
 
@@ -71,25 +71,25 @@ impl ProgramView {
             return Err(ViewError::Etype { filetype: size, etype: etype_size });
         }
         let order = filetype.body.kind.facts().order;
-        if order == Order::Mixed {
+        if order == BlockOrder::Mixed {
             return Err(ViewError::Decreasing);
         }
         let first = i128::from(disp) + i128::from(filetype.true_lb());
         let first = u64::try_from(first).ok().filter(|first| *first.max(&disp) <= MAX_OFFSET);
         let first = first.ok_or(ViewError::Outside)?;
         let (disp, filetype) = match filetype.true_lb() < 0 {
-            true => (first, from_zero(&filetype)?),
+            true => (first, shift_to_zero(&filetype)?),
             false => (disp, filetype),
         };
         let (view, direct) = match View::new(disp, etype_size, filetype.clone()) {
             Ok(view) => (Some(view), u64::MAX),
-            Err(ViewError::Disorder) if order == Order::Apart => {
-                (alone(disp, etype_size, &filetype), size)
+            Err(ViewError::Disorder) if order == BlockOrder::Apart => {
+                (single_copy_view(disp, etype_size, &filetype), size)
             }
             Err(ViewError::Disorder) => (None, 0),
             Err(error) => return Err(error),
         };
-        Ok(ProgramView { disp, etype: etype_size, filetype, view, direct })
+        Ok(ProgramView { disp, etype: etype_size, filetype, view, direct_len: direct })
     }
 
     /// Bytes of the etype.
@@ -99,21 +99,21 @@ impl ProgramView {
 
     /// The view through which the stream bytes `stream .. stream + len` may be accessed as they
     /// are; `None` where the caller must first bring them into file order.
-    pub fn direct(&self, stream: u64, len: u64) -> Option<&View> {
-        let fits = self.direct == u64::MAX || stream.saturating_add(len) <= self.direct;
+    pub fn direct_view(&self, stream: u64, len: u64) -> Option<&View> {
+        let fits = self.direct_len == u64::MAX || stream.saturating_add(len) <= self.direct_len;
         self.view.as_ref().filter(|_| fits)
     }
 
     /// The file offset of byte `stream`; `u64::MAX` when that lies outside of the file, or the view
     /// shows nothing.
     pub fn offset_of(&self, stream: u64) -> u64 {
-        if let Some(view) = self.direct(stream, 1) {
+        if let Some(view) = self.direct_view(stream, 1) {
             return view.offset_of(stream);
         }
         let size = self.filetype.size();
-        let at = self.copy_at(stream / size)
+        let at = self.copy_offset(stream / size)
             + i128::from(self.body().disp)
-            + i128::from(place(&self.body().kind, stream % size));
+            + i128::from(place_of_byte(&self.body().kind, stream % size));
         u64::try_from(at).ok().filter(|at| *at <= MAX_OFFSET).unwrap_or(u64::MAX)
     }
 
@@ -121,19 +121,20 @@ impl ProgramView {
     /// do not follow one another in the file, but go back or stay in place, only the first one
     /// counts.
     pub fn stream_before(&self, offset: u64) -> u64 {
-        if let Some(view) = self.direct(0, u64::MAX) {
+        if let Some(view) = self.direct_view(0, u64::MAX) {
             return view.stream_before(offset).0;
         }
         let offset = i128::from(offset.min(MAX_OFFSET + 1));
         let (size, extent) = (self.filetype.size(), i128::from(self.filetype.extent()));
         // The last copy that begins before.
-        let way = offset - 1 - self.copy_at(0) - i128::from(self.filetype.true_lb());
+        let way = offset - 1 - self.copy_offset(0) - i128::from(self.filetype.true_lb());
         if way < 0 {
             return 0;
         }
         let copy = if extent > 0 { u64::try_from(way / extent).unwrap_or(u64::MAX) } else { 0 };
-        let below = offset - self.copy_at(copy) - i128::from(self.body().disp);
-        let data = i64::try_from(below).map_or(size, |below| data_below(&self.body().kind, below));
+        let below = offset - self.copy_offset(copy) - i128::from(self.body().disp);
+        let data =
+            i64::try_from(below).map_or(size, |below| data_before_limit(&self.body().kind, below));
         copy.saturating_mul(size).saturating_add(data)
     }
 
@@ -146,17 +147,17 @@ impl ProgramView {
     pub fn in_file_order(&self, stream: u64, len: u64, end: u64) -> Result<InFileOrder, ViewError> {
         let size = self.filetype.size();
         let end = i128::from(end.min(MAX_OFFSET + 1));
-        let (mut parts, mut done): (Vec<Part>, u64) = (Vec::new(), 0);
+        let (mut parts, mut done): (Vec<ProgramPart>, u64) = (Vec::new(), 0);
         let len = len.min(BYTES_MAX).min(u64::MAX - stream);
         'copies: while size > 0 && done < len {
             let (copy, from) = ((stream + done) / size, (stream + done) % size);
-            let copy = self.copy_at(copy);
+            let copy = self.copy_offset(copy);
             for (disp, block) in self.filetype.blocks(from, (len - done).min(size - from)) {
                 let at = copy + i128::from(disp);
                 let inside = (end - at).clamp(0, i128::from(block)) as u64;
                 if inside > 0 {
                     let at = u64::try_from(at).map_err(|_| ViewError::Outside)?;
-                    parts.push(Part { at, len: inside });
+                    parts.push(ProgramPart { at, len: inside });
                     done += inside;
                 }
                 if inside < block || parts.len() >= PARTS_MAX {
@@ -164,22 +165,22 @@ impl ProgramView {
                 }
             }
         }
-        InFileOrder::of(parts, done)
+        InFileOrder::from_parts(parts, done)
     }
 
-    fn body(&self) -> &Body {
+    fn body(&self) -> &ShapeBody {
         &self.filetype.body
     }
 
     /// The file offset of displacement 0 of a copy.
-    fn copy_at(&self, copy: u64) -> i128 {
+    fn copy_offset(&self, copy: u64) -> i128 {
         i128::from(self.disp) + i128::from(copy) * i128::from(self.filetype.extent())
     }
 }
 
 impl InFileOrder {
-    fn of(mut parts: Vec<Part>, len: u64) -> Result<InFileOrder, ViewError> {
-        let mut sorted: Vec<Part> = parts.clone();
+    fn from_parts(mut parts: Vec<ProgramPart>, len: u64) -> Result<InFileOrder, ViewError> {
+        let mut sorted: Vec<ProgramPart> = parts.clone();
         sorted.sort_unstable_by_key(|part| part.at);
         // Runs that touch or overlap become one, so that the view of the stretch shows no byte
         // twice.
@@ -206,7 +207,10 @@ impl InFileOrder {
         let shape = Shape::bytes(1).and_then(|byte| Shape::hindexed(&blocks, &byte));
         // The runs are apart and within the file, so the first copy of their shape always makes a
         // view.
-        let view = shape.ok().and_then(|shape| alone(disp, 1, &shape)).ok_or(ViewError::Outside)?;
+        let view = shape
+            .ok()
+            .and_then(|shape| single_copy_view(disp, 1, &shape))
+            .ok_or(ViewError::Outside)?;
         Ok(InFileOrder { view, size, len, parts })
     }
 
@@ -227,7 +231,7 @@ impl InFileOrder {
 
     /// Puts the bytes of the stream into file order: `stream` has [`InFileOrder::stream_len`]
     /// bytes, `file` has [`InFileOrder::size`]. Of two bytes for one place the later one counts.
-    pub fn sort(&self, stream: &[u8], file: &mut [u8]) {
+    pub fn sort_into_file_order(&self, stream: &[u8], file: &mut [u8]) {
         let mut from = 0;
         for part in &self.parts {
             let len = part.len as usize;
@@ -236,9 +240,9 @@ impl InFileOrder {
         }
     }
 
-    /// Reverses [`InFileOrder::sort`]. `file` may end early; returns how many bytes of the stream
-    /// were filled.
-    pub fn unsort(&self, file: &[u8], stream: &mut [u8]) -> usize {
+    /// Reverses [`InFileOrder::sort_into_file_order`]. `file` may end early; returns how many bytes
+    /// of the stream were filled.
+    pub fn sort_into_stream_order(&self, file: &[u8], stream: &mut [u8]) -> usize {
         let mut to = 0;
         for part in &self.parts {
             let len = part.len as usize;
@@ -256,9 +260,9 @@ impl InFileOrder {
 }
 
 /// Returns the same filetype with its lowest byte at displacement 0.
-fn from_zero(filetype: &Shape) -> Result<Shape, ViewError> {
+fn shift_to_zero(filetype: &Shape) -> Result<Shape, ViewError> {
     let by = filetype.true_lb().checked_neg().ok_or(ViewError::Outside)?;
-    let body = filetype.body.shifted(by);
+    let body = filetype.body.shift_by(by);
     body.and_then(|body| Shape::from_body(0, filetype.extent(), body))
         .map_err(|_| ViewError::Outside)
 }
@@ -266,19 +270,19 @@ fn from_zero(filetype: &Shape) -> Result<Shape, ViewError> {
 /// Returns the view of the first copy of a filetype whose blocks are apart. A byte lies between it
 /// and the next copy, so that no such view is the default view, whose writes are ordered by another
 /// rule. `None` where that does not fit into a file.
-fn alone(disp: u64, etype: u64, filetype: &Shape) -> Option<View> {
+fn single_copy_view(disp: u64, etype: u64, filetype: &Shape) -> Option<View> {
     let extent = filetype.true_extent().checked_add(1)?;
     View::new(disp, etype, Shape::resized(0, extent, filetype).ok()?).ok()
 }
 
 /// Counts the bytes of a part's data up to and including the last one that lies before place
 /// `limit`.
-fn data_below(kind: &Kind, limit: i64) -> u64 {
+fn data_before_limit(kind: &ShapeNode, limit: i64) -> u64 {
     let (mut kind, mut limit, mut before) = (kind, limit, 0);
     loop {
         match kind {
-            Kind::Run(len) => return before + (limit.max(0) as u64).min(*len),
-            Kind::Vector(v) => {
+            ShapeNode::Run(len) => return before + (limit.max(0) as u64).min(*len),
+            ShapeNode::Vector(v) => {
                 // The blocks of a view's filetype do not go back.
                 let copies = v.count - 1;
                 let copy = match (limit - 1).checked_div(v.stride) {
@@ -289,7 +293,7 @@ fn data_below(kind: &Kind, limit: i64) -> u64 {
                 limit -= copy as i64 * v.stride;
                 kind = &v.child;
             }
-            Kind::List(l) => {
+            ShapeNode::List(l) => {
                 let part = l.parts.partition_point(|part| part.disp < limit).saturating_sub(1);
                 before += l.parts[part].start;
                 limit -= l.parts[part].disp;

@@ -4,14 +4,14 @@
 //! Where a reader's blocks and a writer's both repeat, their intersection repeats with the least
 //! common multiple of their strides. So one period is resolved, not a million blocks.
 
-use crate::index::{Found, Index, Item, PieceId};
-use crate::runs::Run;
+use crate::index::{FoundExtent, IndexedTile, PieceId, TileIndex};
+use crate::runs::StridedRun;
 use crate::view::View;
 
 /// Most strided runs of the reader's view that are compared with the tiles at once.
 const MAX_RUNS: usize = 1 << 16;
 /// Runs of a tile that are skipped one by one before the tile is searched again.
-const PATIENCE: usize = 8;
+const SKIPS_MAX: usize = 8;
 /// Results that are searched backwards for one that a new block continues.
 const LOOK_BACK: usize = 16;
 
@@ -39,7 +39,7 @@ pub struct FoundRun {
 /// A strided run of the file with the place of its first byte in a piece or a request, where its
 /// blocks are contiguous.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Placed {
+pub(crate) struct PlacedRun {
     pub from: u64,
     pub block: u64,
     pub stride: u64,
@@ -47,10 +47,10 @@ pub(crate) struct Placed {
     pub place: u64,
 }
 
-impl Placed {
-    pub fn of(run: Run, place: u64) -> Placed {
-        let Run { disp, block, stride, count } = run;
-        Placed { from: disp as u64, block, stride: stride as u64, count, place }
+impl PlacedRun {
+    pub fn from_run(run: StridedRun, place: u64) -> PlacedRun {
+        let StridedRun { disp, block, stride, count } = run;
+        PlacedRun { from: disp as u64, block, stride: stride as u64, count, place }
     }
 
     fn end(&self) -> u64 {
@@ -62,7 +62,7 @@ impl Placed {
     }
 
     /// Returns the first block that ends after `at`: where it begins, and its place.
-    fn block_at(&self, at: u64) -> Option<(u64, u64)> {
+    fn first_block_after(&self, at: u64) -> Option<(u64, u64)> {
         let mut number = 0;
         if at >= self.from + self.block {
             if self.count == 1 {
@@ -78,43 +78,43 @@ impl Placed {
     }
 
     /// Counts its bytes in `len` bytes of the file, a multiple of its stride.
-    fn data_in(&self, len: u64) -> u64 {
+    fn data_len_in(&self, len: u64) -> u64 {
         if self.count == 1 { len } else { len / self.stride * self.block }
     }
 }
 
-impl Index {
+impl TileIndex {
     /// Returns where the stream bytes `stream .. stream + len` of `view` are, up to the end of the
-    /// file, like [`Index::lookup_view`], but as strided runs in no order, each byte once. The
+    /// file, like [`TileIndex::lookup_view`], but as strided runs in no order, each byte once. The
     /// intersection of two regular views is a few runs, however many blocks they have.
     pub fn lookup_runs(&self, view: &View, stream: u64, len: u64) -> Vec<FoundRun> {
-        let mut out = Runs::default();
-        let len = self.readable(view, stream, len);
+        let mut out = FoundRuns::default();
+        let len = self.readable_len(view, stream, len);
         let mut done = 0;
-        while let Some(found) = self.same_view(view, stream + done, len - done) {
-            out.found(&found, done);
+        while let Some(found) = self.lookup_same_view(view, stream + done, len - done) {
+            out.add_found(&found, done);
             done += found.len;
         }
         if done == len {
             return out.0;
         }
-        if let Some(mut rest) = self.common(view, stream + done, len - done, done) {
+        if let Some(mut rest) = self.intersect_tiles(view, stream + done, len - done, done) {
             out.0.append(&mut rest.0);
             return out.0;
         }
         for found in self.lookup_view(view, stream + done, len - done) {
-            out.found(&found, done);
+            out.add_found(&found, done);
             done += found.len;
         }
         out.0
     }
 
     /// Resolves a request by tiles that overlap no other; `None` unless these have all of it.
-    fn common(&self, view: &View, stream: u64, len: u64, to: u64) -> Option<Runs> {
+    fn intersect_tiles(&self, view: &View, stream: u64, len: u64, to: u64) -> Option<FoundRuns> {
         let mut mine = Vec::new();
         let mut place = to;
-        for run in view.runs(stream, len) {
-            let placed = Placed::of(run, place);
+        for run in view.strided_runs(stream, len) {
+            let placed = PlacedRun::from_run(run, place);
             place += placed.len();
             mine.push(placed);
             if mine.len() > MAX_RUNS {
@@ -122,16 +122,18 @@ impl Index {
             }
         }
         let (lo, hi) = (mine.first()?.from, mine.last()?.end());
-        let mut out = Runs::default();
+        let mut out = FoundRuns::default();
         let mut tiles = Vec::new();
-        self.candidates(lo, hi, &mut tiles);
+        self.collect_candidates(lo, hi, &mut tiles);
         for i in tiles {
             let item = self.item(i);
             if !item.alone {
                 return None;
             }
             let piece = item.piece;
-            join(&mine, item, (lo, hi), &mut |run| out.add(FoundRun { piece: Some(piece), ..run }));
+            intersect_runs(&mine, item, (lo, hi), &mut |run| {
+                out.add_run(FoundRun { piece: Some(piece), ..run })
+            });
         }
         let found: u64 = out.0.iter().map(|r| r.block * r.count).sum();
         (found == len).then_some(out)
@@ -139,10 +141,15 @@ impl Index {
 }
 
 /// Emits the intersection of a request's runs and a tile.
-fn join(mine: &[Placed], item: &Item, (lo, hi): (u64, u64), emit: &mut impl FnMut(FoundRun)) {
+fn intersect_runs(
+    mine: &[PlacedRun],
+    item: &IndexedTile,
+    (lo, hi): (u64, u64),
+    emit: &mut impl FnMut(FoundRun),
+) {
     let mut mine = mine;
     let (lo, hi) = (lo.max(item.lo), hi.min(item.hi));
-    let mut theirs = item.placed(lo, hi);
+    let mut theirs = item.placed_runs(lo, hi);
     let mut passed = 0;
     let mut next = theirs.next();
     while let Some(b) = next {
@@ -150,15 +157,15 @@ fn join(mine: &[Placed], item: &Item, (lo, hi): (u64, u64), emit: &mut impl FnMu
         let Some(a) = mine.first() else { return };
         if b.end() <= a.from {
             passed += 1;
-            if passed == PATIENCE {
+            if passed == SKIPS_MAX {
                 passed = 0;
-                theirs = item.placed(a.from, hi);
+                theirs = item.placed_runs(a.from, hi);
             }
             next = theirs.next();
             continue;
         }
         let within = (a.from.max(b.from), a.end().min(b.end()));
-        common_blocks(a, &b, within, emit);
+        intersect_periodic(a, &b, within, emit);
         if a.end() < b.end() {
             mine = &mine[1..];
         } else {
@@ -169,7 +176,12 @@ fn join(mine: &[Placed], item: &Item, (lo, hi): (u64, u64), emit: &mut impl FnMu
 
 /// Emits the intersection of two strided runs within a range of the file; `to` is of the first,
 /// `at` of the second.
-fn common_blocks(a: &Placed, b: &Placed, within: (u64, u64), emit: &mut impl FnMut(FoundRun)) {
+fn intersect_periodic(
+    a: &PlacedRun,
+    b: &PlacedRun,
+    within: (u64, u64),
+    emit: &mut impl FnMut(FoundRun),
+) {
     let (from, to) = within;
     let period = match (a.count, b.count) {
         (1, 1) => None,
@@ -178,25 +190,33 @@ fn common_blocks(a: &Placed, b: &Placed, within: (u64, u64), emit: &mut impl FnM
         _ => least_common_multiple(a.stride, b.stride),
     };
     let Some((period, times)) = period.map(|p| (p, (to - from) / p)).filter(|p| p.1 >= 3) else {
-        return one_by_one(a, b, within, emit);
+        return intersect_blocks(a, b, within, emit);
     };
     // One period is intersected block by block and then repeated. Less than three periods would not
     // pay.
-    one_by_one(a, b, (from, from + period), &mut |one| {
+    intersect_blocks(a, b, (from, from + period), &mut |one| {
         emit(FoundRun {
-            at_stride: b.data_in(period),
-            to_stride: a.data_in(period),
+            at_stride: b.data_len_in(period),
+            to_stride: a.data_len_in(period),
             count: times,
             ..one
         });
     });
-    one_by_one(a, b, (from + times * period, to), emit);
+    intersect_blocks(a, b, (from + times * period, to), emit);
 }
 
-fn one_by_one(a: &Placed, b: &Placed, (from, to): (u64, u64), emit: &mut impl FnMut(FoundRun)) {
+fn intersect_blocks(
+    a: &PlacedRun,
+    b: &PlacedRun,
+    (from, to): (u64, u64),
+    emit: &mut impl FnMut(FoundRun),
+) {
     let mut pos = from;
     while pos < to {
-        let (Some(mine), Some(theirs)) = (a.block_at(pos), b.block_at(pos)) else { return };
+        let (Some(mine), Some(theirs)) = (a.first_block_after(pos), b.first_block_after(pos))
+        else {
+            return;
+        };
         let start = mine.0.max(theirs.0).max(pos);
         let end = (mine.0 + a.block).min(theirs.0 + b.block).min(to);
         if start < end {
@@ -227,23 +247,26 @@ fn least_common_multiple(a: u64, b: u64) -> Option<u64> {
 
 /// Runs that are being combined.
 #[derive(Default)]
-struct Runs(Vec<FoundRun>);
+struct FoundRuns(Vec<FoundRun>);
 
-impl Runs {
-    fn found(&mut self, found: &Found, to: u64) {
-        let Found { piece, at, len: block, .. } = *found;
+impl FoundRuns {
+    fn add_found(&mut self, found: &FoundExtent, to: u64) {
+        let FoundExtent { piece, at, len: block, .. } = *found;
         let (at_stride, to_stride) = (block, block);
-        self.add(FoundRun { piece, at, at_stride, to, to_stride, block, count: 1 });
+        self.add_run(FoundRun { piece, at, at_stride, to, to_stride, block, count: 1 });
     }
 
-    fn add(&mut self, mut new: FoundRun) {
+    fn add_run(&mut self, mut new: FoundRun) {
         if new.at_stride == new.block && new.to_stride == new.block {
             new.block *= new.count;
             (new.at_stride, new.to_stride, new.count) = (new.block, new.block, 1);
         }
         let near = self.0.iter_mut().rev().take(LOOK_BACK);
         if new.count > 1
-            || !near.into_iter().find(|r| r.piece == new.piece).is_some_and(|r| r.take(&new))
+            || !near
+                .into_iter()
+                .find(|r| r.piece == new.piece)
+                .is_some_and(|r| r.absorb_block(&new))
         {
             self.0.push(new);
         }
@@ -252,7 +275,7 @@ impl Runs {
 
 impl FoundRun {
     /// Extends the run by one more block, if the block continues it.
-    fn take(&mut self, next: &FoundRun) -> bool {
+    fn absorb_block(&mut self, next: &FoundRun) -> bool {
         let hole = self.piece.is_none();
         let one = self.count == 1;
         if one && next.to == self.to + self.block && (hole || next.at == self.at + self.block) {

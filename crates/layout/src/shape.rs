@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-use crate::runs::{Blocks, Runs};
+use crate::runs::{ShapeBlocks, StridedRuns};
 
 /// How deep repetitions may be nested.
 pub const MAX_DEPTH: u8 = 64;
@@ -34,7 +34,7 @@ pub enum ShapeError {
 
 /// How the blocks of a part follow one another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Order {
+pub(crate) enum BlockOrder {
     /// Each block begins at or after the end of the one before.
     Apart,
     /// Each block begins at or after the beginning of the one before; some overlap.
@@ -45,7 +45,7 @@ pub(crate) enum Order {
 
 /// Properties of a part, known without walking it. Places are relative to the part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Facts {
+pub(crate) struct PartFacts {
     /// A number that equal parts share. It comes first, as the first to be compared.
     pub hash: u64,
     /// Bytes of data.
@@ -58,166 +58,167 @@ pub(crate) struct Facts {
     /// Nodes of the tree.
     pub weight: u64,
     pub depth: u8,
-    pub order: Order,
+    pub order: BlockOrder,
 }
 
 /// A part of a shape, the first byte of its first block at 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum ShapeNode {
     /// This number of contiguous bytes.
     Run(u64),
-    Vector(Arc<Vector>),
-    List(Arc<List>),
+    Vector(Arc<ShapeVector>),
+    List(Arc<ShapeList>),
 }
 
 /// `count` ≥ 2 copies of `child`, `stride` bytes from one to the next.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Vector {
-    pub facts: Facts,
+pub(crate) struct ShapeVector {
+    pub facts: PartFacts,
     pub count: u64,
     pub stride: i64,
-    pub child: Kind,
+    pub child: ShapeNode,
 }
 
 /// Two or more parts without a rule. The first is at 0. Equal neighbours share one node in memory.
 #[derive(Debug)]
-pub(crate) struct List {
-    pub facts: Facts,
-    pub parts: Box<[Part]>,
+pub(crate) struct ShapeList {
+    pub facts: PartFacts,
+    pub parts: Box<[ShapePart]>,
 }
 
-impl PartialEq for List {
+impl PartialEq for ShapeList {
     /// Compares equal neighbours once: lists of equal lists of equal lists would otherwise be
     /// walked as often as they have blocks.
-    fn eq(&self, other: &List) -> bool {
+    fn eq(&self, other: &ShapeList) -> bool {
         if self.facts != other.facts || self.parts.len() != other.parts.len() {
             return false;
         }
-        let mut last: Option<(&Part, &Part)> = None;
+        let mut last: Option<(&ShapePart, &ShapePart)> = None;
         self.parts.iter().zip(&other.parts).all(|(a, b)| {
-            let again = last.is_some_and(|(x, y)| x.kind.is(&a.kind) && y.kind.is(&b.kind));
+            let again = last
+                .is_some_and(|(x, y)| x.kind.is_same_node(&a.kind) && y.kind.is_same_node(&b.kind));
             last = Some((a, b));
             (a.start, a.disp) == (b.start, b.disp) && (again || a.kind == b.kind)
         })
     }
 }
 
-impl Eq for List {}
+impl Eq for ShapeList {}
 
-/// One part of a [`List`].
+/// One part of a [`ShapeList`].
 #[derive(Clone, Debug)]
-pub(crate) struct Part {
+pub(crate) struct ShapePart {
     /// Bytes of data in the parts before.
     pub start: u64,
     pub disp: i64,
-    pub kind: Kind,
+    pub kind: ShapeNode,
 }
 
 /// A part at its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Body {
+pub(crate) struct ShapeBody {
     pub disp: i64,
-    pub kind: Kind,
+    pub kind: ShapeNode,
 }
 
-const EMPTY: Body = Body { disp: 0, kind: Kind::Run(0) };
+const EMPTY: ShapeBody = ShapeBody { disp: 0, kind: ShapeNode::Run(0) };
 
-fn narrow(n: i128) -> Result<i64, ShapeError> {
+fn checked_i64(n: i128) -> Result<i64, ShapeError> {
     i64::try_from(n).map_err(|_| ShapeError::Overflow)
 }
 
-fn narrow_size(n: u128) -> Result<u64, ShapeError> {
+fn checked_size(n: u128) -> Result<u64, ShapeError> {
     i64::try_from(n).map(|n| n as u64).map_err(|_| ShapeError::Overflow)
 }
 
 /// Returns a hash of `next` and the numbers before it.
-pub(crate) fn mixed(before: u64, next: u64) -> u64 {
+pub(crate) fn mix_hash(before: u64, next: u64) -> u64 {
     let hash = (before.rotate_left(23) ^ next).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     hash ^ (hash >> 32)
 }
 
-impl Kind {
+impl ShapeNode {
     /// Whether the two are one node in memory.
-    fn is(&self, other: &Kind) -> bool {
+    fn is_same_node(&self, other: &ShapeNode) -> bool {
         match (self, other) {
-            (Kind::Vector(a), Kind::Vector(b)) => Arc::ptr_eq(a, b),
-            (Kind::List(a), Kind::List(b)) => Arc::ptr_eq(a, b),
-            (Kind::Run(a), Kind::Run(b)) => a == b,
+            (ShapeNode::Vector(a), ShapeNode::Vector(b)) => Arc::ptr_eq(a, b),
+            (ShapeNode::List(a), ShapeNode::List(b)) => Arc::ptr_eq(a, b),
+            (ShapeNode::Run(a), ShapeNode::Run(b)) => a == b,
             _ => false,
         }
     }
 
-    pub fn facts(&self) -> Facts {
+    pub fn facts(&self) -> PartFacts {
         match self {
-            Kind::Run(len) => Facts {
-                hash: mixed(1, *len),
+            ShapeNode::Run(len) => PartFacts {
+                hash: mix_hash(1, *len),
                 size: *len,
                 low: 0,
                 high: *len as i64,
                 last: 0,
                 weight: 1,
                 depth: 0,
-                order: Order::Apart,
+                order: BlockOrder::Apart,
             },
-            Kind::Vector(vector) => vector.facts,
-            Kind::List(list) => list.facts,
+            ShapeNode::Vector(vector) => vector.facts,
+            ShapeNode::List(list) => list.facts,
         }
     }
 
     pub fn size(&self) -> u64 {
         match self {
-            Kind::Run(len) => *len,
-            Kind::Vector(vector) => vector.facts.size,
-            Kind::List(list) => list.facts.size,
+            ShapeNode::Run(len) => *len,
+            ShapeNode::Vector(vector) => vector.facts.size,
+            ShapeNode::List(list) => list.facts.size,
         }
     }
 
     /// `count` copies, `stride` apart.
-    pub fn repeated(&self, count: u64, stride: i64) -> Result<Kind, ShapeError> {
+    pub fn repeat_part(&self, count: u64, stride: i64) -> Result<ShapeNode, ShapeError> {
         if count == 0 || self.size() == 0 {
-            return Ok(Kind::Run(0));
+            return Ok(ShapeNode::Run(0));
         }
         if count == 1 {
             return Ok(self.clone());
         }
         match self {
-            Kind::Run(len) if stride == *len as i64 => {
-                return Ok(Kind::Run(narrow_size(u128::from(*len) * u128::from(count))?));
+            ShapeNode::Run(len) if stride == *len as i64 => {
+                return Ok(ShapeNode::Run(checked_size(u128::from(*len) * u128::from(count))?));
             }
-            Kind::Vector(inner)
+            ShapeNode::Vector(inner)
                 if i128::from(inner.stride) * i128::from(inner.count) == i128::from(stride) =>
             {
                 let all = inner.count.checked_mul(count).ok_or(ShapeError::Overflow)?;
-                return Kind::vector(all, inner.stride, inner.child.clone());
+                return ShapeNode::new_vector(all, inner.stride, inner.child.clone());
             }
             _ => {}
         }
-        Kind::vector(count, stride, self.clone())
+        ShapeNode::new_vector(count, stride, self.clone())
     }
 
-    fn vector(count: u64, stride: i64, child: Kind) -> Result<Kind, ShapeError> {
+    fn new_vector(count: u64, stride: i64, child: ShapeNode) -> Result<ShapeNode, ShapeError> {
         let of = child.facts();
-        let size = narrow_size(u128::from(of.size) * u128::from(count))?;
+        let size = checked_size(u128::from(of.size) * u128::from(count))?;
         // One block has a byte at least, so count is below 2^63 here.
         let way = i128::from(stride) * i128::from(count - 1);
         let apart = i128::from(stride);
-        let order = if of.order == Order::Apart && apart >= i128::from(of.high) - i128::from(of.low)
-        {
-            Order::Apart
-        } else if of.order < Order::Mixed && apart >= i128::from(of.last) {
-            Order::Overlapping
-        } else {
-            Order::Mixed
-        };
+        let order =
+            if of.order == BlockOrder::Apart && apart >= i128::from(of.high) - i128::from(of.low) {
+                BlockOrder::Apart
+            } else if of.order < BlockOrder::Mixed && apart >= i128::from(of.last) {
+                BlockOrder::Overlapping
+            } else {
+                BlockOrder::Mixed
+            };
         if of.depth >= MAX_DEPTH {
             return Err(ShapeError::TooDeep);
         }
-        let facts = Facts {
-            hash: mixed(mixed(mixed(2, count), stride as u64), of.hash),
+        let facts = PartFacts {
+            hash: mix_hash(mix_hash(mix_hash(2, count), stride as u64), of.hash),
             size,
-            low: narrow(way.min(0) + i128::from(of.low))?,
-            high: narrow(way.max(0) + i128::from(of.high))?,
-            last: narrow(way + i128::from(of.last))?,
+            low: checked_i64(way.min(0) + i128::from(of.low))?,
+            high: checked_i64(way.max(0) + i128::from(of.high))?,
+            last: checked_i64(way + i128::from(of.last))?,
             weight: of.weight + 1,
             depth: of.depth + 1,
             order,
@@ -225,64 +226,64 @@ impl Kind {
         if facts.weight > MAX_WEIGHT {
             return Err(ShapeError::TooComplex);
         }
-        Ok(Kind::Vector(Arc::new(Vector { count, stride, child, facts })))
+        Ok(ShapeNode::Vector(Arc::new(ShapeVector { count, stride, child, facts })))
     }
 }
 
-impl Body {
+impl ShapeBody {
     /// The same, `by` bytes further on.
-    pub fn shifted(&self, by: i64) -> Result<Body, ShapeError> {
+    pub fn shift_by(&self, by: i64) -> Result<ShapeBody, ShapeError> {
         if self.kind.size() == 0 {
             return Ok(EMPTY);
         }
         let facts = self.kind.facts();
         let disp = i128::from(self.disp) + i128::from(by);
-        narrow(disp + i128::from(facts.low))?;
-        narrow(disp + i128::from(facts.high))?;
-        Ok(Body { disp: narrow(disp)?, kind: self.kind.clone() })
+        checked_i64(disp + i128::from(facts.low))?;
+        checked_i64(disp + i128::from(facts.high))?;
+        Ok(ShapeBody { disp: checked_i64(disp)?, kind: self.kind.clone() })
     }
 
     /// `count` copies, `stride` apart.
-    fn repeated(&self, count: u64, stride: i64) -> Result<Body, ShapeError> {
-        Body { disp: 0, kind: self.kind.repeated(count, stride)? }.shifted(self.disp)
+    fn repeat_body(&self, count: u64, stride: i64) -> Result<ShapeBody, ShapeError> {
+        ShapeBody { disp: 0, kind: self.kind.repeat_part(count, stride)? }.shift_by(self.disp)
     }
 
     /// Combines the parts one after the other, folded where they follow a rule.
-    pub fn list(parts: Vec<Body>) -> Result<Body, ShapeError> {
-        let mut parts: Vec<Body> = parts.into_iter().filter(|p| p.kind.size() > 0).collect();
+    pub fn from_parts(parts: Vec<ShapeBody>) -> Result<ShapeBody, ShapeError> {
+        let mut parts: Vec<ShapeBody> = parts.into_iter().filter(|p| p.kind.size() > 0).collect();
         while join_runs(&mut parts) | fold_strides(&mut parts)? || fold_period(&mut parts)? {}
         match parts.len() {
             0 => Ok(EMPTY),
             1 => Ok(parts.swap_remove(0)),
-            _ => Body::unfolded(&parts),
+            _ => ShapeBody::new_list(&parts),
         }
     }
 
     /// A list of two or more parts as they are.
-    fn unfolded(bodies: &[Body]) -> Result<Body, ShapeError> {
+    fn new_list(bodies: &[ShapeBody]) -> Result<ShapeBody, ShapeError> {
         let origin = bodies[0].disp;
-        let mut parts: Vec<Part> = Vec::with_capacity(bodies.len());
-        let mut facts = Facts { hash: 3, weight: 1, ..bodies[0].kind.facts() };
+        let mut parts: Vec<ShapePart> = Vec::with_capacity(bodies.len());
+        let mut facts = PartFacts { hash: 3, weight: 1, ..bodies[0].kind.facts() };
         let mut size = 0u128;
         let (mut depth, mut ends) = (0, i64::MIN);
         for (i, body) in bodies.iter().enumerate() {
             let of = body.kind.facts();
-            let disp = narrow(i128::from(body.disp) - i128::from(origin))?;
-            let place = |at: i64| narrow(i128::from(disp) + i128::from(at));
+            let disp = checked_i64(i128::from(body.disp) - i128::from(origin))?;
+            let place = |at: i64| checked_i64(i128::from(disp) + i128::from(at));
             let (low, high) = (place(of.low)?, place(of.high)?);
             if i > 0 {
                 facts.order = facts.order.max(of.order);
                 if disp < facts.last {
-                    facts.order = Order::Mixed;
+                    facts.order = BlockOrder::Mixed;
                 } else if low < ends {
-                    facts.order = facts.order.max(Order::Overlapping);
+                    facts.order = facts.order.max(BlockOrder::Overlapping);
                 }
             }
             facts.low = facts.low.min(low);
             facts.high = facts.high.max(high);
             facts.last = place(of.last)?;
             ends = ends.max(high);
-            facts.hash = mixed(mixed(facts.hash, disp as u64), of.hash);
+            facts.hash = mix_hash(mix_hash(facts.hash, disp as u64), of.hash);
             let same = parts.last().map(|p| &p.kind).filter(|kind| **kind == body.kind);
             facts.weight += if same.is_some() { 1 } else { of.weight };
             if facts.weight > MAX_WEIGHT {
@@ -290,24 +291,24 @@ impl Body {
             }
             depth = depth.max(of.depth);
             let kind = same.unwrap_or(&body.kind).clone();
-            parts.push(Part { start: narrow_size(size)?, disp, kind });
+            parts.push(ShapePart { start: checked_size(size)?, disp, kind });
             size += u128::from(of.size);
         }
-        facts.size = narrow_size(size)?;
+        facts.size = checked_size(size)?;
         if depth >= MAX_DEPTH {
             return Err(ShapeError::TooDeep);
         }
         facts.depth = depth + 1;
-        let kind = Kind::List(Arc::new(List { parts: parts.into(), facts }));
-        Body { disp: 0, kind }.shifted(origin)
+        let kind = ShapeNode::List(Arc::new(ShapeList { parts: parts.into(), facts }));
+        ShapeBody { disp: 0, kind }.shift_by(origin)
     }
 }
 
 /// Joins runs that touch. Returns whether there were any.
-fn join_runs(parts: &mut Vec<Body>) -> bool {
+fn join_runs(parts: &mut Vec<ShapeBody>) -> bool {
     let before = parts.len();
     parts.dedup_by(|next, last| match (&next.kind, &mut last.kind) {
-        (Kind::Run(more), Kind::Run(len))
+        (ShapeNode::Run(more), ShapeNode::Run(len))
             if last.disp.checked_add(*len as i64) == Some(next.disp) =>
         {
             match len.checked_add(*more).filter(|&sum| sum <= i64::MAX as u64) {
@@ -322,7 +323,7 @@ fn join_runs(parts: &mut Vec<Body>) -> bool {
 }
 
 /// Replaces three or more equal parts at equal distances by one. Returns whether there were any.
-fn fold_strides(parts: &mut Vec<Body>) -> Result<bool, ShapeError> {
+fn fold_strides(parts: &mut Vec<ShapeBody>) -> Result<bool, ShapeError> {
     let step = |i: usize| {
         (parts[i].kind == parts[i + 1].kind)
             .then(|| parts[i + 1].disp.checked_sub(parts[i].disp))
@@ -340,7 +341,7 @@ fn fold_strides(parts: &mut Vec<Body>) -> Result<bool, ShapeError> {
         }
         match stride {
             Some(stride) if end - i >= 3 && parts[i].kind.facts().depth < MAX_DEPTH => {
-                out.push(parts[i].repeated((end - i) as u64, stride)?);
+                out.push(parts[i].repeat_body((end - i) as u64, stride)?);
                 folded = true;
                 i = end;
             }
@@ -361,7 +362,7 @@ const MAX_LEAD: usize = 3;
 
 /// Replaces a sequence that is repeated by one part, where that is half of the list or more.
 /// Returns whether there was one.
-fn fold_period(parts: &mut Vec<Body>) -> Result<bool, ShapeError> {
+fn fold_period(parts: &mut Vec<ShapeBody>) -> Result<bool, ShapeError> {
     for lead in 0..=MAX_LEAD.min(parts.len()) {
         let rest = &parts[lead..];
         let apart = |i: usize, p: usize| rest[i].disp.checked_sub(rest[i - p].disp);
@@ -374,11 +375,11 @@ fn fold_period(parts: &mut Vec<Body>) -> Result<bool, ShapeError> {
             if whole < 2 || whole * p * 2 < parts.len() {
                 continue;
             }
-            let one = Body::list(rest[..p].to_vec())?;
+            let one = ShapeBody::from_parts(rest[..p].to_vec())?;
             if one.kind.facts().depth >= MAX_DEPTH {
                 return Ok(false);
             }
-            let all = one.repeated(whole as u64, stride)?;
+            let all = one.repeat_body(whole as u64, stride)?;
             parts.splice(lead..lead + whole * p, [all]);
             return Ok(true);
         }
@@ -394,20 +395,20 @@ fn fold_period(parts: &mut Vec<Body>) -> Result<bool, ShapeError> {
 pub struct Shape {
     lb: i64,
     extent: i64,
-    pub(crate) body: Body,
+    pub(crate) body: ShapeBody,
 }
 
 impl Shape {
     /// `len` contiguous bytes.
     pub fn bytes(len: u64) -> Result<Shape, ShapeError> {
-        let len = narrow_size(u128::from(len))?;
-        let body = Body { disp: 0, kind: Kind::Run(len) };
+        let len = checked_size(u128::from(len))?;
+        let body = ShapeBody { disp: 0, kind: ShapeNode::Run(len) };
         Ok(Shape { lb: 0, extent: len as i64, body })
     }
 
     /// `count` copies, each one extent after the other (`MPI_Type_contiguous`).
     pub fn contiguous(count: u64, child: &Shape) -> Result<Shape, ShapeError> {
-        Shape::spaced(count, child.extent, child)
+        Shape::repeat_spaced(count, child.extent, child)
     }
 
     /// `count` blocks of `blocklen` copies, `stride` bytes from block to block
@@ -418,32 +419,32 @@ impl Shape {
         stride: i64,
         child: &Shape,
     ) -> Result<Shape, ShapeError> {
-        Shape::spaced(count, stride, &Shape::contiguous(blocklen, child)?)
+        Shape::repeat_spaced(count, stride, &Shape::contiguous(blocklen, child)?)
     }
 
     /// Blocks of `blocks[i].0` copies at displacement `blocks[i].1` (`MPI_Type_create_hindexed`).
     pub fn hindexed(blocks: &[(u64, i64)], child: &Shape) -> Result<Shape, ShapeError> {
         let mut known: Option<(u64, Shape)> = None;
-        let mut all = Gathered::default();
+        let mut all = ShapeBuilder::default();
         for &(count, disp) in blocks {
             let block = match &known {
                 Some((same, block)) if *same == count => block.clone(),
                 _ => Shape::contiguous(count, child)?,
             };
-            all.add(count, disp, &block)?;
+            all.add_block(count, disp, &block)?;
             known = Some((count, block));
         }
-        all.done()
+        all.into_shape()
     }
 
     /// Blocks of a number of copies of a shape at a displacement, one per element of `blocks`
     /// (`MPI_Type_create_struct`). No padding for alignment is added.
     pub fn structure(blocks: &[(u64, i64, Shape)]) -> Result<Shape, ShapeError> {
-        let mut all = Gathered::default();
+        let mut all = ShapeBuilder::default();
         for (count, disp, child) in blocks {
-            all.add(*count, *disp, &Shape::contiguous(*count, child)?)?;
+            all.add_block(*count, *disp, &Shape::contiguous(*count, child)?)?;
         }
-        all.done()
+        all.into_shape()
     }
 
     /// The same data with another lower bound and extent
@@ -454,27 +455,27 @@ impl Shape {
 
     /// One byte: the filetype of the default view.
     pub(crate) fn one_byte() -> Shape {
-        Shape { lb: 0, extent: 1, body: Body { disp: 0, kind: Kind::Run(1) } }
+        Shape { lb: 0, extent: 1, body: ShapeBody { disp: 0, kind: ShapeNode::Run(1) } }
     }
 
-    pub(crate) fn from_body(lb: i64, extent: i64, body: Body) -> Result<Shape, ShapeError> {
-        narrow(i128::from(lb) + i128::from(extent))?;
+    pub(crate) fn from_body(lb: i64, extent: i64, body: ShapeBody) -> Result<Shape, ShapeError> {
+        checked_i64(i128::from(lb) + i128::from(extent))?;
         Ok(Shape { lb, extent, body })
     }
 
-    fn spaced(count: u64, stride: i64, child: &Shape) -> Result<Shape, ShapeError> {
+    fn repeat_spaced(count: u64, stride: i64, child: &Shape) -> Result<Shape, ShapeError> {
         if count == 0 {
             return Shape::bytes(0);
         }
         let way = i128::from(stride) * i128::from(count - 1);
         let (lb, ub) = (i128::from(child.lb), i128::from(child.lb) + i128::from(child.extent));
         let (lb, ub) = (lb.min(lb + way), ub.max(ub + way));
-        Shape::bounded(lb, ub, child.body.repeated(count, stride)?)
+        Shape::with_bounds(lb, ub, child.body.repeat_body(count, stride)?)
     }
 
-    fn bounded(lb: i128, ub: i128, body: Body) -> Result<Shape, ShapeError> {
-        narrow(ub)?;
-        Ok(Shape { lb: narrow(lb)?, extent: narrow(ub - lb)?, body })
+    fn with_bounds(lb: i128, ub: i128, body: ShapeBody) -> Result<Shape, ShapeError> {
+        checked_i64(ub)?;
+        Ok(Shape { lb: checked_i64(lb)?, extent: checked_i64(ub - lb)?, body })
     }
 
     /// Bytes of data.
@@ -509,8 +510,8 @@ impl Shape {
     /// displacement 0, however many there are.
     pub fn is_contiguous(&self) -> bool {
         match self.body.kind {
-            Kind::Run(0) => true,
-            Kind::Run(len) => self.body.disp == 0 && self.extent == len as i64,
+            ShapeNode::Run(0) => true,
+            ShapeNode::Run(len) => self.body.disp == 0 && self.extent == len as i64,
             _ => false,
         }
     }
@@ -519,25 +520,25 @@ impl Shape {
     /// of the shape, in type-map order, blocks that touch joined. Starts in
     /// O(depth · log), then O(1) amortised a block. Displacements
     /// past 63 bits wrap.
-    pub fn blocks(&self, from: u64, len: u64) -> Blocks<'_> {
-        Blocks::new(self.runs(from, len))
+    pub fn blocks(&self, from: u64, len: u64) -> ShapeBlocks<'_> {
+        ShapeBlocks::new(self.runs(from, len))
     }
 
     /// The same as strided runs, for copying loops.
-    pub fn runs(&self, from: u64, len: u64) -> Runs<'_> {
-        Runs::new(&self.body.kind, self.body.disp, self.extent, from, len)
+    pub fn runs(&self, from: u64, len: u64) -> StridedRuns<'_> {
+        StridedRuns::new(&self.body.kind, self.body.disp, self.extent, from, len)
     }
 }
 
 /// Blocks that are being combined into one shape.
 #[derive(Default)]
-struct Gathered {
+struct ShapeBuilder {
     bounds: Option<(i128, i128)>,
-    parts: Vec<Body>,
+    parts: Vec<ShapeBody>,
 }
 
-impl Gathered {
-    fn add(&mut self, count: u64, disp: i64, block: &Shape) -> Result<(), ShapeError> {
+impl ShapeBuilder {
+    fn add_block(&mut self, count: u64, disp: i64, block: &Shape) -> Result<(), ShapeError> {
         if count == 0 {
             return Ok(());
         }
@@ -546,13 +547,13 @@ impl Gathered {
         let (low, high) = self.bounds.unwrap_or((lb, ub));
         self.bounds = Some((low.min(lb), high.max(ub)));
         if block.size() > 0 {
-            self.parts.push(block.body.shifted(disp)?);
+            self.parts.push(block.body.shift_by(disp)?);
         }
         Ok(())
     }
 
-    fn done(self) -> Result<Shape, ShapeError> {
+    fn into_shape(self) -> Result<Shape, ShapeError> {
         let (lb, ub) = self.bounds.unwrap_or((0, 0));
-        Shape::bounded(lb, ub, Body::list(self.parts)?)
+        Shape::with_bounds(lb, ub, ShapeBody::from_parts(self.parts)?)
     }
 }

@@ -1,7 +1,10 @@
-//! The encoding of shapes. See docs/FORMAT.md.
+//! The encoding of shapes. See docs/reference/formats.md.
 
-use crate::code::{DecodeError, put, put_signed, take, take_byte, take_count, take_signed};
-use crate::shape::{Body, Kind, MAX_DEPTH, Shape, ShapeError};
+use crate::code::{
+    DecodeError, decode_byte, decode_count, decode_number, decode_signed, encode_number,
+    encode_signed,
+};
+use crate::shape::{MAX_DEPTH, Shape, ShapeBody, ShapeError, ShapeNode};
 
 const RUN: u8 = 0;
 const VECTOR: u8 = 1;
@@ -21,10 +24,10 @@ impl From<ShapeError> for DecodeError {
 impl Shape {
     /// Appends the shape's encoding.
     pub fn encode(&self, out: &mut Vec<u8>) {
-        put_signed(out, self.lb());
-        put_signed(out, self.extent());
-        put_signed(out, self.body.disp);
-        put_kind(out, &self.body.kind);
+        encode_signed(out, self.lb());
+        encode_signed(out, self.extent());
+        encode_signed(out, self.body.disp);
+        encode_node(out, &self.body.kind);
     }
 
     /// Takes an encoded shape.
@@ -33,47 +36,47 @@ impl Shape {
     ///
     /// Bytes that are no shape. What is allocated is bounded by the length of `from`.
     pub fn decode(from: &mut &[u8]) -> Result<Shape, DecodeError> {
-        let lb = take_signed(from)?;
-        let extent = take_signed(from)?;
-        let disp = take_signed(from)?;
-        let kind = take_kind(from, MAX_DEPTH)?;
-        let body = Body { disp: 0, kind }.shifted(disp)?;
+        let lb = decode_signed(from)?;
+        let extent = decode_signed(from)?;
+        let disp = decode_signed(from)?;
+        let kind = decode_node(from, MAX_DEPTH)?;
+        let body = ShapeBody { disp: 0, kind }.shift_by(disp)?;
         Ok(Shape::from_body(lb, extent, body)?)
     }
 }
 
-fn put_kind(out: &mut Vec<u8>, kind: &Kind) {
+fn encode_node(out: &mut Vec<u8>, kind: &ShapeNode) {
     match kind {
-        Kind::Run(len) => {
+        ShapeNode::Run(len) => {
             out.push(RUN);
-            put(out, *len);
+            encode_number(out, *len);
         }
-        Kind::Vector(v) => {
+        ShapeNode::Vector(v) => {
             out.push(VECTOR);
-            put(out, v.count);
-            put_signed(out, v.stride);
-            put_kind(out, &v.child);
+            encode_number(out, v.count);
+            encode_signed(out, v.stride);
+            encode_node(out, &v.child);
         }
-        Kind::List(l) => {
+        ShapeNode::List(l) => {
             let first = &l.parts[0].kind;
             let equal = l.parts.iter().all(|p| p.kind == *first);
-            let runs = l.parts.iter().all(|p| matches!(p.kind, Kind::Run(_)));
+            let runs = l.parts.iter().all(|p| matches!(p.kind, ShapeNode::Run(_)));
             out.push(match (equal, runs) {
                 (true, _) => EQUAL,
                 (false, true) => RUNS,
                 _ => PARTS,
             });
-            put(out, l.parts.len() as u64);
+            encode_number(out, l.parts.len() as u64);
             if equal {
-                put_kind(out, first);
+                encode_node(out, first);
             }
             let mut end = 0i64;
             for part in &l.parts {
-                put_signed(out, part.disp.wrapping_sub(end));
+                encode_signed(out, part.disp.wrapping_sub(end));
                 match &part.kind {
                     _ if equal => {}
-                    Kind::Run(len) if runs => put(out, *len),
-                    kind => put_kind(out, kind),
+                    ShapeNode::Run(len) if runs => encode_number(out, *len),
+                    kind => encode_node(out, kind),
                 }
                 end = part.disp.wrapping_add(part.kind.facts().high);
             }
@@ -81,41 +84,41 @@ fn put_kind(out: &mut Vec<u8>, kind: &Kind) {
     }
 }
 
-fn take_kind(from: &mut &[u8], depth: u8) -> Result<Kind, DecodeError> {
-    let tag = take_byte(from)?;
+fn decode_node(from: &mut &[u8], depth: u8) -> Result<ShapeNode, DecodeError> {
+    let tag = decode_byte(from)?;
     if tag == RUN {
-        let len = take(from)?;
+        let len = decode_number(from)?;
         return match i64::try_from(len) {
-            Ok(_) => Ok(Kind::Run(len)),
+            Ok(_) => Ok(ShapeNode::Run(len)),
             Err(_) => Err(DecodeError::Invalid("a run is too long")),
         };
     }
     let depth = depth.checked_sub(1).ok_or(DecodeError::Invalid("nested too deep"))?;
     match tag {
         VECTOR => {
-            let count = take(from)?;
-            let stride = take_signed(from)?;
-            Ok(take_kind(from, depth)?.repeated(count, stride)?)
+            let count = decode_number(from)?;
+            let stride = decode_signed(from)?;
+            Ok(decode_node(from, depth)?.repeat_part(count, stride)?)
         }
         RUNS | EQUAL | PARTS => {
-            let n = take_count(from, if tag == EQUAL { 1 } else { 2 })?;
-            let equal = if tag == EQUAL { Some(take_kind(from, depth)?) } else { None };
+            let n = decode_count(from, if tag == EQUAL { 1 } else { 2 })?;
+            let equal = if tag == EQUAL { Some(decode_node(from, depth)?) } else { None };
             let mut parts = Vec::new();
             let mut end = 0i64;
             for _ in 0..n {
-                let disp = end.wrapping_add(take_signed(from)?);
+                let disp = end.wrapping_add(decode_signed(from)?);
                 let kind = match &equal {
                     Some(kind) => kind.clone(),
-                    None if tag == RUNS => match take(from)? {
-                        len if len <= i64::MAX as u64 => Kind::Run(len),
+                    None if tag == RUNS => match decode_number(from)? {
+                        len if len <= i64::MAX as u64 => ShapeNode::Run(len),
                         _ => return Err(DecodeError::Invalid("a run is too long")),
                     },
-                    None => take_kind(from, depth)?,
+                    None => decode_node(from, depth)?,
                 };
                 end = disp.wrapping_add(kind.facts().high);
-                parts.push(Body { disp, kind });
+                parts.push(ShapeBody { disp, kind });
             }
-            let body = Body::list(parts)?;
+            let body = ShapeBody::from_parts(parts)?;
             if body.disp != 0 {
                 return Err(DecodeError::Invalid("the first part of a list is not at 0"));
             }

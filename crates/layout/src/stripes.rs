@@ -42,14 +42,14 @@ impl Stripes {
             return Err(StripesError::Nothing { count, unit });
         }
         let stripes = Stripes { count, unit };
-        stripes.view(count - 1).map(|_| stripes)
+        stripes.piece_view(count - 1).map(|_| stripes)
     }
 
     /// The view through which piece `number`, from 0, sees the file.
     ///
     /// # Errors
     /// As for [`Stripes::new`].
-    pub fn view(&self, number: u64) -> Result<View, StripesError> {
+    pub fn piece_view(&self, number: u64) -> Result<View, StripesError> {
         let round = self.unit.checked_mul(self.count).ok_or(ShapeError::Overflow)?;
         let extent = i64::try_from(round).map_err(|_| ShapeError::Overflow)?;
         let shape = Shape::resized(0, extent, &Shape::bytes(self.unit)?)?;
@@ -57,7 +57,7 @@ impl Stripes {
     }
 
     /// Bytes that piece `number` has of a file of `size` bytes.
-    pub fn len(&self, number: u64, size: u64) -> u64 {
+    pub fn piece_len(&self, number: u64, size: u64) -> u64 {
         let round = self.unit * self.count;
         let rest = (size % round).saturating_sub(number * self.unit).min(self.unit);
         size / round * self.unit + rest
@@ -65,7 +65,7 @@ impl Stripes {
 
     /// Returns the piece that has byte `offset` of the file, the byte's place in it, and how many
     /// bytes of the same stripe lie there, itself included.
-    pub fn place(&self, offset: u64) -> (u64, u64, u64) {
+    pub fn locate_offset(&self, offset: u64) -> (u64, u64, u64) {
         let (stripe, within) = (offset / self.unit, offset % self.unit);
         let at = stripe / self.count * self.unit + within;
         (stripe % self.count, at, self.unit - within)
@@ -75,10 +75,15 @@ impl Stripes {
     ///
     /// # Errors
     /// As for [`Stripes::new`].
-    pub fn tiles(&self, number: u64, size: u64, stamp: u64) -> Result<PieceTiles, StripesError> {
+    pub fn piece_tiles(
+        &self,
+        number: u64,
+        size: u64,
+        stamp: u64,
+    ) -> Result<PieceTiles, StripesError> {
         let mut tiles = PieceTiles::new(u32::try_from(number).unwrap_or(u32::MAX));
-        let view = tiles.add_view(&self.view(number)?).map_err(|_| ShapeError::Overflow)?;
-        let len = self.len(number, size);
+        let view = tiles.add_view(&self.piece_view(number)?).map_err(|_| ShapeError::Overflow)?;
+        let len = self.piece_len(number, size);
         if len > 0 {
             tiles.append(stamp, view, 0, len, 0).map_err(|_| ShapeError::Overflow)?;
         }
@@ -89,7 +94,7 @@ impl Stripes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Index, Piece};
+    use crate::{Piece, TileIndex};
     use proptest::prelude::*;
 
     #[test]
@@ -108,20 +113,20 @@ mod tests {
         ) {
             let stripes = Stripes::new(count, unit).expect("stripes");
             let pieces = (0..count).map(|k| {
-                (Piece::bytes_of(k as u32 + 1), stripes.tiles(k, size, 5).expect("tiles"))
+                (Piece::of_bytes(k as u32 + 1), stripes.piece_tiles(k, size, 5).expect("tiles"))
             });
-            let index = Index::with_base(pieces.collect(), Vec::new(), 0, u64::MAX);
+            let index = TileIndex::with_base(pieces.collect(), Vec::new(), 0, u64::MAX);
             prop_assert_eq!(index.size(), size);
-            prop_assert_eq!((0..count).map(|k| stripes.len(k, size)).sum::<u64>(), size);
+            prop_assert_eq!((0..count).map(|k| stripes.piece_len(k, size)).sum::<u64>(), size);
             if probe < size {
-                let (number, at, run) = stripes.place(probe);
+                let (number, at, run) = stripes.locate_offset(probe);
                 let found = index.lookup(probe, 1);
                 prop_assert_eq!(found.len(), 1);
-                prop_assert_eq!(found[0].piece, Some(Piece::bytes_of(number as u32 + 1)));
+                prop_assert_eq!(found[0].piece, Some(Piece::of_bytes(number as u32 + 1)));
                 prop_assert_eq!(found[0].at, at);
-                prop_assert!(at < stripes.len(number, size));
-                prop_assert!(stripes.place(probe + run - 1).0 == number);
-                prop_assert!(count == 1 || stripes.place(probe + run).0 != number);
+                prop_assert!(at < stripes.piece_len(number, size));
+                prop_assert!(stripes.locate_offset(probe + run - 1).0 == number);
+                prop_assert!(count == 1 || stripes.locate_offset(probe + run).0 != number);
             }
         }
     }

@@ -52,7 +52,7 @@ impl Tile {
     }
 
     /// Number of blocks, the last of which may be shorter than `block`.
-    pub fn count(&self) -> u64 {
+    pub fn block_count(&self) -> u64 {
         self.len.div_ceil(self.block)
     }
 
@@ -68,7 +68,7 @@ impl Tile {
     }
 
     /// How many of its bytes lie before stream byte `s`, and whether `s` is one of them.
-    pub fn before(&self, s: u64) -> (u64, bool) {
+    pub fn bytes_before(&self, s: u64) -> (u64, bool) {
         if s < self.start {
             return (0, false);
         }
@@ -78,8 +78,8 @@ impl Tile {
     }
 
     /// Whether it has any of the bytes `from .. to` of the file, seen through its view.
-    pub(crate) fn meets(&self, view: &View, from: u64, to: u64) -> bool {
-        let before = |offset: u64| self.before(view.stream_before(offset).0).0;
+    pub(crate) fn overlaps_file_range(&self, view: &View, from: u64, to: u64) -> bool {
+        let before = |offset: u64| self.bytes_before(view.stream_before(offset).0).0;
         before(from) < before(to)
     }
 
@@ -99,7 +99,7 @@ impl Tile {
     }
 
     /// Returns the stream runs of its bytes `k .. end`: stream offset, length, place in the piece.
-    pub(crate) fn runs(
+    pub(crate) fn stream_runs(
         &self,
         mut k: u64,
         end: u64,
@@ -118,7 +118,7 @@ impl Tile {
     }
 
     /// Checks that it may be a tile over `view`.
-    pub(crate) fn check(&self, view: Option<&View>) -> Result<(), TileError> {
+    pub(crate) fn validate_tile(&self, view: Option<&View>) -> Result<(), TileError> {
         let view = view.ok_or(TileError::View(self.view))?;
         if self.len == 0 || self.block == 0 || self.stride < self.block {
             return Err(TileError::Range);
@@ -135,7 +135,7 @@ impl Tile {
 }
 
 /// How a write that follows a tile in the piece combines with it.
-pub(crate) enum Fit {
+pub(crate) enum WriteFit {
     /// It continues the tile.
     Grows,
     /// It may be the second block of a pattern.
@@ -147,23 +147,23 @@ pub(crate) enum Fit {
 
 impl Tile {
     /// Classifies a write at `stream`, which is not before the end of the tile.
-    pub(crate) fn fit(&self, stream: u64, len: u64) -> Fit {
+    pub(crate) fn fit_write(&self, stream: u64, len: u64) -> WriteFit {
         if self.block == self.stride {
             return match stream - self.start {
-                way if way == self.len => Fit::Grows,
-                way if way > self.len && len <= self.len => Fit::Strides,
-                _ => Fit::New,
+                way if way == self.len => WriteFit::Grows,
+                way if way > self.len && len <= self.len => WriteFit::Strides,
+                _ => WriteFit::New,
             };
         }
         let (whole, rest) = (self.len / self.block, self.len % self.block);
         let next =
             whole.checked_mul(self.stride).and_then(|way| way.checked_add(self.start + rest));
         if next == Some(stream) && len <= self.block - rest {
-            return Fit::Grows;
+            return WriteFit::Grows;
         }
         // Two blocks prove no pattern. A last block that is shorter, or longer than the block's
         // length, belongs to the new write.
-        if rest > 0 || whole == 2 || stream == self.end() { Fit::Split } else { Fit::New }
+        if rest > 0 || whole == 2 || stream == self.end() { WriteFit::Split } else { WriteFit::New }
     }
 
     /// Removes the last block and returns it.
@@ -171,12 +171,12 @@ impl Tile {
         let k = (self.len - 1) / self.block * self.block;
         let tail =
             Tile::contiguous(self.stamp, self.view, self.stream_at(k), self.len - k, self.at + k);
-        self.shorten(k);
+        self.truncate_to(k);
         tail
     }
 
     /// Keeps the first `len` bytes.
-    pub(crate) fn shorten(&mut self, len: u64) {
+    pub(crate) fn truncate_to(&mut self, len: u64) {
         self.len = len;
         if len <= self.block {
             (self.block, self.stride) = (1, 1);

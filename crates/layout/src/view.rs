@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-use crate::code::{DecodeError, put, take};
-use crate::runs::{Blocks, Run, Runs};
-use crate::shape::{Body, Kind, Order, Shape, mixed};
+use crate::code::{DecodeError, decode_number, encode_number};
+use crate::runs::{ShapeBlocks, StridedRun, StridedRuns};
+use crate::shape::{BlockOrder, Shape, ShapeBody, ShapeNode, mix_hash};
 
 /// The largest offset of a byte of a file.
 pub const MAX_OFFSET: u64 = i64::MAX as u64 - 1;
@@ -48,17 +48,17 @@ pub enum ViewError {
 /// Two views are equal when they show the same bytes in the same order, as far as their folded
 /// trees show; the etype does not count.
 #[derive(Clone, Debug)]
-pub struct View(Arc<Inner>);
+pub struct View(Arc<ViewInner>);
 
 #[derive(Debug)]
-struct Inner {
+struct ViewInner {
     disp: u64,
     etype: u64,
     filetype: Shape,
     /// The endless repetition in its simplest form: copies of `kind`, the first at
     /// `origin`, `period` bytes apart, each with `size` bytes of data.
     origin: u64,
-    kind: Kind,
+    kind: ShapeNode,
     period: u64,
     size: u64,
     hash: u64,
@@ -79,16 +79,16 @@ impl Eq for View {}
 
 impl View {
     /// The default view: every byte of the file.
-    pub fn bytes() -> View {
-        View(Arc::new(Inner {
+    pub fn all_bytes() -> View {
+        View(Arc::new(ViewInner {
             disp: 0,
             etype: 1,
             filetype: Shape::one_byte(),
             origin: 0,
-            kind: Kind::Run(1),
+            kind: ShapeNode::Run(1),
             period: 1,
             size: 1,
-            hash: hash(0, &Kind::Run(1), 1),
+            hash: hash_view(0, &ShapeNode::Run(1), 1),
         }))
     }
 
@@ -110,24 +110,24 @@ impl View {
         if facts.size > 0 && body.disp.saturating_add(facts.low) < 0 {
             return Err(ViewError::Negative);
         }
-        if facts.order == Order::Mixed {
+        if facts.order == BlockOrder::Mixed {
             return Err(ViewError::Decreasing);
         }
         let extent = filetype.extent();
         let span = i128::from(facts.high) - i128::from(facts.low);
-        if facts.order != Order::Apart || (facts.size > 0 && i128::from(extent) < span) {
+        if facts.order != BlockOrder::Apart || (facts.size > 0 && i128::from(extent) < span) {
             return Err(ViewError::Disorder);
         }
         let origin = disp.saturating_add(body.disp as u64);
         if disp > MAX_OFFSET || (facts.size > 0 && origin > MAX_OFFSET) {
             return Err(ViewError::Outside);
         }
-        let (kind, period) = simplest(body, extent as u64);
+        let (kind, period) = simplify_copies(body, extent as u64);
         let size = kind.size();
         let origin = if size == 0 { disp } else { origin };
-        let hash = hash(origin, &kind, period);
+        let hash = hash_view(origin, &kind, period);
         let etype = etype_size;
-        Ok(View(Arc::new(Inner { disp, etype, filetype, origin, kind, period, size, hash })))
+        Ok(View(Arc::new(ViewInner { disp, etype, filetype, origin, kind, period, size, hash })))
     }
 
     /// Whether the two are one object in memory: an answer without comparing them.
@@ -138,7 +138,7 @@ impl View {
     /// Whether the view is one run of bytes without end, from some displacement on: the view of a
     /// program that sets none, or sets a contiguous filetype.
     pub fn is_default(&self) -> bool {
-        matches!(self.0.kind, Kind::Run(len) if len > 0 && len == self.0.period)
+        matches!(self.0.kind, ShapeNode::Run(len) if len > 0 && len == self.0.period)
     }
 
     /// Where the view begins in the file, in bytes.
@@ -176,7 +176,7 @@ impl View {
         let (copy, rest) = (stream / v.size, stream % v.size);
         let at = u128::from(v.origin)
             + u128::from(copy) * u128::from(v.period)
-            + place(&v.kind, rest) as u128;
+            + place_of_byte(&v.kind, rest) as u128;
         if at > u128::from(MAX_OFFSET) { u64::MAX } else { at as u64 }
     }
 
@@ -205,15 +205,15 @@ impl View {
     /// The runs of the file that hold the stream bytes `stream .. stream + len`: offset and length,
     /// in stream order, touching ones joined. Ends where the file could have no more bytes.
     pub fn extents(&self, stream: u64, len: u64) -> Extents<'_> {
-        Extents(Blocks::new(self.inner_runs(stream, len)))
+        Extents(ShapeBlocks::new(self.inner_runs(stream, len)))
     }
 
     /// The same as strided runs; displacements are file offsets.
-    pub fn runs(&self, stream: u64, len: u64) -> impl Iterator<Item = Run> + '_ {
+    pub fn strided_runs(&self, stream: u64, len: u64) -> impl Iterator<Item = StridedRun> + '_ {
         self.inner_runs(stream, len)
     }
 
-    fn inner_runs(&self, stream: u64, len: u64) -> Runs<'_> {
+    fn inner_runs(&self, stream: u64, len: u64) -> StridedRuns<'_> {
         let v = &*self.0;
         let mut len = len.min(u64::MAX - stream);
         if len > 0 && self.offset_of(stream + (len - 1)) == u64::MAX {
@@ -223,12 +223,12 @@ impl View {
             };
             len = end.saturating_sub(stream);
         }
-        Runs::new(&v.kind, v.origin as i64, v.period as i64, stream, len)
+        StridedRuns::new(&v.kind, v.origin as i64, v.period as i64, stream, len)
     }
 
     /// The part that is repeated without end, the place of its first copy, and the distance between
     /// copies.
-    pub(crate) fn simplest(&self) -> (&Kind, u64, u64) {
+    pub(crate) fn simplest_form(&self) -> (&ShapeNode, u64, u64) {
         (&self.0.kind, self.0.origin, self.0.period)
     }
 
@@ -237,10 +237,10 @@ impl View {
         self.0.hash
     }
 
-    /// Appends the view's encoding: see docs/FORMAT.md.
+    /// Appends the view's encoding: see docs/reference/formats.md.
     pub fn encode(&self, out: &mut Vec<u8>) {
-        put(out, self.0.disp);
-        put(out, self.0.etype);
+        encode_number(out, self.0.disp);
+        encode_number(out, self.0.etype);
         self.0.filetype.encode(out);
     }
 
@@ -250,21 +250,21 @@ impl View {
     ///
     /// Bytes that are no view. What is allocated is bounded by the length of `from`.
     pub fn decode(from: &mut &[u8]) -> Result<View, DecodeError> {
-        let disp = take(from)?;
-        let etype = take(from)?;
+        let disp = decode_number(from)?;
+        let etype = decode_number(from)?;
         let filetype = Shape::decode(from)?;
         View::new(disp, etype, filetype).map_err(|_| DecodeError::Invalid("no valid view"))
     }
 }
 
-fn hash(origin: u64, kind: &Kind, period: u64) -> u64 {
-    mixed(mixed(origin, period), kind.facts().hash)
+fn hash_view(origin: u64, kind: &ShapeNode, period: u64) -> u64 {
+    mix_hash(mix_hash(origin, period), kind.facts().hash)
 }
 
 /// Returns the smallest part whose copies are the same sequence of blocks.
-fn simplest(body: &Body, extent: u64) -> (Kind, u64) {
+fn simplify_copies(body: &ShapeBody, extent: u64) -> (ShapeNode, u64) {
     let (mut kind, mut period) = (body.kind.clone(), extent);
-    while let Kind::Vector(v) = &kind {
+    while let ShapeNode::Vector(v) = &kind {
         if i128::from(v.stride) * i128::from(v.count) != i128::from(period) {
             break;
         }
@@ -272,25 +272,25 @@ fn simplest(body: &Body, extent: u64) -> (Kind, u64) {
         kind = v.child.clone();
     }
     match kind {
-        Kind::Run(0) => (kind, 1),
-        Kind::Run(len) if len == period => (Kind::Run(1), 1),
+        ShapeNode::Run(0) => (kind, 1),
+        ShapeNode::Run(len) if len == period => (ShapeNode::Run(1), 1),
         _ => (kind, period),
     }
 }
 
 /// Returns the place of byte `rest` of a part's data. `rest` is below its size.
-pub(crate) fn place(kind: &Kind, mut rest: u64) -> i64 {
+pub(crate) fn place_of_byte(kind: &ShapeNode, mut rest: u64) -> i64 {
     let (mut kind, mut at) = (kind, 0i64);
     loop {
         match kind {
-            Kind::Run(_) => return at + rest as i64,
-            Kind::Vector(v) => {
+            ShapeNode::Run(_) => return at + rest as i64,
+            ShapeNode::Vector(v) => {
                 let size = v.child.size();
                 at += (rest / size) as i64 * v.stride;
                 rest %= size;
                 kind = &v.child;
             }
-            Kind::List(l) => {
+            ShapeNode::List(l) => {
                 let part = &l.parts[l.parts.partition_point(|p| p.start <= rest) - 1];
                 at += part.disp;
                 rest -= part.start;
@@ -302,21 +302,21 @@ pub(crate) fn place(kind: &Kind, mut rest: u64) -> i64 {
 
 /// Counts the bytes of a part's data before place `at`, which is not before its first block, and
 /// the contiguous bytes from there on. The blocks of the part are apart.
-fn data_before(kind: &Kind, mut at: i64) -> (u64, u64) {
+fn data_before(kind: &ShapeNode, mut at: i64) -> (u64, u64) {
     let (mut kind, mut before) = (kind, 0u64);
     loop {
         match kind {
-            Kind::Run(len) => {
+            ShapeNode::Run(len) => {
                 let inside = (at as u64).min(*len);
                 return (before + inside, len - inside);
             }
-            Kind::Vector(v) => {
+            ShapeNode::Vector(v) => {
                 let copy = (at as u64 / v.stride as u64).min(v.count - 1);
                 before += copy * v.child.size();
                 at -= copy as i64 * v.stride;
                 kind = &v.child;
             }
-            Kind::List(l) => {
+            ShapeNode::List(l) => {
                 let part = &l.parts[l.parts.partition_point(|p| p.disp <= at) - 1];
                 before += part.start;
                 at -= part.disp;
@@ -328,7 +328,7 @@ fn data_before(kind: &Kind, mut at: i64) -> (u64, u64) {
 
 /// Iterator over the contiguous runs of a stretch of a view: file offset and length.
 #[derive(Clone, Debug)]
-pub struct Extents<'a>(Blocks<'a>);
+pub struct Extents<'a>(ShapeBlocks<'a>);
 
 impl Iterator for Extents<'_> {
     type Item = (u64, u64);

@@ -31,13 +31,13 @@ impl Piece {
 
     /// The object that holds the bytes of piece `number` of a tiled file, from 1 to
     /// [`Piece::TILED_MAX`].
-    pub fn bytes_of(number: u32) -> Piece {
+    pub fn of_bytes(number: u32) -> Piece {
         Piece(number.saturating_mul(2).saturating_sub(1))
     }
 
     /// The object that holds the journal of piece `number`: the tiles that were added since the
     /// last publication.
-    pub fn journal_of(number: u32) -> Piece {
+    pub fn of_journal(number: u32) -> Piece {
         Piece(number.saturating_mul(2))
     }
 
@@ -67,7 +67,7 @@ pub enum Layout {
     },
     /// Relocated since it was made: its base is another object than piece 0, so that a client with
     /// the old layout cannot mistake the new object for the old one.
-    Anew {
+    Relocated {
         /// The node that keeps the base.
         node: NodeId,
         /// The base.
@@ -96,23 +96,25 @@ pub struct Extent {
 /// tiles; a caller that needs more asks the shard for the tiles.
 impl Layout {
     /// The layout of a file with this base, with or without pieces over it.
-    pub fn over(node: NodeId, base: Piece, tiled: bool) -> Layout {
+    pub fn with_base(node: NodeId, base: Piece, tiled: bool) -> Layout {
         match (base, tiled) {
             (Piece::BASE, false) => Layout::Whole { node },
             (Piece::BASE, true) => Layout::Tiled { node },
-            _ => Layout::Anew { node, base, tiled },
+            _ => Layout::Relocated { node, base, tiled },
         }
     }
 
     /// The same base, with pieces over it or without.
     pub fn with_tiles(&self, tiled: bool) -> Layout {
-        Layout::over(self.node(), self.base(), tiled)
+        Layout::with_base(self.node(), self.base(), tiled)
     }
 
     /// The node that keeps the base.
     pub fn node(&self) -> NodeId {
         match *self {
-            Layout::Whole { node } | Layout::Tiled { node } | Layout::Anew { node, .. } => node,
+            Layout::Whole { node } | Layout::Tiled { node } | Layout::Relocated { node, .. } => {
+                node
+            }
         }
     }
 
@@ -120,13 +122,13 @@ impl Layout {
     pub fn base(&self) -> Piece {
         match *self {
             Layout::Whole { .. } | Layout::Tiled { .. } => Piece::BASE,
-            Layout::Anew { base, .. } => base,
+            Layout::Relocated { base, .. } => base,
         }
     }
 
     /// Whether tiles may lie over the base.
     pub fn is_tiled(&self) -> bool {
-        matches!(self, Layout::Tiled { .. } | Layout::Anew { tiled: true, .. })
+        matches!(self, Layout::Tiled { .. } | Layout::Relocated { tiled: true, .. })
     }
 
     /// Splits the byte range `offset .. offset + len` of the file into extents,
@@ -151,7 +153,7 @@ impl Layout {
     }
 
     /// All objects of the file.
-    pub fn pieces(&self) -> impl Iterator<Item = (NodeId, Piece)> + use<> {
+    pub fn all_objects(&self) -> impl Iterator<Item = (NodeId, Piece)> + use<> {
         std::iter::once((self.node(), self.base()))
     }
 }
@@ -168,7 +170,7 @@ mod tests {
         fn extents_cover_and_invert(
             node in 0u16..8, base in 0u32..3, tiled: bool, offset in 0u64..1 << 40, len in 0u64..5000,
         ) {
-            let layout = Layout::over(NodeId(node), Piece(base), tiled);
+            let layout = Layout::with_base(NodeId(node), Piece(base), tiled);
             prop_assert_eq!((layout.node(), layout.base()), (NodeId(node), Piece(base)));
             prop_assert_eq!(layout.is_tiled(), tiled);
             prop_assert_eq!(layout.with_tiles(!tiled).with_tiles(tiled), layout);
@@ -201,19 +203,19 @@ mod tests {
     fn objects_of_a_piece_lead_back_to_it() {
         assert_eq!((Piece::BASE.number(), Piece::BASE.is_journal()), (0, false));
         for number in [1, 2, 77, Piece::TILED_MAX] {
-            let (bytes, journal) = (Piece::bytes_of(number), Piece::journal_of(number));
+            let (bytes, journal) = (Piece::of_bytes(number), Piece::of_journal(number));
             assert_eq!((bytes.number(), bytes.is_journal()), (number, false));
             assert_eq!((journal.number(), journal.is_journal()), (number, true));
         }
-        assert_eq!(Piece::bytes_of(1), Piece(1));
-        assert_eq!(Piece::journal_of(1), Piece(2));
+        assert_eq!(Piece::of_bytes(1), Piece(1));
+        assert_eq!(Piece::of_journal(1), Piece(2));
     }
 
     #[test]
     fn other_pieces_do_not_belong_to_a_whole_file() {
         let layout = Layout::Whole { node: NodeId(2) };
         assert_eq!(layout.file_offset(Piece(1), 0), None);
-        assert_eq!(layout.pieces().collect::<Vec<_>>(), vec![(NodeId(2), Piece(0))]);
+        assert_eq!(layout.all_objects().collect::<Vec<_>>(), vec![(NodeId(2), Piece(0))]);
         assert_eq!(layout.file_size(|n, _| u64::from(n.0) * 10), 20);
     }
 }

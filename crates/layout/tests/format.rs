@@ -48,7 +48,7 @@ fn parts_of_every_kind() {
 fn tiles_of_every_kind() {
     let strided = [(100, 0, 4), (100, 10, 4), (100, 20, 4), (100, 30, 2)];
     let others = [(100, 500, 7), (101, 600, 7), (90, 50, 7)];
-    let mut piece = piece(1, &View::bytes(), &[&strided[..], &others].concat());
+    let mut piece = piece(1, &View::all_bytes(), &[&strided[..], &others].concat());
     let number = piece.add_view(&View::new(9, 1, bytes(3)).unwrap()).unwrap();
     piece
         .push(Tile { stamp: 90, view: number, start: 5, block: 2, stride: 6, len: 9, at: 1000 })
@@ -65,7 +65,7 @@ fn planes_at_explicit_offsets() {
         .flat_map(|plane| (0..10).map(move |row| (7, plane * 1000 + row * 50, 8)))
         .collect();
     assert_eq!(
-        hex(&piece(0, &View::bytes(), &writes).encode()),
+        hex(&piece(0, &View::all_bytes(), &writes).encode()),
         "0100020001000200000100010084920c000164d00f010a64000801140e0100c03e"
     );
 }

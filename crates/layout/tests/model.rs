@@ -144,7 +144,7 @@ fn filetypes() -> impl Strategy<Value = Type> {
 
 fn views() -> impl Strategy<Value = View> {
     prop_oneof![
-        1 => Just(View::bytes()),
+        1 => Just(View::all_bytes()),
         4 => (0u64..40, filetypes())
             .prop_map(|(disp, t)| View::new(disp, 1, t.shape()).unwrap()),
     ]
@@ -243,7 +243,7 @@ proptest! {
         }
         let wanted: Vec<i64> =
             all.iter().copied().skip(stream as usize).take(len as usize).collect();
-        match view.direct(stream, len) {
+        match view.direct_view(stream, len) {
             Some(view) => {
                 let got = view.extents(stream, wanted.len() as u64);
                 let got: Vec<i64> = got.flat_map(|(o, n)| o as i64..(o + n) as i64).collect();
@@ -263,7 +263,7 @@ proptest! {
                 // Each byte of the stream has its number as its value.
                 let numbers: Vec<u8> = (0..inside.len()).map(|k| k as u8).collect();
                 let mut file = vec![0xff; stretch.size() as usize];
-                stretch.sort(&numbers, &mut file);
+                stretch.sort_into_file_order(&numbers, &mut file);
                 let got: Vec<u64> = stretch
                     .view()
                     .extents(0, stretch.size())
@@ -274,7 +274,7 @@ proptest! {
                 prop_assert_eq!(got, last.keys().copied().collect::<Vec<u64>>());
                 prop_assert_eq!(&file, &last.values().copied().collect::<Vec<u8>>());
                 let mut back = vec![0xff; inside.len()];
-                let told = stretch.unsort(&file, &mut back);
+                let told = stretch.sort_into_stream_order(&file, &mut back);
                 prop_assert_eq!(told, inside.len());
                 let want: Vec<u8> = inside.iter().map(|p| last[&(*p as u64)]).collect();
                 prop_assert_eq!(back, want);
@@ -282,7 +282,7 @@ proptest! {
                 // byte.
                 let half = file.len() / 2;
                 let mut back = vec![0xff; inside.len()];
-                let told = stretch.unsort(&file[..half], &mut back);
+                let told = stretch.sort_into_stream_order(&file[..half], &mut back);
                 let there: Vec<u64> = last.keys().copied().take(half).collect();
                 let want = inside.iter().take_while(|p| there.contains(&(**p as u64))).count();
                 prop_assert_eq!(told, want);
@@ -354,7 +354,7 @@ struct Play {
     views: Vec<View>,
     file: Vec<Option<Owner>>,
     base: u64,
-    cuts: Vec<Cut>,
+    cuts: Vec<TileCut>,
     size: u64,
 }
 
@@ -375,7 +375,7 @@ impl Play {
     fn write(&mut self, rank: usize, stream: u64, len: u64) {
         let view = self.views[rank].clone();
         let number = self.pieces[rank].add_view(&view).unwrap();
-        for own in self.pieces[rank].covered(&view, stream, len) {
+        for own in self.pieces[rank].own_extents(&view, stream, len) {
             let at = match own.at {
                 // A tile of an earlier epoch may no longer be the winner.
                 Some((at, stamp)) if stamp == self.stamp => at,
@@ -400,7 +400,7 @@ impl Play {
     }
 
     fn cut(&mut self, size: u64) {
-        self.cuts.push(Cut { stamp: self.stamp, size });
+        self.cuts.push(TileCut { stamp: self.stamp, size });
         self.file[size as usize..].fill(None);
         self.base = self.base.min(size);
         self.size = size;
@@ -434,18 +434,18 @@ impl Play {
         }
     }
 
-    fn index(&self, base: u64) -> Index {
+    fn index(&self, base: u64) -> TileIndex {
         let pieces = self.pieces.iter().zip(1..).map(|(tiles, piece)| {
             let back = PieceTiles::decode(&tiles.encode()).unwrap();
             (Piece(piece), back)
         });
-        Index::new(pieces.collect(), self.cuts.clone(), base)
+        TileIndex::new(pieces.collect(), self.cuts.clone(), base)
     }
 }
 
 /// The owner of each byte in `found`, in order.
-fn owners(found: &[Found]) -> Vec<Option<(PieceId, u64)>> {
-    let one = |f: &Found| {
+fn owners(found: &[FoundExtent]) -> Vec<Option<(PieceId, u64)>> {
+    let one = |f: &FoundExtent| {
         let f = *f;
         (0..f.len).map(move |k| f.piece.map(|p| (p, f.at + k)))
     };
@@ -469,7 +469,7 @@ fn scattered(found: &[FoundRun], len: usize) -> Vec<Option<(PieceId, u64)>> {
 
 /// Compares all results of an index with the owners in the model.
 fn check(
-    index: &Index,
+    index: &TileIndex,
     owner: impl Fn(u64) -> Option<(PieceId, u64)>,
     views: &[View],
     probe: (u64, u64),
@@ -532,7 +532,7 @@ proptest! {
         play.run(&views, &steps);
         let index = play.index(base);
         prop_assert_eq!(index.size(), play.size);
-        let all: Vec<View> = views.iter().cloned().chain([reader, View::bytes()]).collect();
+        let all: Vec<View> = views.iter().cloned().chain([reader, View::all_bytes()]).collect();
         check(&index, |o| play.owner(o), &all, probe)?;
     }
 }
@@ -647,7 +647,7 @@ proptest! {
                 prop_assert_eq!(found.len(), 1, "rank {}", rank);
             }
         }
-        let mut readers = vec![reader, View::bytes(), views[0].clone(), views[views.len() - 1].clone()];
+        let mut readers = vec![reader, View::all_bytes(), views[0].clone(), views[views.len() - 1].clone()];
         let dims = grid.dims.iter().zip(others).map(|(d, ranks)| (d.0 * d.1, ranks));
         if dims.clone().all(|(len, ranks)| len % ranks == 0) {
             let dims: Vec<_> = dims.map(|(len, ranks)| (len / ranks, ranks)).collect();
@@ -699,7 +699,7 @@ proptest! {
         }
         let back = PieceTiles::decode(&piece.encode()).unwrap();
         prop_assert_eq!(back.encode(), piece.encode());
-        let index = |piece| Index::new(vec![(Piece(1), piece)], vec![], 0).lookup(0, u64::MAX);
+        let index = |piece| TileIndex::new(vec![(Piece(1), piece)], vec![], 0).lookup(0, u64::MAX);
         prop_assert_eq!(index(back), index(piece));
     }
 
@@ -721,12 +721,12 @@ proptest! {
                 .collect();
             span += (count - 1) * stride;
         }
-        let mut play = Play::new(1, &View::bytes(), 0);
+        let mut play = Play::new(1, &View::all_bytes(), 0);
         for offset in offsets {
             play.write(0, disp + offset, block);
         }
         prop_assert!(play.pieces[0].encode().len() <= 100);
-        check(&play.index(0), |o| play.owner(o), &[View::bytes()], (5, 50))?;
+        check(&play.index(0), |o| play.owner(o), &[View::all_bytes()], (5, 50))?;
     }
 
     /// Damaged bytes are refused, or are a piece that can be used.
@@ -768,8 +768,8 @@ fn use_piece(bytes: &[u8]) {
     let Ok(piece) = PieceTiles::decode(bytes) else { return };
     let again = PieceTiles::decode(&piece.encode()).expect("what was encoded");
     assert_eq!(again.encode(), piece.encode());
-    let view = View::bytes();
-    piece.covered(&view, 100, 100);
+    let view = View::all_bytes();
+    piece.own_extents(&view, 100, 100);
     for view in piece.views() {
         for offset in [0, 1, 1 << 20, u64::MAX] {
             view.stream_before(offset);
@@ -777,7 +777,7 @@ fn use_piece(bytes: &[u8]) {
             view.extents(offset, 1 << 40).take(10).count();
         }
     }
-    let index = Index::new(vec![(Piece(1), piece)], vec![], 5);
+    let index = TileIndex::new(vec![(Piece(1), piece)], vec![], 5);
     for offset in [0, 1, 1 << 20, u64::MAX] {
         index.lookup(offset, 100);
         index.lookup_view(&view, offset, 100);
@@ -810,7 +810,7 @@ fn deep_lists_are_not_walked() {
     let mut piece = PieceTiles::new(0);
     let number = piece.add_view(&view).unwrap();
     piece.append(1, number, 0, last, 0).unwrap();
-    let index = Index::new(vec![(Piece(1), piece)], vec![], 0);
+    let index = TileIndex::new(vec![(Piece(1), piece)], vec![], 0);
     assert_eq!(index.lookup_view(&build(), 0, last).len(), 1);
 }
 
@@ -824,14 +824,14 @@ fn a_copy_of_a_short_extent_is_one_tile() {
     let both = Shape::structure(&[(1, 0, header), (1, 512, variable)]).unwrap();
     let set = || ProgramView::new(0, 1, Shape::resized(512, 40, &both).unwrap()).unwrap();
     let view = set();
-    assert_eq!(view.direct(0, 552), set().direct(0, 552));
+    assert_eq!(view.direct_view(0, 552), set().direct_view(0, 552));
     let mut piece = PieceTiles::new(0);
-    let number = piece.add_view(view.direct(0, 552).unwrap()).unwrap();
+    let number = piece.add_view(view.direct_view(0, 552).unwrap()).unwrap();
     piece.append(1, number, 0, 300, 0).unwrap();
     piece.append(1, number, 300, 252, 300).unwrap();
     assert_eq!(piece.tiles().len(), 1);
     assert!(!piece.views()[0].is_default());
-    assert!(view.direct(0, 553).is_none());
+    assert!(view.direct_view(0, 553).is_none());
     let stretch = view.in_file_order(0, 2 * 552, u64::MAX).unwrap();
     assert_eq!((stretch.stream_len(), stretch.size()), (1104, 592));
 }
@@ -846,7 +846,7 @@ fn stretches_are_bounded() {
     // Columns of a matrix of bytes: the next copy lies between the blocks of this one.
     let column = Shape::hvector(100_000, 1, 10, &Shape::bytes(1).unwrap()).unwrap();
     let columns = view(&column, 1);
-    assert!(columns.direct(0, 100_000).is_some());
+    assert!(columns.direct_view(0, 100_000).is_some());
     let stretch = columns.in_file_order(0, 1_000_000, u64::MAX).unwrap();
     assert_eq!((stretch.stream_len(), stretch.size()), (4096, 4096));
     let long = view(&Shape::bytes(1 << 40).unwrap(), 1 << 20);

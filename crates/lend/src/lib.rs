@@ -44,7 +44,7 @@ const TAKEN: u64 = Ino::MARK;
 
 /// The start of the file. Any bytes are valid.
 #[repr(C)]
-struct Page {
+struct SparePage {
     magic: AtomicU64,
     boot: AtomicU64,
     /// Not 0: this table gives out no more spares.
@@ -69,7 +69,7 @@ fn check_of(number: u64) -> u64 {
 
 /// Returns the inode of a slot by its check; one bit of the two may have flipped. `None` if they do
 /// not belong together.
-fn mended(slot: u64, check: u64) -> Option<u64> {
+fn repair_word(slot: u64, check: u64) -> Option<u64> {
     // The mark of a taken slot is not part of the check: the daemon sets it with one exchange,
     // without the check.
     let fits = |slot: u64, check: u64| (check_of(slot & !TAKEN) == check).then_some(slot);
@@ -79,46 +79,46 @@ fn mended(slot: u64, check: u64) -> Option<u64> {
     fits(slot, check).or_else(by_slot).or_else(by_check)
 }
 
-const _: () = assert!(size_of::<Page>() <= TABLE_LEN);
+const _: () = assert!(size_of::<SparePage>() <= TABLE_LEN);
 
-/// A value of the claim counter, for [`Table::lend`].
+/// A value of the claim counter, for [`SpareTable::assign_slot`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Moment(u64);
+pub struct ClaimCount(u64);
 
 /// See the crate.
-pub struct Table(NonNull<Page>);
+pub struct SpareTable(NonNull<SparePage>);
 
 // SAFETY: the mapping belongs to this value until it is dropped, and everything reached through it
 // is atomic.
-unsafe impl Send for Table {}
+unsafe impl Send for SpareTable {}
 // SAFETY: as above.
-unsafe impl Sync for Table {}
+unsafe impl Sync for SpareTable {}
 
-impl Table {
+impl SpareTable {
     /// Makes a new table in an empty file, for the boot `boot` of the machine.
     ///
     /// # Errors
     /// Those of write(2) and mmap(2).
-    pub fn create(file: impl AsFd, boot: u64) -> io::Result<Table> {
+    pub fn create(file: impl AsFd, boot: u64) -> io::Result<SpareTable> {
         // Written, not only extended: a store into a page for which the disk has no block would
         // raise SIGBUS.
         let mut page = [0; TABLE_LEN];
         page[..8].copy_from_slice(&MAGIC.to_ne_bytes());
         page[8..16].copy_from_slice(&boot.to_ne_bytes());
-        let head = std::mem::offset_of!(Page, head);
+        let head = std::mem::offset_of!(SparePage, head);
         page[head..head + 8].copy_from_slice(&check_of(boot).to_ne_bytes());
         if rustix::io::pwrite(&file, &page, 0)? < TABLE_LEN {
             return Err(io::ErrorKind::StorageFull.into());
         }
-        Table::map(file)
+        SpareTable::map_file(file)
     }
 
     /// Maps the table in a file.
     ///
     /// # Errors
     /// `InvalidData` if there is none; those of fstat(2) and mmap(2).
-    pub fn map(file: impl AsFd) -> io::Result<Table> {
-        let table = Table::map_any(file)?;
+    pub fn map_file(file: impl AsFd) -> io::Result<SpareTable> {
+        let table = SpareTable::map_unchecked(file)?;
         match table.page().magic.load(SeqCst) == MAGIC {
             true => Ok(table),
             false => Err(io::ErrorKind::InvalidData.into()),
@@ -130,15 +130,15 @@ impl Table {
     ///
     /// # Errors
     /// Those of fstat(2) and mmap(2); `InvalidData` if the file has another length.
-    pub fn map_of(file: impl AsFd, boot: u64) -> io::Result<Option<Table>> {
-        let table = Table::map_any(file)?;
+    pub fn map_of_boot(file: impl AsFd, boot: u64) -> io::Result<Option<SpareTable>> {
+        let table = SpareTable::map_unchecked(file)?;
         let page = table.page();
         let says = page.magic.load(SeqCst) == MAGIC && page.boot.load(SeqCst) == boot;
         let is_of = says || page.head.load(SeqCst) == check_of(boot);
         Ok(is_of.then_some(table))
     }
 
-    fn map_any(file: impl AsFd) -> io::Result<Table> {
+    fn map_unchecked(file: impl AsFd) -> io::Result<SpareTable> {
         // A shorter file would raise SIGBUS at the first access beyond its end.
         if rustix::fs::fstat(&file)?.st_size != TABLE_LEN as i64 {
             return Err(io::ErrorKind::InvalidData.into());
@@ -148,10 +148,10 @@ impl Table {
         let at = unsafe {
             rustix::mm::mmap(std::ptr::null_mut(), TABLE_LEN, read_write, shared, &file, 0)?
         };
-        Ok(Table(NonNull::new(at.cast()).ok_or(io::ErrorKind::OutOfMemory)?))
+        Ok(SpareTable(NonNull::new(at.cast()).ok_or(io::ErrorKind::OutOfMemory)?))
     }
 
-    fn page(&self) -> &Page {
+    fn page(&self) -> &SparePage {
         // SAFETY: it points to a mapping of TABLE_LEN bytes, aligned to a page, which lives as long
         // as `self`. No process makes the file shorter. Any bytes are a valid `Page`.
         unsafe { self.0.as_ref() }
@@ -169,14 +169,14 @@ impl Table {
     }
 
     /// The mount: reads the claim counter, before it makes an inode.
-    pub fn now(&self) -> Moment {
+    pub fn current_claims(&self) -> ClaimCount {
         // Before the inode exists: any claim for it therefore comes later and changes the counter.
-        Moment(self.page().claims.load(SeqCst))
+        ClaimCount(self.page().claims.load(SeqCst))
     }
 
     /// The mount: makes a free slot stand for `ino`, which did not exist at `since`. Returns false
     /// if the daemon may have made an object for it meanwhile: then the mount must ask the daemon.
-    pub fn lend(&self, slot: usize, ino: Ino, since: Moment) -> bool {
+    pub fn assign_slot(&self, slot: usize, ino: Ino, since: ClaimCount) -> bool {
         if ino.0 & TAKEN != 0 {
             return false;
         }
@@ -186,12 +186,12 @@ impl Table {
         // The mount's half of Dekker's protocol: the store of the slot, then the load of the
         // claims. Only `SeqCst` keeps a load from passing an earlier store to another word.
         self.page().slots[slot].store(ino.0, SeqCst);
-        self.now() == since && !self.is_ended()
+        self.current_claims() == since && !self.is_ended()
     }
 
     /// The mount: frees the slot that stands for `ino`. Returns false if its file has become the
     /// object of `ino`, or the table gives out no more spares.
-    pub fn give_back(&self, slot: usize, ino: Ino) -> bool {
+    pub fn return_slot(&self, slot: usize, ino: Ino) -> bool {
         let slot = &self.page().slots[slot];
         // The daemon may take the slot at the same moment: exactly one of the two exchanges
         // succeeds. The end is read afterwards: from then on the daemon treats the slots as its
@@ -200,14 +200,15 @@ impl Table {
     }
 
     /// The daemon: announces that it may make an object.
-    pub fn claim(&self) {
-        // The daemon's half of Dekker's protocol: the claim is counted before [`Table::take`]
-        // searches the slots. `SeqCst` orders it against the mount's store and load.
+    pub fn count_claim(&self) {
+        // The daemon's half of Dekker's protocol: the claim is counted before
+        // [`SpareTable::take_slot`] searches the slots. `SeqCst` orders it against the mount's
+        // store and load.
         self.page().claims.fetch_add(1, SeqCst);
     }
 
     /// The daemon: takes the slot that stands for `ino`, if there is one.
-    pub fn take(&self, ino: Ino) -> Option<usize> {
+    pub fn take_slot(&self, ino: Ino) -> Option<usize> {
         let taken = |slot: &AtomicU64| {
             // The plain load skips the other slots without taking their cache line for writing. The
             // exchange decides against a mount that frees the slot now.
@@ -217,28 +218,28 @@ impl Table {
         self.page().slots.iter().position(taken)
     }
 
-    /// The daemon: restores a slot that [`Table::take`] took, if its file could not become an
-    /// object.
-    pub fn untake(&self, slot: usize, ino: Ino) {
+    /// The daemon: restores a slot that [`SpareTable::take_slot`] took, if its file could not
+    /// become an object.
+    pub fn restore_slot(&self, slot: usize, ino: Ino) {
         // No exchange is needed: the mount never changes a slot that is taken.
         self.page().slots[slot].store(ino.0, SeqCst);
     }
 
     /// Returns the inode that a slot stands for.
-    pub fn stands_for(&self, slot: usize) -> Option<Ino> {
+    pub fn assigned_inode(&self, slot: usize) -> Option<Ino> {
         let ino = self.page().slots.get(slot)?.load(SeqCst);
         (ino != FREE && ino & TAKEN == 0).then_some(Ino(ino))
     }
 
     /// Returns the inode whose object the file of a taken slot was to become. A daemon that died
     /// may not have got that far.
-    pub fn was_taken_for(&self, slot: usize) -> Option<Ino> {
+    pub fn taken_inode(&self, slot: usize) -> Option<Ino> {
         let ino = self.page().slots.get(slot)?.load(SeqCst);
         (ino & TAKEN != 0).then_some(Ino(ino & !TAKEN))
     }
 
     /// The daemon: frees a taken slot that has a new file.
-    pub fn renew(&self, slot: usize) {
+    pub fn free_slot(&self, slot: usize) {
         // The last step: the mount may use the slot from here on, so its new file must be in place.
         self.page().slots[slot].store(FREE, SeqCst);
     }
@@ -246,7 +247,7 @@ impl Table {
     /// The daemon, for the last time: restores the inode of a slot if the disk returned it with one
     /// flipped bit. Returns false if the inode cannot be found: then the owner of the file's bytes
     /// is unknown, if it `has_bytes`.
-    pub fn mend(&self, slot: usize, has_bytes: bool) -> bool {
+    pub fn repair_slot(&self, slot: usize, has_bytes: bool) -> bool {
         let (at, check) = (&self.page().slots[slot], self.page().checks[slot].load(SeqCst));
         let found = at.load(SeqCst);
         // A daemon of an earlier version made tables without checks. A file without bytes may have
@@ -254,7 +255,7 @@ impl Table {
         if self.page().head.load(SeqCst) == 0 || found == FREE && !has_bytes {
             return true;
         }
-        match mended(found, check) {
+        match repair_word(found, check) {
             Some(right) => {
                 at.store(right, SeqCst);
                 true
@@ -264,14 +265,14 @@ impl Table {
     }
 
     /// The daemon: gives out no more spares from this table.
-    pub fn end(&self) {
+    pub fn mark_ended(&self) {
         // The daemon looks through the slots only after this store. A mount that fills or frees a
         // slot later reads the flag afterwards, and then asks the daemon.
         self.page().ended.store(1, SeqCst);
     }
 }
 
-impl Drop for Table {
+impl Drop for SpareTable {
     fn drop(&mut self) {
         // SAFETY: the mapping of `map`, to which nothing else refers.
         let unmapped = unsafe { rustix::mm::munmap(self.0.as_ptr().cast(), TABLE_LEN) };
@@ -286,10 +287,10 @@ mod tests {
 
     const INO: Ino = Ino(7);
 
-    fn both() -> (Table, Table) {
+    fn both() -> (SpareTable, SpareTable) {
         let file: File = tempfile::tempfile().expect("a file");
-        let daemon = Table::create(&file, 5).expect("made");
-        let mount = Table::map(&file).expect("mapped");
+        let daemon = SpareTable::create(&file, 5).expect("made");
+        let mount = SpareTable::map_file(&file).expect("mapped");
         assert_eq!(mount.boot(), 5);
         (daemon, mount)
     }
@@ -297,18 +298,18 @@ mod tests {
     #[test]
     fn what_is_lent_is_given_back_or_taken() {
         let (daemon, mount) = both();
-        assert!(mount.lend(3, INO, mount.now()));
-        assert_eq!(daemon.stands_for(3), Some(INO));
-        assert_eq!(daemon.take(Ino(8)), None);
-        assert!(mount.give_back(3, INO));
-        assert_eq!((daemon.take(INO), daemon.stands_for(3)), (None, None));
-        assert!(mount.lend(3, INO, mount.now()));
-        assert_eq!((daemon.take(INO), daemon.take(INO)), (Some(3), None));
-        assert_eq!((daemon.stands_for(3), daemon.was_taken_for(3)), (None, Some(INO)));
-        assert!(!mount.give_back(3, INO), "it is an object");
-        daemon.renew(3);
-        assert!(mount.lend(3, Ino(9), mount.now()));
-        assert_eq!(daemon.stands_for(SLOTS), None);
+        assert!(mount.assign_slot(3, INO, mount.current_claims()));
+        assert_eq!(daemon.assigned_inode(3), Some(INO));
+        assert_eq!(daemon.take_slot(Ino(8)), None);
+        assert!(mount.return_slot(3, INO));
+        assert_eq!((daemon.take_slot(INO), daemon.assigned_inode(3)), (None, None));
+        assert!(mount.assign_slot(3, INO, mount.current_claims()));
+        assert_eq!((daemon.take_slot(INO), daemon.take_slot(INO)), (Some(3), None));
+        assert_eq!((daemon.assigned_inode(3), daemon.taken_inode(3)), (None, Some(INO)));
+        assert!(!mount.return_slot(3, INO), "it is an object");
+        daemon.free_slot(3);
+        assert!(mount.assign_slot(3, Ino(9), mount.current_claims()));
+        assert_eq!(daemon.assigned_inode(SLOTS), None);
     }
 
     #[test]
@@ -316,36 +317,36 @@ mod tests {
         let (daemon, mount) = both();
         for shard in [0, 1, 2047, 2048, 4095].map(tatami_wire::ShardId) {
             let ino = Ino::new(shard, shard, Ino::COUNTER_MAX);
-            assert!(mount.lend(0, ino, mount.now()), "{ino}");
-            assert_eq!((daemon.take(ino), daemon.was_taken_for(0)), (Some(0), Some(ino)));
-            daemon.renew(0);
+            assert!(mount.assign_slot(0, ino, mount.current_claims()), "{ino}");
+            assert_eq!((daemon.take_slot(ino), daemon.taken_inode(0)), (Some(0), Some(ino)));
+            daemon.free_slot(0);
         }
     }
 
     #[test]
     fn one_of_the_two_notices_the_other() {
         let (daemon, mount) = both();
-        let before = mount.now();
-        daemon.claim();
-        assert!(!mount.lend(0, INO, before), "the daemon may have looked before");
-        assert!(mount.lend(1, Ino(8), mount.now()));
-        daemon.claim();
-        assert_eq!(daemon.take(Ino(8)), Some(1), "the daemon looks after it");
-        daemon.untake(1, Ino(8));
-        assert_eq!(daemon.stands_for(1), Some(Ino(8)));
+        let before = mount.current_claims();
+        daemon.count_claim();
+        assert!(!mount.assign_slot(0, INO, before), "the daemon may have looked before");
+        assert!(mount.assign_slot(1, Ino(8), mount.current_claims()));
+        daemon.count_claim();
+        assert_eq!(daemon.take_slot(Ino(8)), Some(1), "the daemon looks after it");
+        daemon.restore_slot(1, Ino(8));
+        assert_eq!(daemon.assigned_inode(1), Some(Ino(8)));
     }
 
     #[test]
     fn a_claim_and_a_loan_at_the_same_time_do_not_miss_each_other() {
         for _ in 0..200 {
             let (daemon, mount) = both();
-            let before = mount.now();
+            let before = mount.current_claims();
             let (found, lent) = std::thread::scope(|scope| {
                 let found = scope.spawn(|| {
-                    daemon.claim();
-                    daemon.take(INO).is_some()
+                    daemon.count_claim();
+                    daemon.take_slot(INO).is_some()
                 });
-                let lent = scope.spawn(|| mount.lend(0, INO, before));
+                let lent = scope.spawn(|| mount.assign_slot(0, INO, before));
                 (found.join().expect("no panic"), lent.join().expect("no panic"))
             });
             assert!(found || !lent);
@@ -355,11 +356,11 @@ mod tests {
     #[test]
     fn after_the_end_nothing_is_lent_nor_used_again() {
         let (daemon, mount) = both();
-        let now = mount.now();
-        assert!(mount.lend(0, INO, now));
-        daemon.end();
-        assert!(!mount.lend(1, Ino(8), now));
-        assert!(!mount.give_back(0, INO));
+        let now = mount.current_claims();
+        assert!(mount.assign_slot(0, INO, now));
+        daemon.mark_ended();
+        assert!(!mount.assign_slot(1, Ino(8), now));
+        assert!(!mount.return_slot(0, INO));
         assert!(mount.is_ended());
     }
 
@@ -368,34 +369,40 @@ mod tests {
         for ino in [INO, Ino(2), Ino(0x0123_0450_6789_abcd)] {
             for bit in 0..64 {
                 let (daemon, mount) = both();
-                assert!(mount.lend(3, ino, mount.now()));
+                assert!(mount.assign_slot(3, ino, mount.current_claims()));
                 daemon.page().slots[3].fetch_xor(1 << bit, SeqCst);
-                assert!(daemon.mend(3, true), "{ino}, bit {bit}");
-                assert_eq!(daemon.stands_for(3).or(daemon.was_taken_for(3)), Some(ino));
+                assert!(daemon.repair_slot(3, true), "{ino}, bit {bit}");
+                assert_eq!(daemon.assigned_inode(3).or(daemon.taken_inode(3)), Some(ino));
                 daemon.page().checks[3].fetch_xor(1 << bit, SeqCst);
-                assert!(daemon.mend(3, true), "{ino}, bit {bit} of the check");
-                assert_eq!(daemon.stands_for(3).or(daemon.was_taken_for(3)), Some(ino));
+                assert!(daemon.repair_slot(3, true), "{ino}, bit {bit} of the check");
+                assert_eq!(daemon.assigned_inode(3).or(daemon.taken_inode(3)), Some(ino));
             }
             let (daemon, mount) = both();
-            assert!(mount.lend(3, ino, mount.now()));
+            assert!(mount.assign_slot(3, ino, mount.current_claims()));
             daemon.page().slots[3].fetch_xor(0b1010, SeqCst);
-            assert!(!daemon.mend(3, true), "two bits");
+            assert!(!daemon.repair_slot(3, true), "two bits");
         }
     }
 
     #[test]
     fn a_table_of_this_boot_is_known_with_a_flipped_bit() {
-        for word in [0, 8, std::mem::offset_of!(Page, head)] {
+        for word in [0, 8, std::mem::offset_of!(SparePage, head)] {
             for bit in 0..64 {
                 let file = tempfile::tempfile().expect("a file");
-                let table = Table::create(&file, 5).expect("made");
+                let table = SpareTable::create(&file, 5).expect("made");
                 let mut bytes = [0; 8];
                 rustix::io::pread(&file, &mut bytes, word as u64).expect("read");
                 bytes[bit / 8] ^= 1 << (bit % 8);
                 rustix::io::pwrite(&file, &bytes, word as u64).expect("written");
                 drop(table);
-                assert!(Table::map_of(&file, 5).expect("mapped").is_some(), "{word}, {bit}");
-                assert!(Table::map_of(&file, 6).expect("mapped").is_none(), "{word}, {bit}");
+                assert!(
+                    SpareTable::map_of_boot(&file, 5).expect("mapped").is_some(),
+                    "{word}, {bit}"
+                );
+                assert!(
+                    SpareTable::map_of_boot(&file, 6).expect("mapped").is_none(),
+                    "{word}, {bit}"
+                );
             }
         }
     }
@@ -403,8 +410,8 @@ mod tests {
     #[test]
     fn what_is_no_table_is_refused() {
         let file = tempfile::tempfile().expect("a file");
-        assert!(Table::map(&file).is_err());
+        assert!(SpareTable::map_file(&file).is_err());
         file.set_len(TABLE_LEN as u64).expect("cut");
-        assert!(Table::map(&file).is_err());
+        assert!(SpareTable::map_file(&file).is_err());
     }
 }

@@ -7,11 +7,11 @@
 
 use std::collections::BTreeMap;
 use std::ops::RangeBounds;
-use tatami_wire::lock::{LockKind, Span};
+use tatami_wire::lock::{ByteRange, LockKind};
 
 /// A run of bytes that one owner has locked in one mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Run<T> {
+struct LockRun<T> {
     /// The last byte.
     end: u64,
     kind: LockKind,
@@ -19,15 +19,15 @@ struct Run<T> {
 }
 
 /// The locks of one owner: disjoint runs, by their first byte.
-type Runs<T> = BTreeMap<u64, Run<T>>;
+type LockRuns<T> = BTreeMap<u64, LockRun<T>>;
 
 /// A lock that is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Held<O, T> {
+pub struct HeldLock<O, T> {
     /// Its owner.
     pub owner: O,
     /// Its bytes.
-    pub span: Span,
+    pub span: ByteRange,
     /// Its mode.
     pub kind: LockKind,
     /// The value that its owner has stored with it.
@@ -37,18 +37,18 @@ pub struct Held<O, T> {
 /// The locks of one sort of one file. `O` names owners. A tag `T` comes with each lock, and
 /// adjacent locks are joined only if their tags are equal.
 #[derive(Clone, Debug)]
-pub struct Table<O, T> {
-    owners: BTreeMap<O, Runs<T>>,
+pub struct LockTable<O, T> {
+    owners: BTreeMap<O, LockRuns<T>>,
     len: usize,
 }
 
-impl<O, T> Default for Table<O, T> {
+impl<O, T> Default for LockTable<O, T> {
     fn default() -> Self {
-        Table { owners: BTreeMap::new(), len: 0 }
+        LockTable { owners: BTreeMap::new(), len: 0 }
     }
 }
 
-impl<O: Ord + Copy, T: Copy + PartialEq> Table<O, T> {
+impl<O: Ord + Copy, T: Copy + PartialEq> LockTable<O, T> {
     /// Returns the number of locks.
     pub fn len(&self) -> usize {
         self.len
@@ -61,44 +61,49 @@ impl<O: Ord + Copy, T: Copy + PartialEq> Table<O, T> {
 
     /// Returns the locks of owners other than `owner` that conflict with a lock of `span`, one lock
     /// an owner.
-    pub fn conflicts(
+    pub fn find_conflicts(
         &self,
         owner: O,
-        span: Span,
+        span: ByteRange,
         kind: LockKind,
-    ) -> impl Iterator<Item = Held<O, T>> + '_ {
+    ) -> impl Iterator<Item = HeldLock<O, T>> + '_ {
         let others = self.owners.iter().filter(move |(other, _)| **other != owner);
         others.filter_map(move |(other, runs)| {
-            let held = |(start, run): (&u64, &Run<T>)| Held {
+            let held = |(start, run): (&u64, &LockRun<T>)| HeldLock {
                 owner: *other,
-                span: Span { start: *start, end: run.end },
+                span: ByteRange { start: *start, end: run.end },
                 kind: run.kind,
                 tag: run.tag,
             };
-            meeting(runs, span).map(held).find(|held| excludes(held.kind, kind))
+            overlapping_runs(runs, span).map(held).find(|held| kinds_conflict(held.kind, kind))
         })
     }
 
     /// Returns the conflicting lock that begins first.
-    pub fn conflict(&self, owner: O, span: Span, kind: LockKind) -> Option<Held<O, T>> {
-        self.conflicts(owner, span, kind).min_by_key(|held| held.span.start)
+    pub fn first_conflict(
+        &self,
+        owner: O,
+        span: ByteRange,
+        kind: LockKind,
+    ) -> Option<HeldLock<O, T>> {
+        self.find_conflicts(owner, span, kind).min_by_key(|held| held.span.start)
     }
 
     /// Whether any of these owners holds a lock.
-    pub fn any_of(&self, owners: impl RangeBounds<O>) -> bool {
+    pub fn holds_any_of(&self, owners: impl RangeBounds<O>) -> bool {
         self.owners.range(owners).next().is_some()
     }
 
     /// Whether the owner holds any byte of `span`.
-    pub fn holds(&self, owner: O, span: Span) -> bool {
-        self.owners.get(&owner).is_some_and(|runs| meeting(runs, span).next().is_some())
+    pub fn holds_any(&self, owner: O, span: ByteRange) -> bool {
+        self.owners.get(&owner).is_some_and(|runs| overlapping_runs(runs, span).next().is_some())
     }
 
     /// Whether the owner holds all of `span`, in this mode or exclusively.
-    pub fn holds_all(&self, owner: O, span: Span, kind: LockKind) -> bool {
+    pub fn holds_all(&self, owner: O, span: ByteRange, kind: LockKind) -> bool {
         let Some(runs) = self.owners.get(&owner) else { return false };
         let mut next = span.start;
-        for (start, run) in meeting(runs, span) {
+        for (start, run) in overlapping_runs(runs, span) {
             if *start > next || run.kind < kind {
                 return false;
             }
@@ -112,14 +117,14 @@ impl<O: Ord + Copy, T: Copy + PartialEq> Table<O, T> {
 
     /// Sets a lock of the owner on `span`, whatever locks others hold: the caller has checked for
     /// conflicts. It replaces the owner's older locks within `span`.
-    pub fn set(&mut self, owner: O, span: Span, kind: LockKind, tag: T) {
+    pub fn set_lock(&mut self, owner: O, span: ByteRange, kind: LockKind, tag: T) {
         let runs = self.owners.entry(owner).or_default();
         let before = runs.len();
         // First makes room, then joins with both neighbours: so the runs of an owner stay disjoint
         // and maximal.
-        cut(runs, span);
-        let Span { mut start, mut end } = span;
-        let same = |run: &Run<T>| run.kind == kind && run.tag == tag;
+        cut_span(runs, span);
+        let ByteRange { mut start, mut end } = span;
+        let same = |run: &LockRun<T>| run.kind == kind && run.tag == tag;
         if let Some((left, run)) = runs.range(..start).next_back()
             && run.end + 1 == start
             && same(run)
@@ -133,33 +138,35 @@ impl<O: Ord + Copy, T: Copy + PartialEq> Table<O, T> {
             runs.remove(&(end + 1));
             end = right;
         }
-        runs.insert(start, Run { end, kind, tag });
+        runs.insert(start, LockRun { end, kind, tag });
         self.len = self.len + runs.len() - before;
     }
 
-    /// Sets a lock as [`Table::set`] does, but keeps the owner's exclusive locks exclusive.
-    pub fn add(&mut self, owner: O, span: Span, kind: LockKind, tag: T) {
+    /// Sets a lock as [`LockTable::set_lock`] does, but keeps the owner's exclusive locks
+    /// exclusive.
+    pub fn add_lock(&mut self, owner: O, span: ByteRange, kind: LockKind, tag: T) {
         if kind == LockKind::Exclusive {
-            return self.set(owner, span, kind, tag);
+            return self.set_lock(owner, span, kind, tag);
         }
         let mut free = Vec::new();
         let mut next = Some(span.start);
-        for (start, run) in self.owners.get(&owner).into_iter().flat_map(|runs| meeting(runs, span))
+        for (start, run) in
+            self.owners.get(&owner).into_iter().flat_map(|runs| overlapping_runs(runs, span))
         {
             if let Some(first) = next.filter(|first| first < start) {
-                free.push(Span { start: first, end: start - 1 });
+                free.push(ByteRange { start: first, end: start - 1 });
             }
             next = (run.end < span.end).then(|| run.end + 1);
         }
-        free.extend(next.map(|start| Span { start, end: span.end }));
-        free.into_iter().for_each(|span| self.set(owner, span, kind, tag));
+        free.extend(next.map(|start| ByteRange { start, end: span.end }));
+        free.into_iter().for_each(|span| self.set_lock(owner, span, kind, tag));
     }
 
     /// Frees the owner's locks within `span`.
-    pub fn free(&mut self, owner: O, span: Span) {
+    pub fn free_span(&mut self, owner: O, span: ByteRange) {
         let Some(runs) = self.owners.get_mut(&owner) else { return };
         let before = runs.len();
-        cut(runs, span);
+        cut_span(runs, span);
         self.len = self.len + runs.len() - before;
         if runs.is_empty() {
             self.owners.remove(&owner);
@@ -167,12 +174,12 @@ impl<O: Ord + Copy, T: Copy + PartialEq> Table<O, T> {
     }
 
     /// Frees all locks for which `keep` returns false.
-    pub fn retain(&mut self, mut keep: impl FnMut(&Held<O, T>) -> bool) {
+    pub fn retain(&mut self, mut keep: impl FnMut(&HeldLock<O, T>) -> bool) {
         let mut len = 0;
         self.owners.retain(|owner, runs| {
             runs.retain(|start, run| {
-                let span = Span { start: *start, end: run.end };
-                keep(&Held { owner: *owner, span, kind: run.kind, tag: run.tag })
+                let span = ByteRange { start: *start, end: run.end };
+                keep(&HeldLock { owner: *owner, span, kind: run.kind, tag: run.tag })
             });
             len += runs.len();
             !runs.is_empty()
@@ -181,11 +188,11 @@ impl<O: Ord + Copy, T: Copy + PartialEq> Table<O, T> {
     }
 
     /// Returns all locks, by owner and first byte.
-    pub fn iter(&self) -> impl Iterator<Item = Held<O, T>> + '_ {
+    pub fn iter(&self) -> impl Iterator<Item = HeldLock<O, T>> + '_ {
         self.owners.iter().flat_map(|(owner, runs)| {
-            runs.iter().map(|(start, run)| Held {
+            runs.iter().map(|(start, run)| HeldLock {
                 owner: *owner,
-                span: Span { start: *start, end: run.end },
+                span: ByteRange { start: *start, end: run.end },
                 kind: run.kind,
                 tag: run.tag,
             })
@@ -193,19 +200,22 @@ impl<O: Ord + Copy, T: Copy + PartialEq> Table<O, T> {
     }
 }
 
-fn excludes(one: LockKind, other: LockKind) -> bool {
+fn kinds_conflict(one: LockKind, other: LockKind) -> bool {
     one == LockKind::Exclusive || other == LockKind::Exclusive
 }
 
 /// Returns the runs that have a byte in `span`.
-fn meeting<T>(runs: &Runs<T>, span: Span) -> impl Iterator<Item = (&u64, &Run<T>)> {
+fn overlapping_runs<T>(
+    runs: &LockRuns<T>,
+    span: ByteRange,
+) -> impl Iterator<Item = (&u64, &LockRun<T>)> {
     let first = runs.range(..span.start).next_back().filter(|(_, run)| run.end >= span.start);
     first.into_iter().chain(runs.range(span.start..=span.end))
 }
 
 /// Removes `span` from the runs, splitting those that reach beyond it.
-fn cut<T: Copy>(runs: &mut Runs<T>, span: Span) {
-    let Span { start, end } = span;
+fn cut_span<T: Copy>(runs: &mut LockRuns<T>, span: ByteRange) {
+    let ByteRange { start, end } = span;
     if let Some((_, run)) = runs.range_mut(..start).next_back()
         && run.end >= start
     {

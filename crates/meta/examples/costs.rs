@@ -8,8 +8,8 @@
 
 use rustix::time::ClockId;
 use std::path::Path;
-use tatami_meta::{Config, Context, FjallStore, MemoryStore, Meta, Store};
-use tatami_wire::meta::{Bytes, MetaOp, MetaReply, NewNode};
+use tatami_meta::{FjallStore, MemoryStore, Meta, MetaConfig, OperationContext, Store};
+use tatami_wire::meta::{Bytes, InodeTemplate, MetaOp, MetaReply};
 use tatami_wire::{
     Access, ClientId, Cred, ExecutorId, Ino, Layout, NodeId, ShardMap, Timestamp, VolumeId,
     VolumeKey,
@@ -20,23 +20,23 @@ fn nanoseconds(clock: ClockId) -> u64 {
     t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }
 
-struct Run<S> {
+struct CostRun<S> {
     meta: Meta<S>,
     seq: u64,
     batch: u64,
 }
 
-impl<S: Store> Run<S> {
+impl<S: Store> CostRun<S> {
     fn apply(&mut self, op: &MetaOp) -> MetaReply {
         self.seq += 1;
-        let ctx = Context {
+        let ctx = OperationContext {
             now: Timestamp::from_sec(1_700_000_000),
             client: ClientId([1; 16]),
             slot: (self.seq % 4) as u32,
             seq: self.seq,
             trusted: true,
         };
-        let reply = self.meta.apply(&ctx, &Cred::ROOT, op).at_once().expect("operation");
+        let reply = self.meta.apply(&ctx, &Cred::ROOT, op).into_result().expect("operation");
         if self.seq.is_multiple_of(self.batch) {
             self.meta.commit().expect("commit");
         }
@@ -59,19 +59,19 @@ fn name(i: u64) -> Bytes {
 }
 
 fn run<S: Store>(what: &str, store: S, n: u64, batch: u64) -> S {
-    let config = Config {
-        executor: ExecutorId::first(NodeId(0)),
-        map: ShardMap::single(ExecutorId::first(NodeId(0))),
+    let config = MetaConfig {
+        executor: ExecutorId::first_of_node(NodeId(0)),
+        map: ShardMap::with_one_shard(ExecutorId::first_of_node(NodeId(0))),
         volume: VolumeId([1; 16]),
         key: VolumeKey::new([2; 32]),
     };
     let meta = Meta::open(store, config, Timestamp::from_sec(1)).expect("opens");
-    let mut run = Run { meta, seq: 0, batch };
+    let mut run = CostRun { meta, seq: 0, batch };
     let create = |open| {
         move |i| MetaOp::Create {
             parent: Ino::ROOT,
             name: name(i),
-            node: NewNode::File(Layout::Whole { node: NodeId(0) }),
+            node: InodeTemplate::File(Layout::Whole { node: NodeId(0) }),
             mode: 0o644,
             umask: 0o022,
             exclusive: true,
@@ -129,5 +129,5 @@ fn main() {
 }
 
 fn open(path: &Path) -> FjallStore {
-    FjallStore::open(path, tatami_meta::Opening::default()).expect("opens")
+    FjallStore::open(path, tatami_meta::StoreOptions::default()).expect("opens")
 }

@@ -4,7 +4,7 @@
 //! The rules are those of the Linux kernel's `fs/posix_acl.c`, so that a volume
 //! decides as a local disk does.
 
-use crate::record::{Damaged, Reader};
+use crate::record::{DamagedRecord, RecordReader};
 use tatami_wire::{Cred, Errno};
 
 /// Most entries of one list.
@@ -12,7 +12,7 @@ pub(crate) const ACL_MAX: usize = 512;
 
 /// The subject of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Who {
+pub(crate) enum AclSubject {
     Owner,
     User(u32),
     OwningGroup,
@@ -24,7 +24,7 @@ pub(crate) enum Who {
 /// One entry: a subject and its permissions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AclEntry {
-    pub who: Who,
+    pub who: AclSubject,
     /// 4 read, 2 write, 1 execute or search.
     pub perm: u8,
 }
@@ -37,38 +37,38 @@ pub(crate) struct Acl(Vec<AclEntry>);
 const XATTR_VERSION: u32 = 2;
 const NO_ID: u32 = u32::MAX;
 
-impl Who {
+impl AclSubject {
     fn to_tag(self) -> (u16, u32) {
         match self {
-            Who::Owner => (0x01, NO_ID),
-            Who::User(id) => (0x02, id),
-            Who::OwningGroup => (0x04, NO_ID),
-            Who::Group(id) => (0x08, id),
-            Who::Mask => (0x10, NO_ID),
-            Who::Other => (0x20, NO_ID),
+            AclSubject::Owner => (0x01, NO_ID),
+            AclSubject::User(id) => (0x02, id),
+            AclSubject::OwningGroup => (0x04, NO_ID),
+            AclSubject::Group(id) => (0x08, id),
+            AclSubject::Mask => (0x10, NO_ID),
+            AclSubject::Other => (0x20, NO_ID),
         }
     }
 
-    fn from_tag(tag: u16, id: u32) -> Option<Who> {
+    fn from_tag(tag: u16, id: u32) -> Option<AclSubject> {
         Some(match tag {
-            0x01 => Who::Owner,
-            0x02 if id != NO_ID => Who::User(id),
-            0x04 => Who::OwningGroup,
-            0x08 if id != NO_ID => Who::Group(id),
-            0x10 => Who::Mask,
-            0x20 => Who::Other,
+            0x01 => AclSubject::Owner,
+            0x02 if id != NO_ID => AclSubject::User(id),
+            0x04 => AclSubject::OwningGroup,
+            0x08 if id != NO_ID => AclSubject::Group(id),
+            0x10 => AclSubject::Mask,
+            0x20 => AclSubject::Other,
             _ => return None,
         })
     }
 
-    fn rank(self) -> u8 {
+    fn sort_rank(self) -> u8 {
         match self {
-            Who::Owner => 0,
-            Who::User(_) => 1,
-            Who::OwningGroup => 2,
-            Who::Group(_) => 3,
-            Who::Mask => 4,
-            Who::Other => 5,
+            AclSubject::Owner => 0,
+            AclSubject::User(_) => 1,
+            AclSubject::OwningGroup => 2,
+            AclSubject::Group(_) => 3,
+            AclSubject::Mask => 4,
+            AclSubject::Other => 5,
         }
     }
 }
@@ -76,8 +76,8 @@ impl Who {
 impl Acl {
     /// Checks the order and number of entries.
     fn new(entries: Vec<AclEntry>) -> Option<Acl> {
-        let count = |rank| entries.iter().filter(|e| e.who.rank() == rank).count();
-        let sorted = entries.is_sorted_by_key(|e| e.who.rank());
+        let count = |rank| entries.iter().filter(|e| e.who.sort_rank() == rank).count();
+        let sorted = entries.is_sorted_by_key(|e| e.who.sort_rank());
         let named = count(1) + count(3) > 0;
         let ok = sorted
             && entries.iter().all(|e| e.perm <= 7)
@@ -111,7 +111,7 @@ impl Acl {
             let tag = u16::from_le_bytes([e[0], e[1]]);
             let perm = u16::from_le_bytes([e[2], e[3]]);
             let id = u32::from_le_bytes([e[4], e[5], e[6], e[7]]);
-            let who = Who::from_tag(tag, id).ok_or(Errno::EINVAL)?;
+            let who = AclSubject::from_tag(tag, id).ok_or(Errno::EINVAL)?;
             let perm = u8::try_from(perm).map_err(|_| Errno::EINVAL)?;
             entries.push(AclEntry { who, perm });
             rest = tail;
@@ -147,43 +147,46 @@ impl Acl {
     }
 
     /// Decodes the bytes of [`Acl::encode`].
-    pub fn decode(r: &mut Reader<'_>) -> Result<Option<Acl>, Damaged> {
-        let len = usize::from(r.u16()?);
+    pub fn decode(r: &mut RecordReader<'_>) -> Result<Option<Acl>, DamagedRecord> {
+        let len = usize::from(r.read_u16()?);
         if len == 0 {
             return Ok(None);
         }
-        let mut bytes = r.bytes(6 * len)?;
+        let mut bytes = r.read_bytes(6 * len)?;
         let mut entries = Vec::with_capacity(len);
         while let Some((e, tail)) = bytes.split_first_chunk::<6>() {
             let id = u32::from_le_bytes([e[2], e[3], e[4], e[5]]);
-            let who = Who::from_tag(u16::from(e[0]), id).ok_or(Damaged("access control list"))?;
+            let who = AclSubject::from_tag(u16::from(e[0]), id)
+                .ok_or(DamagedRecord("access control list"))?;
             entries.push(AclEntry { who, perm: e[1] });
             bytes = tail;
         }
-        Acl::new(entries).map(Some).ok_or(Damaged("access control list"))
+        Acl::new(entries).map(Some).ok_or(DamagedRecord("access control list"))
     }
 
     fn has_mask(&self) -> bool {
-        self.0.iter().any(|e| e.who == Who::Mask)
+        self.0.iter().any(|e| e.who == AclSubject::Mask)
     }
 
     /// Returns whether the nine permission bits are equivalent to the list.
-    pub fn is_mode(&self) -> bool {
-        self.0.iter().all(|e| matches!(e.who, Who::Owner | Who::OwningGroup | Who::Other))
+    pub fn is_plain_mode(&self) -> bool {
+        self.0.iter().all(|e| {
+            matches!(e.who, AclSubject::Owner | AclSubject::OwningGroup | AclSubject::Other)
+        })
     }
 
     /// Returns the nine permission bits that go with the list: the group's are the mask's, if there
     /// is a mask.
-    pub fn mode(&self) -> u16 {
+    pub fn to_mode(&self) -> u16 {
         let mut mode = 0;
         let has_mask = self.has_mask();
         for e in &self.0 {
             let perm = u16::from(e.perm);
             match e.who {
-                Who::Owner => mode |= perm << 6,
-                Who::OwningGroup if !has_mask => mode |= perm << 3,
-                Who::Mask => mode |= perm << 3,
-                Who::Other => mode |= perm,
+                AclSubject::Owner => mode |= perm << 6,
+                AclSubject::OwningGroup if !has_mask => mode |= perm << 3,
+                AclSubject::Mask => mode |= perm << 3,
+                AclSubject::Other => mode |= perm,
                 _ => {}
             }
         }
@@ -196,10 +199,10 @@ impl Acl {
         let mut acl = self.clone();
         for e in &mut acl.0 {
             match e.who {
-                Who::Owner => e.perm = (mode >> 6 & 7) as u8,
-                Who::OwningGroup if !has_mask => e.perm = (mode >> 3 & 7) as u8,
-                Who::Mask => e.perm = (mode >> 3 & 7) as u8,
-                Who::Other => e.perm = (mode & 7) as u8,
+                AclSubject::Owner => e.perm = (mode >> 6 & 7) as u8,
+                AclSubject::OwningGroup if !has_mask => e.perm = (mode >> 3 & 7) as u8,
+                AclSubject::Mask => e.perm = (mode >> 3 & 7) as u8,
+                AclSubject::Other => e.perm = (mode & 7) as u8,
                 _ => {}
             }
         }
@@ -209,27 +212,27 @@ impl Acl {
     /// Returns the permission bits and the access list that a new inode made with `mode` inherits
     /// from the default list `self` of its directory. There is no list if the bits are equivalent
     /// to it.
-    pub fn inherit(&self, mode: u16) -> (u16, Option<Acl>) {
+    pub fn inherit_mode(&self, mode: u16) -> (u16, Option<Acl>) {
         let has_mask = self.has_mask();
         let mut acl = self.clone();
         for e in &mut acl.0 {
             match e.who {
-                Who::Owner => e.perm &= (mode >> 6 & 7) as u8,
-                Who::OwningGroup if !has_mask => e.perm &= (mode >> 3 & 7) as u8,
-                Who::Mask => e.perm &= (mode >> 3 & 7) as u8,
-                Who::Other => e.perm &= (mode & 7) as u8,
+                AclSubject::Owner => e.perm &= (mode >> 6 & 7) as u8,
+                AclSubject::OwningGroup if !has_mask => e.perm &= (mode >> 3 & 7) as u8,
+                AclSubject::Mask => e.perm &= (mode >> 3 & 7) as u8,
+                AclSubject::Other => e.perm &= (mode & 7) as u8,
                 _ => {}
             }
         }
-        let mode = acl.mode();
-        (mode, if acl.is_mode() { None } else { Some(acl) })
+        let mode = acl.to_mode();
+        (mode, if acl.is_plain_mode() { None } else { Some(acl) })
     }
 
     /// Returns whether `cred`, which is neither the superuser nor the owner, has all permissions in
     /// `want` (4, 2, 1 as in a mode) for an inode of group `gid`.
-    pub fn allows(&self, cred: &Cred, gid: u32, want: u8) -> bool {
-        let mask = self.0.iter().find(|e| e.who == Who::Mask).map_or(7, |e| e.perm);
-        let user = |e: &&AclEntry| e.who == Who::User(cred.uid);
+    pub fn is_allowed(&self, cred: &Cred, gid: u32, want: u8) -> bool {
+        let mask = self.0.iter().find(|e| e.who == AclSubject::Mask).map_or(7, |e| e.perm);
+        let user = |e: &&AclEntry| e.who == AclSubject::User(cred.uid);
         if let Some(e) = self.0.iter().find(user) {
             // An entry of the user decides alone: group entries are not consulted (acl(5)).
             return e.perm & mask & want == want;
@@ -237,8 +240,8 @@ impl Acl {
         let mut in_a_group = false;
         for e in &self.0 {
             let member = match e.who {
-                Who::OwningGroup => cred.in_group(gid),
-                Who::Group(id) => cred.in_group(id),
+                AclSubject::OwningGroup => cred.in_group(gid),
+                AclSubject::Group(id) => cred.in_group(id),
                 _ => false,
             };
             in_a_group |= member;
@@ -246,7 +249,7 @@ impl Acl {
                 return mask & want == want;
             }
         }
-        !in_a_group && self.0.iter().any(|e| e.who == Who::Other && e.perm & want == want)
+        !in_a_group && self.0.iter().any(|e| e.who == AclSubject::Other && e.perm & want == want)
     }
 }
 
@@ -255,18 +258,18 @@ pub(crate) mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn entry(who: Who, perm: u8) -> AclEntry {
+    fn entry(who: AclSubject, perm: u8) -> AclEntry {
         AclEntry { who, perm }
     }
 
     /// rwx for the owner, `user` for user 7, `group` for the group, `mask`, nothing for others.
     pub(crate) fn acl_for_user_7(user: u8, group: u8, mask: u8) -> Acl {
         Acl::new(vec![
-            entry(Who::Owner, 7),
-            entry(Who::User(7), user),
-            entry(Who::OwningGroup, group),
-            entry(Who::Mask, mask),
-            entry(Who::Other, 0),
+            entry(AclSubject::Owner, 7),
+            entry(AclSubject::User(7), user),
+            entry(AclSubject::OwningGroup, group),
+            entry(AclSubject::Mask, mask),
+            entry(AclSubject::Other, 0),
         ])
         .expect("valid")
     }
@@ -282,7 +285,7 @@ pub(crate) mod tests {
         let mut bytes = Vec::new();
         bytes.push(1);
         Acl::encode(Some(&acl), &mut bytes);
-        let mut r = Reader::new(&bytes, 1, "test").expect("version");
+        let mut r = RecordReader::new(&bytes, 1, "test").expect("version");
         assert_eq!(Acl::decode(&mut r), Ok(Some(acl)));
         assert_eq!(Acl::from_xattr(&[2, 0, 0, 0]), Ok(None));
         assert_eq!(Acl::from_xattr(&[3, 0, 0, 0]), Err(Errno::EOPNOTSUPP));
@@ -291,12 +294,16 @@ pub(crate) mod tests {
 
     #[test]
     fn a_list_needs_its_parts_in_order() {
-        let minimal = vec![entry(Who::Owner, 7), entry(Who::OwningGroup, 5), entry(Who::Other, 0)];
+        let minimal = vec![
+            entry(AclSubject::Owner, 7),
+            entry(AclSubject::OwningGroup, 5),
+            entry(AclSubject::Other, 0),
+        ];
         assert!(Acl::new(minimal.clone()).is_some());
         assert!(Acl::new(minimal[..2].to_vec()).is_none(), "no other");
         assert!(Acl::new(minimal.iter().rev().copied().collect()).is_none(), "wrong order");
         let mut named = minimal.clone();
-        named.insert(1, entry(Who::User(3), 7));
+        named.insert(1, entry(AclSubject::User(3), 7));
         assert!(Acl::new(named).is_none(), "a named user needs a mask");
         let mut loud = minimal;
         loud[0].perm = 8;
@@ -306,30 +313,33 @@ pub(crate) mod tests {
     #[test]
     fn the_mask_bounds_all_but_owner_and_other() {
         let acl = acl_for_user_7(7, 7, 4);
-        assert!(acl.allows(&cred(7, 100), 5, 4));
-        assert!(!acl.allows(&cred(7, 100), 5, 2));
-        assert!(acl.allows(&cred(8, 5), 5, 4));
-        assert!(!acl.allows(&cred(8, 5), 5, 2));
-        assert!(!acl.allows(&cred(8, 6), 5, 4), "others have nothing");
+        assert!(acl.is_allowed(&cred(7, 100), 5, 4));
+        assert!(!acl.is_allowed(&cred(7, 100), 5, 2));
+        assert!(acl.is_allowed(&cred(8, 5), 5, 4));
+        assert!(!acl.is_allowed(&cred(8, 5), 5, 2));
+        assert!(!acl.is_allowed(&cred(8, 6), 5, 4), "others have nothing");
     }
 
     #[test]
     fn chmod_moves_the_mask_not_the_group() {
         let acl = acl_for_user_7(7, 5, 7).with_mode(0o640);
-        assert_eq!(acl.mode(), 0o640);
-        assert!(acl.0.contains(&entry(Who::OwningGroup, 5)));
-        assert!(acl.0.contains(&entry(Who::Mask, 4)));
+        assert_eq!(acl.to_mode(), 0o640);
+        assert!(acl.0.contains(&entry(AclSubject::OwningGroup, 5)));
+        assert!(acl.0.contains(&entry(AclSubject::Mask, 4)));
     }
 
     #[test]
     fn a_default_list_replaces_the_umask() {
-        let (mode, acl) = acl_for_user_7(7, 5, 7).inherit(0o666);
+        let (mode, acl) = acl_for_user_7(7, 5, 7).inherit_mode(0o666);
         assert_eq!(mode, 0o660);
-        assert!(acl.expect("not just a mode").0.contains(&entry(Who::Mask, 6)));
-        let plain =
-            Acl::new(vec![entry(Who::Owner, 7), entry(Who::OwningGroup, 5), entry(Who::Other, 4)])
-                .expect("valid");
-        assert_eq!(plain.inherit(0o777), (0o754, None));
+        assert!(acl.expect("not just a mode").0.contains(&entry(AclSubject::Mask, 6)));
+        let plain = Acl::new(vec![
+            entry(AclSubject::Owner, 7),
+            entry(AclSubject::OwningGroup, 5),
+            entry(AclSubject::Other, 4),
+        ])
+        .expect("valid");
+        assert_eq!(plain.inherit_mode(0o777), (0o754, None));
     }
 
     proptest! {
@@ -347,11 +357,11 @@ pub(crate) mod tests {
         fn a_list_that_is_a_mode_decides_as_the_mode(mode in 0u16..0o1000, uid in 0u32..3, gid in 0u32..3, want in 0u8..8) {
             let bits = |shift: u16| (mode >> shift & 7) as u8;
             let acl = Acl::new(vec![
-                entry(Who::Owner, bits(6)), entry(Who::OwningGroup, bits(3)), entry(Who::Other, bits(0)),
+                entry(AclSubject::Owner, bits(6)), entry(AclSubject::OwningGroup, bits(3)), entry(AclSubject::Other, bits(0)),
             ]).expect("valid");
-            prop_assert_eq!(acl.mode(), mode);
+            prop_assert_eq!(acl.to_mode(), mode);
             let class = if gid == 1 { bits(3) } else { bits(0) };
-            prop_assert_eq!(acl.allows(&cred(uid, gid), 1, want), class & want == want);
+            prop_assert_eq!(acl.is_allowed(&cred(uid, gid), 1, want), class & want == want);
         }
     }
 }

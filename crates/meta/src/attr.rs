@@ -1,54 +1,58 @@
 //! Attributes of one inode: reading and changing them, and the effects of opening and closing a
 //! file.
 
-use crate::error::Outcome;
+use crate::error::MetaOutcome;
 use crate::inode::Inode;
-use crate::keys::{self, Key, Parsed, tag};
+use crate::keys::{self, ParsedKey, RecordKey, tag};
+use crate::operation::Txn;
 use crate::orphan;
 use crate::permission::{self, want};
 use crate::store::Store;
 use crate::tiled;
-use crate::txn::Txn;
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use tatami_wire::meta::{Bytes, CLOSED_MAX, DataState, MetaReply};
+use tatami_wire::meta::{Bytes, DataState, MetaReply, REPORT_CLOSED_MAX};
 use tatami_wire::{
-    Access, Attr, ByteTimes, Cap, ClientId, Cred, Errno, FILE_SIZE_MAX, Ino, Kind, READDIR_MAX,
-    SetAttr, SetTime, Timestamp, VolumeKey,
+    Access, Attr, ByteTimes, Cap, ClientId, Cred, Errno, FILE_SIZE_MAX, Ino, InodeKind,
+    READDIR_MAX, SetAttr, SetTime, Timestamp, VolumeKey,
 };
 
-pub(crate) fn get<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<MetaReply> {
-    let inode = txn.own_inode(ino)?;
-    Ok(MetaReply::Attr(txn.attr(ino, &inode)?))
+pub(crate) fn get_attr<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> MetaOutcome<MetaReply> {
+    let inode = txn.load_own_inode(ino)?;
+    Ok(MetaReply::Attr(txn.summed_attr(ino, &inode)?))
 }
 
-pub(crate) fn readlink<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<MetaReply> {
-    let inode = txn.inode(ino)?;
-    if inode.kind != Kind::Symlink {
+pub(crate) fn readlink<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> MetaOutcome<MetaReply> {
+    let inode = txn.load_inode(ino)?;
+    if inode.kind != InodeKind::Symlink {
         return Err(Errno::EINVAL.into());
     }
     Ok(MetaReply::Bytes(Bytes::from(inode.target.clone())))
 }
 
 /// Makes the changes in `set`, all or none.
-pub(crate) fn set<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, set: &SetAttr) -> Outcome<MetaReply> {
-    let old = txn.own_inode(ino)?;
+pub(crate) fn set_attr<S: Store>(
+    txn: &mut Txn<'_, S>,
+    ino: Ino,
+    set: &SetAttr,
+) -> MetaOutcome<MetaReply> {
+    let old = txn.load_own_inode(ino)?;
     if *set == (SetAttr { by_handle: set.by_handle, ..SetAttr::default() }) {
-        return Ok(MetaReply::Attr(txn.attr(ino, &old)?));
+        return Ok(MetaReply::Attr(txn.summed_attr(ino, &old)?));
     }
     let (cred, now) = (txn.cred, txn.now());
     check_set(&old, cred, set)?;
     let cut = match set.size {
-        Some(size) if old.layout.is_tiled() => Some(tiled::cut(txn, ino, size, set)?),
+        Some(size) if old.layout.is_tiled() => Some(tiled::cut_file(txn, ino, size, set)?),
         _ => None,
     };
-    let inode = txn.edit(ino)?;
+    let inode = txn.edit_inode(ino)?;
     // Later than the cut, too, which has a time of the disk's clock.
-    inode.ctime = inode.ctime.moved_to(now).max(set.changed.unwrap_or_default());
+    inode.ctime = inode.ctime.advanced_to(now).max(set.changed.unwrap_or_default());
     change_owner_and_mode(inode, &old, cred, set);
     if let Some(size) = set.size {
         // A cut changes bytes: the copies of a re-layout are not current any more.
-        inode.moving = false;
+        inode.relayout_mark = false;
         let changed = set.changed.unwrap_or(inode.changed);
         if let Some((size, blocks)) = cut {
             inode.size = size;
@@ -64,7 +68,7 @@ pub(crate) fn set<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, set: &SetAttr) -> Ou
         // An object exists that was cut or extended.
         inode.touched = true;
         if !cred.is_root() && set.mode.is_none() {
-            inode.mode = permission::without_privileges(inode, inode.mode, cred);
+            inode.mode = permission::strip_privileges(inode, inode.mode, cred);
         }
     }
     // The time of this very change, which is later than all before it.
@@ -80,20 +84,20 @@ pub(crate) fn set<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, set: &SetAttr) -> Ou
         inode.mtime = time(t);
         inode.changed = inode.changed.max(set.changed.unwrap_or_default());
     }
-    if !old.is_parted() {
-        return Ok(MetaReply::Attr(inode.attr(ino)));
+    if !old.is_partitioned() {
+        return Ok(MetaReply::Attr(inode.to_attr(ino)));
     }
     let sets_mtime = set.mtime.is_some();
     // Partitions have copies of the permissions, so that an operation on a name needs its
     // partition only.
-    txn.tell_parts(ino, |dir, part| {
-        permission::copy(dir, part);
+    txn.update_partitions(ino, |dir, part| {
+        permission::copy_permissions(dir, part);
         if sets_mtime {
             part.mtime = dir.mtime;
         }
     })?;
-    let inode = txn.inode(ino)?;
-    Ok(MetaReply::Attr(txn.attr(ino, &inode)?))
+    let inode = txn.load_inode(ino)?;
+    Ok(MetaReply::Attr(txn.summed_attr(ino, &inode)?))
 }
 
 /// Checks that `cred` may make the change. The rules of Linux' `setattr_prepare`.
@@ -101,15 +105,15 @@ fn check_set(inode: &Inode, cred: &Cred, set: &SetAttr) -> Result<(), Errno> {
     let owner = cred.is_root() || cred.uid == inode.uid;
     if let Some(size) = set.size {
         match inode.kind {
-            Kind::File => {}
-            Kind::Dir => return Err(Errno::EISDIR),
+            InodeKind::File => {}
+            InodeKind::Dir => return Err(Errno::EISDIR),
             _ => return Err(Errno::EINVAL),
         }
         if size > FILE_SIZE_MAX {
             return Err(Errno::EFBIG);
         }
         if !set.by_handle {
-            permission::check(inode, cred, want::WRITE)?;
+            permission::check_access(inode, cred, want::WRITE)?;
         }
     } else if set.blocks.is_some() || set.changed.is_some() && set.mtime.is_none() {
         return Err(Errno::EINVAL);
@@ -120,7 +124,7 @@ fn check_set(inode: &Inode, cred: &Cred, set: &SetAttr) -> Result<(), Errno> {
     if set.mode.is_some_and(|m| m > 0o7777) {
         return Err(Errno::EINVAL);
     }
-    if set.mode.is_some() && inode.kind == Kind::Symlink {
+    if set.mode.is_some() && inode.kind == InodeKind::Symlink {
         return Err(Errno::EOPNOTSUPP);
     }
     // -1 means "no change" in chown(2), so it cannot be an owner.
@@ -156,7 +160,7 @@ fn check_times(inode: &Inode, cred: &Cred, set: &SetAttr) -> Result<(), Errno> {
         (None, None) => Ok(()),
         // A cut sets the time of the last change, too.
         _ if set.size.is_some() => Ok(()),
-        (Some(_), Some(_)) if owner.is_err() => permission::check(inode, cred, want::WRITE),
+        (Some(_), Some(_)) if owner.is_err() => permission::check_access(inode, cred, want::WRITE),
         _ => owner,
     }
 }
@@ -167,11 +171,11 @@ fn change_owner_and_mode(inode: &mut Inode, old: &Inode, cred: &Cred, set: &SetA
         inode.gid = set.gid.unwrap_or(inode.gid);
         if !old.is_dir() {
             // By the old group, as Linux does: the bit applied to that group.
-            inode.mode = permission::without_privileges(old, inode.mode, cred);
+            inode.mode = permission::strip_privileges(old, inode.mode, cred);
         }
     }
     if let Some(mode) = set.mode {
-        inode.mode = permission::settable(mode, inode.gid, cred);
+        inode.mode = permission::settable_mode(mode, inode.gid, cred);
         if let Some(acl) = &inode.acl {
             inode.acl = Some(Arc::new(acl.with_mode(mode)));
         }
@@ -179,67 +183,67 @@ fn change_owner_and_mode(inode: &mut Inode, old: &Inode, cred: &Cred, set: &SetA
 }
 
 /// Checks permission for `access` and signs it; records a writer.
-pub(crate) fn open<S: Store>(
+pub(crate) fn open_inode<S: Store>(
     txn: &mut Txn<'_, S>,
     key: &VolumeKey,
     ino: Ino,
     access: Access,
     noted: bool,
-) -> Outcome<MetaReply> {
-    let inode = txn.inode(ino)?;
+) -> MetaOutcome<MetaReply> {
+    let inode = txn.load_inode(ino)?;
     check_open(&inode, txn.cred, access)?;
-    let cap = grant(txn, key, ino, access)?;
+    let cap = sign_capability(txn, key, ino, access)?;
     if noted && !access.write {
-        txn.note_open(ino);
+        txn.record_open(ino);
     }
     // A mount drops privileges when bytes are written. Writes of other clients are not reported, so
     // their open drops them.
     if access.write && !txn.ctx.trusted && !txn.cred.is_root() {
-        let mode = permission::without_privileges(&inode, inode.mode, txn.cred);
+        let mode = permission::strip_privileges(&inode, inode.mode, txn.cred);
         if mode != inode.mode {
-            txn.edit(ino)?.mode = mode;
+            txn.edit_inode(ino)?.mode = mode;
         }
     }
-    Ok(MetaReply::Opened { attr: txn.inode(ino)?.attr(ino), cap })
+    Ok(MetaReply::Opened { attr: txn.load_inode(ino)?.to_attr(ino), cap })
 }
 
 /// Checks that `cred` may open the inode's bytes.
 pub(crate) fn check_open(inode: &Inode, cred: &Cred, access: Access) -> Result<(), Errno> {
     match inode.kind {
-        Kind::File => {}
-        Kind::Dir => return Err(Errno::EISDIR),
-        Kind::Symlink => return Err(Errno::ELOOP),
+        InodeKind::File => {}
+        InodeKind::Dir => return Err(Errno::EISDIR),
+        InodeKind::Symlink => return Err(Errno::ELOOP),
         _ => return Err(Errno::EINVAL),
     }
     let read = if access.read { want::READ } else { 0 };
     let write = if access.write { want::WRITE } else { 0 };
-    permission::check(inode, cred, read | write)
+    permission::check_access(inode, cred, read | write)
 }
 
 /// Signs a capability. With write access, this client may change the bytes from now on until its
 /// commit with `close`.
-pub(crate) fn grant<S: Store>(
+pub(crate) fn sign_capability<S: Store>(
     txn: &mut Txn<'_, S>,
     key: &VolumeKey,
     ino: Ino,
     access: Access,
-) -> Outcome<Cap> {
+) -> MetaOutcome<Cap> {
     if access.write {
         let mark = keys::writer(ino, txn.ctx.client);
-        let (writers, touched) = txn.peek(ino, |inode| (inode.writers, inode.touched))?;
+        let (writers, touched) = txn.inspect_inode(ino, |inode| (inode.writers, inode.touched))?;
         if writers == 0 || txn.get(&mark)?.is_none() {
             if writers > 0 {
                 // With a second writer, neither alone knows whether an object exists.
-                not_sole(txn, ino)?;
+                clear_sole_marks(txn, ino)?;
             }
             // Clients that cache the attributes must learn that the bytes may change, so this
             // raises the version.
-            let inode = txn.edit(ino)?;
+            let inode = txn.edit_inode(ino)?;
             inode.writers += 1;
             inode.touched = true;
             // A new writer may change bytes during a re-layout.
-            inode.moving = false;
-            txn.put(mark, if touched { MARK } else { SOLE_MARK }.to_vec());
+            inode.relayout_mark = false;
+            txn.put_record(mark, if touched { MARK } else { SOLE_MARK }.to_vec());
         }
     }
     Ok(Cap::sign(key, ino, access, txn.now()))
@@ -247,25 +251,29 @@ pub(crate) fn grant<S: Store>(
 
 /// Corrects the attributes in an answer for the requesting client: of a file that only this client
 /// writes, it knows the rest.
-pub(crate) fn for_client<S: Store>(txn: &mut Txn<'_, S>, reply: &mut MetaReply) -> Outcome<()> {
+pub(crate) fn correct_for_client<S: Store>(
+    txn: &mut Txn<'_, S>,
+    reply: &mut MetaReply,
+) -> MetaOutcome<()> {
     match reply {
         MetaReply::Attr(attr)
         | MetaReply::Created { attr, .. }
-        | MetaReply::Opened { attr, .. } => correct(txn, attr),
+        | MetaReply::Opened { attr, .. } => correct_attr(txn, attr),
         MetaReply::Entries { entries, .. } => {
             let mut attrs = entries.iter_mut().filter_map(|entry| entry.attr.as_mut());
-            attrs.try_for_each(|attr| correct(txn, attr))
+            attrs.try_for_each(|attr| correct_attr(txn, attr))
         }
         _ => Ok(()),
     }
 }
 
-fn correct<S: Store>(txn: &mut Txn<'_, S>, attr: &mut Attr) -> Outcome<()> {
-    if attr.written_elsewhere && txn.is_here(attr.ino) {
+fn correct_attr<S: Store>(txn: &mut Txn<'_, S>, attr: &mut Attr) -> MetaOutcome<()> {
+    if attr.maybe_written_elsewhere && txn.is_here(attr.ino) {
         // The only writer knows its own writes, so it may cache the attributes.
-        let alone = txn.peek(attr.ino, |inode| inode.writers == 1 && !inode.unsettled)?;
+        let alone =
+            txn.inspect_inode(attr.ino, |inode| inode.writers == 1 && !inode.pending_recovery)?;
         let mark = keys::writer(attr.ino, txn.ctx.client);
-        attr.written_elsewhere = !(alone && txn.get(&mark)?.is_some());
+        attr.maybe_written_elsewhere = !(alone && txn.get(&mark)?.is_some());
     }
     Ok(())
 }
@@ -279,32 +287,32 @@ const SOLE_MARK: &[u8] = &[2];
 const MAKER_MARK: &[u8] = &[3];
 
 /// Records that the client has made pieces: when it closes the file, they are checked.
-pub(crate) fn note_maker<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<()> {
+pub(crate) fn record_piece_maker<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> MetaOutcome<()> {
     let mark = keys::writer(ino, txn.ctx.client);
     if txn.get(&mark)?.is_some() {
-        txn.put(mark, MAKER_MARK.to_vec());
+        txn.put_record(mark, MAKER_MARK.to_vec());
     }
     Ok(())
 }
 
 /// Marks all writers as not alone: another client may make an object now.
-fn not_sole<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<()> {
-    for mark in txn.keys(&keys::of_ino(tag::WRITER, ino), usize::MAX)? {
+fn clear_sole_marks<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> MetaOutcome<()> {
+    for mark in txn.list_keys(&keys::inode_prefix(tag::WRITER, ino), usize::MAX)? {
         if txn.get(&mark)?.as_deref() == Some(SOLE_MARK) {
-            txn.put(mark, MARK.to_vec());
+            txn.put_record(mark, MARK.to_vec());
         }
     }
     Ok(())
 }
 
 /// Commits a writer's report of the bytes.
-pub(crate) fn commit<S: Store>(
+pub(crate) fn commit_data<S: Store>(
     txn: &mut Txn<'_, S>,
     ino: Ino,
     state: Option<&DataState>,
     close: bool,
-) -> Outcome<MetaReply> {
-    let old = txn.inode(ino)?;
+) -> MetaOutcome<MetaReply> {
+    let old = txn.load_inode(ino)?;
     if !old.is_file() {
         return Err(Errno::EINVAL.into());
     }
@@ -314,45 +322,45 @@ pub(crate) fn commit<S: Store>(
         if marked.is_none() {
             // A client that was expired and came back: it may still report bytes that it could
             // write if it opened the file now.
-            permission::check(&old, txn.cred, want::WRITE)?;
+            permission::check_access(&old, txn.cred, want::WRITE)?;
         }
         check_state(state)?;
         // The report means that bytes have changed: a re-layout must start over.
-        tiled::disturb(txn, ino)?;
+        tiled::invalidate_relayout(txn, ino)?;
         let state = match old.layout.is_tiled() {
-            true => tiled::base_told(txn, ino, &old, state)?,
+            true => tiled::apply_base_report(txn, ino, &old, state)?,
             false => Some(*state).filter(|state| is_later(state, old.changed, old.size)),
         };
-        if let Some(state) = state.filter(|state| is_news(&old, state)) {
-            let inode = txn.edit(ino)?;
-            note_bytes(inode, &state);
+        if let Some(state) = state.filter(|state| differs_from_inode(&old, state)) {
+            let inode = txn.edit_inode(ino)?;
+            record_data_state(inode, &state);
             inode.touched = true;
         }
     }
     if let Some(value) = marked.filter(|_| close) {
-        unmark(txn, ino, txn.ctx.client, (mark, &value))?;
-        let attr = txn.inode(ino)?.attr(ino);
+        remove_writer_mark(txn, ino, txn.ctx.client, (mark, &value))?;
+        let attr = txn.load_inode(ino)?.to_attr(ino);
         // It may have been kept for this writer alone.
-        orphan::let_go(txn, ino)?;
+        orphan::release_if_closed(txn, ino)?;
         return Ok(MetaReply::Attr(attr));
     }
-    Ok(MetaReply::Attr(txn.inode(ino)?.attr(ino)))
+    Ok(MetaReply::Attr(txn.load_inode(ino)?.to_attr(ino)))
 }
 
 /// Removes the record that a client may change the bytes.
-pub(crate) fn unmark<S: Store>(
+pub(crate) fn remove_writer_mark<S: Store>(
     txn: &mut Txn<'_, S>,
     ino: Ino,
     client: ClientId,
-    (mark, value): (Key, &[u8]),
-) -> Outcome<()> {
+    (mark, value): (RecordKey, &[u8]),
+) -> MetaOutcome<()> {
     txn.edit_hidden(ino)?.writers -= 1;
-    txn.delete(mark);
+    txn.delete_record(mark);
     // Without write access the client cannot put objects in place: those set aside for it are
     // garbage.
-    tiled::release(txn, ino, Some(client))?;
+    tiled::release_reserved(txn, ino, Some(client))?;
     if value == MAKER_MARK {
-        tiled::abandon(txn, ino, client)?;
+        tiled::mark_abandoned(txn, ino, client)?;
     }
     Ok(())
 }
@@ -360,35 +368,36 @@ pub(crate) fn unmark<S: Store>(
 /// Handles closed files of a client. Files in `inos` and `empty` are no longer open for writing;
 /// those in `empty` have no object, if no other client could make one. Those in `read` were open
 /// without writing.
-pub(crate) fn closed<S: Store>(
+pub(crate) fn close_files<S: Store>(
     txn: &mut Txn<'_, S>,
     inos: &[Ino],
     empty: &[Ino],
     read: &[Ino],
-) -> Outcome<MetaReply> {
-    if inos.len() + empty.len() + read.len() > CLOSED_MAX {
+) -> MetaOutcome<MetaReply> {
+    if inos.len() + empty.len() + read.len() > REPORT_CLOSED_MAX {
         return Err(Errno::EINVAL.into());
     }
-    read.iter().for_each(|ino| txn.state.opens.remove(*ino, txn.ctx.client));
+    read.iter().for_each(|ino| txn.state.opens.record_close(*ino, txn.ctx.client));
     let none = inos.iter().map(|ino| (*ino, false));
     for (ino, is_empty) in none.chain(empty.iter().map(|ino| (*ino, true))) {
         let mark = keys::writer(ino, txn.ctx.client);
-        if txn.find(ino)?.is_none_or(|inode| inode.writers == 0) {
+        if txn.find_inode(ino)?.is_none_or(|inode| inode.writers == 0) {
             continue;
         }
         let Some(value) = txn.get(&mark)? else { continue };
         // Without an object there is nothing to recover or to remove later.
         if is_empty && value == SOLE_MARK {
             let inode = txn.edit_hidden(ino)?;
-            let told_of = inode.size > 0 || inode.blocks > 0 || inode.pieces || inode.unsettled;
+            let told_of =
+                inode.size > 0 || inode.blocks > 0 || inode.pieces || inode.pending_recovery;
             inode.touched = told_of || inode.writers > 1;
         }
-        unmark(txn, ino, txn.ctx.client, (mark, &value))?;
-        orphan::let_go(txn, ino)?;
+        remove_writer_mark(txn, ino, txn.ctx.client, (mark, &value))?;
+        orphan::release_if_closed(txn, ino)?;
     }
     for ino in read {
-        if txn.find(*ino)?.is_some() {
-            orphan::let_go(txn, *ino)?;
+        if txn.find_inode(*ino)?.is_some() {
+            orphan::release_if_closed(txn, *ino)?;
         }
     }
     Ok(MetaReply::Done)
@@ -413,21 +422,26 @@ pub(crate) fn check_state(state: &DataState) -> Result<(), Errno> {
 }
 
 /// Lists inodes in number order, for checking.
-pub(crate) fn scan<S: Store>(txn: &mut Txn<'_, S>, after: Ino, limit: u32) -> Outcome<MetaReply> {
+pub(crate) fn scan_inodes<S: Store>(
+    txn: &mut Txn<'_, S>,
+    after: Ino,
+    limit: u32,
+) -> MetaOutcome<MetaReply> {
     let limit = limit.clamp(1, READDIR_MAX) as usize;
     let mut attrs = Vec::new();
     let mut end = true;
     if let Some(from) = after.0.checked_add(1) {
-        txn.scan(&keys::inode(Ino(from)), &[tag::INODE], &mut |key, value| {
+        txn.scan_records(&keys::inode(Ino(from)), &[tag::INODE], &mut |key, value| {
             if attrs.len() == limit {
                 end = false;
                 return Ok(ControlFlow::Break(()));
             }
             // Records that cannot be decoded are reported by `Check`.
-            if let (Some(Parsed::Inode(ino)), Ok(inode)) = (keys::parse(key), Inode::decode(value))
-                && !inode.is_part()
+            if let (Some(ParsedKey::Inode(ino)), Ok(inode)) =
+                (keys::parse(key), Inode::decode(value))
+                && !inode.is_later_partition()
             {
-                attrs.push(inode.attr(ino));
+                attrs.push(inode.to_attr(ino));
             }
             Ok(ControlFlow::Continue(()))
         })?;
@@ -436,36 +450,36 @@ pub(crate) fn scan<S: Store>(txn: &mut Txn<'_, S>, after: Ino, limit: u32) -> Ou
 }
 
 /// Applies the state of the bytes that was recovered from objects after their writer died.
-pub(crate) fn learn(inode: &mut Inode, state: &DataState) {
+pub(crate) fn recover_data_state(inode: &mut Inode, state: &DataState) {
     let size = inode.size.max(state.size);
     let changed = inode.changed.max(state.changed);
-    note_bytes(inode, &DataState { size, changed, ..*state });
+    record_data_state(inode, &DataState { size, changed, ..*state });
 }
 
 /// Returns the times of the inode when its bytes are in `state`.
-fn times_after(inode: &Inode, state: &DataState) -> ByteTimes {
+fn compute_times(inode: &Inode, state: &DataState) -> ByteTimes {
     let &Inode { mtime, ctime, changed, .. } = inode;
     // Of a tiled file, a piece may have been modified later than the base, whose change this is.
     let last = if inode.layout.is_tiled() { state.changed.max(state.mtime) } else { state.changed };
     let times = ByteTimes { mtime, ctime, object_changed: changed };
-    times.after(inode.size, &DataState { changed: last, ..*state })
+    times.updated_by(inode.size, &DataState { changed: last, ..*state })
 }
 
 /// Returns whether `state` differs from the inode's state of the bytes.
-fn is_news(inode: &Inode, state: &DataState) -> bool {
-    let times = times_after(inode, state);
+fn differs_from_inode(inode: &Inode, state: &DataState) -> bool {
+    let times = compute_times(inode, state);
     (inode.size, inode.blocks, inode.mtime, inode.ctime)
         != (state.size, state.blocks, times.mtime, times.ctime)
 }
 
 /// Records the state of the bytes in the inode.
-fn note_bytes(inode: &mut Inode, state: &DataState) {
-    note_times(inode, state);
+fn record_data_state(inode: &mut Inode, state: &DataState) {
+    record_data_times(inode, state);
     (inode.size, inode.blocks) = (state.size, state.blocks);
 }
 
 /// Records in the inode when its bytes were changed.
-pub(crate) fn note_times(inode: &mut Inode, state: &DataState) {
-    let times = times_after(inode, state);
+pub(crate) fn record_data_times(inode: &mut Inode, state: &DataState) {
+    let times = compute_times(inode, state);
     (inode.mtime, inode.ctime, inode.changed) = (times.mtime, times.ctime, state.changed);
 }

@@ -12,21 +12,21 @@ use tatami_wire::hash;
 /// an entry 120: both caches together stay below 60 MB.
 const GENERATION: usize = 64 * 1024;
 
-type Map<K, V> = HashMap<K, V, hash::Build>;
+type GenerationMap<K, V> = HashMap<K, V, hash::HashBuilder>;
 
 /// A cache with two generations; see the module.
-pub(crate) struct Cache<K, V> {
-    young: Map<K, V>,
-    old: Map<K, V>,
+pub(crate) struct RecordCache<K, V> {
+    young: GenerationMap<K, V>,
+    old: GenerationMap<K, V>,
 }
 
-impl<K, V> Default for Cache<K, V> {
-    fn default() -> Cache<K, V> {
-        Cache { young: Map::default(), old: Map::default() }
+impl<K, V> Default for RecordCache<K, V> {
+    fn default() -> RecordCache<K, V> {
+        RecordCache { young: GenerationMap::default(), old: GenerationMap::default() }
     }
 }
 
-impl<K: Clone + Eq + Hash, V: Clone> Cache<K, V> {
+impl<K: Clone + Eq + Hash, V: Clone> RecordCache<K, V> {
     pub fn get(&mut self, key: &K) -> Option<V> {
         if self.young.is_empty() && self.old.is_empty() {
             return None;
@@ -35,11 +35,11 @@ impl<K: Clone + Eq + Hash, V: Clone> Cache<K, V> {
             return Some(value.clone());
         }
         let (key, value) = self.old.remove_entry(key)?;
-        self.put(key, value.clone());
+        self.insert(key, value.clone());
         Some(value)
     }
 
-    pub fn put(&mut self, key: K, value: V) {
+    pub fn insert(&mut self, key: K, value: V) {
         if self.young.len() >= GENERATION {
             self.old = std::mem::take(&mut self.young);
         }
@@ -52,7 +52,7 @@ impl<K: Clone + Eq + Hash, V: Clone> Cache<K, V> {
             change(value);
         } else if let Some(mut value) = self.old.remove(key) {
             change(&mut value);
-            self.put(key.clone(), value);
+            self.insert(key.clone(), value);
         }
     }
 
@@ -76,10 +76,10 @@ mod tests {
 
     #[test]
     fn what_is_used_stays_and_the_bound_holds() {
-        let mut cache = Cache::default();
-        cache.put(0, 7);
+        let mut cache = RecordCache::default();
+        cache.insert(0, 7);
         for n in 1..3 * GENERATION {
-            cache.put(n, 0);
+            cache.insert(n, 0);
             assert_eq!(cache.get(&0), Some(7), "used all the time");
         }
         assert!(cache.young.len() + cache.old.len() <= 2 * GENERATION);
@@ -88,10 +88,10 @@ mod tests {
 
     #[test]
     fn the_newest_state_counts_wherever_the_old_one_was() {
-        let mut cache = Cache::default();
-        cache.put(7, 1);
+        let mut cache = RecordCache::default();
+        cache.insert(7, 1);
         for n in 100..100 + GENERATION {
-            cache.put(n, 0);
+            cache.insert(n, 0);
         }
         cache.update(&7, |v| *v = 2);
         assert_eq!(cache.get(&7), Some(2));

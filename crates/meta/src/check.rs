@@ -19,25 +19,25 @@
 //! A check goes over the inodes in number order, some at a time. Each step reads all entries once,
 //! so it is better to take many inodes in one step.
 
-use crate::error::{Failure, Outcome};
+use crate::error::{MetaOutcome, OperationFailure};
 use crate::inode::Inode;
-use crate::keys::{self, Key};
+use crate::keys::{self, RecordKey};
+use crate::operation::Txn;
 use crate::store::{Change, Store};
-use crate::txn::Txn;
 use std::sync::Arc;
 use tatami_wire::meta::{Finding, MetaReply};
 use tatami_wire::{Errno, Ino};
 
 mod judge;
-mod mend;
 mod parts;
 mod pieces;
+mod repair;
 mod survey;
 mod ties;
 
-pub(crate) use mend::{mend, names_of};
-pub(crate) use parts::parts;
-pub(crate) use ties::ties;
+pub(crate) use parts::list_partitioned;
+pub(crate) use repair::{list_names_of, repair_records};
+pub(crate) use ties::list_ties;
 
 /// Most inodes examined in one step.
 const INODES_MAX: usize = 64 * 1024;
@@ -47,45 +47,46 @@ const FINDINGS_MAX: usize = 2000;
 const SHOWN: usize = 64;
 
 /// A problem, and its repair.
-struct Problem {
+struct CheckProblem {
     ino: Ino,
     what: String,
-    mend: Mend,
+    mend: LocalRepair,
 }
 
 /// A kind of repair.
-enum Mend {
+enum LocalRepair {
     /// Write these records.
     Write(Vec<Change>),
     /// Set the inode's counts and links to those that the survey found.
-    Set(Box<dyn FnOnce(&mut Inode)>),
+    Correct(Box<dyn FnOnce(&mut Inode)>),
     /// Remove the entry that is one name too many for a directory.
-    Unname { dir: Ino, key: Key },
+    RemoveName { dir: Ino, key: RecordKey },
     /// Remove the inode: nothing refers to it.
-    Kill,
+    RemoveInode,
     /// Give the inode, which cannot be reached, a name in `lost+found`; a directory loses the entry
     /// under this key first.
-    Rescue { entry: Option<(Ino, Key)> },
+    Rescue { entry: Option<(Ino, RecordKey)> },
     /// Correct the number of inodes.
     Count(i64),
 }
 
 /// Examines inodes above `after`; with `repair`, repairs the problems found.
-pub(crate) fn check<S: Store>(
+pub(crate) fn check_shard<S: Store>(
     txn: &mut Txn<'_, S>,
     after: Ino,
     limit: u32,
     repair: bool,
-) -> Outcome<MetaReply> {
-    let survey = survey::Survey::take(txn, after, (limit.max(1) as usize).min(INODES_MAX))?;
+) -> MetaOutcome<MetaReply> {
+    let survey =
+        survey::Survey::gather_records(txn, after, (limit.max(1) as usize).min(INODES_MAX))?;
     let examined = survey.inodes.len() as u64;
-    let next = survey.next();
-    let mut problems = judge::judge(txn, survey)?;
+    let next = survey.next_ino();
+    let mut problems = judge::judge_survey(txn, survey)?;
     let more = problems.len().saturating_sub(FINDINGS_MAX);
     problems.truncate(FINDINGS_MAX);
     let mut findings = Vec::with_capacity(problems.len());
-    for Problem { ino, what, mend } in problems {
-        let repaired = repair && apply(txn, ino, mend)?;
+    for CheckProblem { ino, what, mend } in problems {
+        let repaired = repair && apply_repair(txn, ino, mend)?;
         findings.push(Finding { ino, what, repaired });
     }
     if more > 0 {
@@ -96,49 +97,49 @@ pub(crate) fn check<S: Store>(
 }
 
 /// Makes one repair. Returns whether that was possible.
-fn apply<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, mend: Mend) -> Outcome<bool> {
+fn apply_repair<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, mend: LocalRepair) -> MetaOutcome<bool> {
     match mend {
-        Mend::Write(changes) => {
+        LocalRepair::Write(changes) => {
             for (key, value) in changes {
                 match value {
-                    Some(value) => txn.put(key, value),
-                    None => txn.delete(key),
+                    Some(value) => txn.put_record(key, value),
+                    None => txn.delete_record(key),
                 }
             }
         }
-        Mend::Set(set) => {
-            if peek(txn, ino)?.is_some() {
-                set(txn.edit(ino)?);
+        LocalRepair::Correct(set) => {
+            if peek_inode(txn, ino)?.is_some() {
+                set(txn.edit_inode(ino)?);
             }
         }
-        Mend::Unname { dir, key } => {
-            txn.delete(key);
-            uncount(txn, dir, true)?;
+        LocalRepair::RemoveName { dir, key } => {
+            txn.delete_record(key);
+            uncount_entry(txn, dir, true)?;
         }
-        Mend::Kill => {
-            if peek(txn, ino)?.is_some() {
-                txn.kill(ino)?;
+        LocalRepair::RemoveInode => {
+            if peek_inode(txn, ino)?.is_some() {
+                txn.remove_inode(ino)?;
             } else {
                 // A record that cannot be decoded names no objects to remove.
                 txn.drop_damaged(ino);
             }
         }
-        Mend::Rescue { entry } => {
+        LocalRepair::Rescue { entry } => {
             if let Some((dir, key)) = entry {
-                txn.delete(key);
-                uncount(txn, dir, true)?;
+                txn.delete_record(key);
+                uncount_entry(txn, dir, true)?;
             }
-            return rescue(txn, ino);
+            return rescue_inode(txn, ino);
         }
-        Mend::Count(delta) => txn.correct_count(delta),
+        LocalRepair::Count(delta) => txn.correct_count(delta),
     }
     Ok(true)
 }
 
 /// Corrects the counts of `dir` after the removal of an entry, maybe that of a directory.
-fn uncount<S: Store>(txn: &mut Txn<'_, S>, dir: Ino, was_dir: bool) -> Outcome<()> {
-    if peek(txn, dir)?.is_some() {
-        let dir = txn.edit(dir)?;
+fn uncount_entry<S: Store>(txn: &mut Txn<'_, S>, dir: Ino, was_dir: bool) -> MetaOutcome<()> {
+    if peek_inode(txn, dir)?.is_some() {
+        let dir = txn.edit_inode(dir)?;
         dir.size = dir.size.saturating_sub(1);
         dir.nlink = dir.nlink.saturating_sub(u32::from(was_dir));
     }
@@ -146,78 +147,79 @@ fn uncount<S: Store>(txn: &mut Txn<'_, S>, dir: Ino, was_dir: bool) -> Outcome<(
 }
 
 /// Names the inode by its number in `/lost+found`, which is made if needed.
-fn rescue<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<bool> {
+fn rescue_inode<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> MetaOutcome<bool> {
     const LOST: &[u8] = b"lost+found";
-    let root = peek(txn, Ino::ROOT)?.is_some();
-    if !root || peek(txn, ino)?.is_none() {
+    let root = peek_inode(txn, Ino::ROOT)?.is_some();
+    if !root || peek_inode(txn, ino)?.is_none() {
         return Ok(false);
     }
-    let lost = match txn.entry(Ino::ROOT, LOST)? {
+    let lost = match txn.load_entry(Ino::ROOT, LOST)? {
         Some(entry) => entry.ino,
         None => {
-            let lost = txn.allocate(Ino::ROOT.shard(), true)?;
-            let inode = Inode::new(tatami_wire::Kind::Dir, 0o700, 0, 0, txn.now());
+            let lost = txn.allocate_ino(Ino::ROOT.owner_shard(), true)?;
+            let inode = Inode::new(tatami_wire::InodeKind::Dir, 0o700, 0, 0, txn.now());
             txn.add_inode(lost, inode);
-            txn.attach(Ino::ROOT, LOST, lost)?;
+            txn.attach_entry(Ino::ROOT, LOST, lost)?;
             lost
         }
     };
-    let name = tatami_wire::mend::Mend::lost_name(ino).into_bytes();
-    if !peek(txn, lost)?.is_some_and(|d| d.is_dir()) || txn.entry(lost, &name)?.is_some() {
+    let name = tatami_wire::repair::Repair::lost_name(ino).into_bytes();
+    if !peek_inode(txn, lost)?.is_some_and(|d| d.is_dir()) || txn.load_entry(lost, &name)?.is_some()
+    {
         return Ok(false);
     }
-    let inode = txn.edit(ino)?;
+    let inode = txn.edit_inode(ino)?;
     if !inode.is_dir() {
         // Its old names are gone; `attach` counts the new one.
         inode.nlink = 0;
     }
-    txn.attach(lost, &name, ino)?;
+    txn.attach_entry(lost, &name, ino)?;
     Ok(true)
 }
 
 /// Returns whether the inode lies on this node if it exists anywhere.
-fn is_near<S: Store>(txn: &Txn<'_, S>, ino: Ino) -> bool {
-    txn.state.owns(ino.shard()) && txn.state.owns(ino.birth())
+fn is_local_if_any<S: Store>(txn: &Txn<'_, S>, ino: Ino) -> bool {
+    txn.state.owns_shard(ino.owner_shard()) && txn.state.owns_shard(ino.allocating_shard())
 }
 
 /// Returns the inode, or `None` where there is none that can be decoded. Where several nodes have
 /// shards: the current record on this node, without the pending changes of transactions.
-fn peek<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<Option<Arc<Inode>>> {
+fn peek_inode<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> MetaOutcome<Option<Arc<Inode>>> {
     if txn.state.is_spread() {
-        return peek_here(txn, ino);
+        return peek_local_inode(txn, ino);
     }
-    match txn.find(ino) {
-        Err(Failure::Damaged(_)) | Err(Failure::Errno(Errno::ESTALE)) => Ok(None),
+    match txn.find_inode(ino) {
+        Err(OperationFailure::Damaged(_)) | Err(OperationFailure::Errno(Errno::ESTALE)) => Ok(None),
         found => found,
     }
 }
 
-fn peek_here<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<Option<Arc<Inode>>> {
-    let found = match txn.state.owns(ino.shard()) {
-        true => txn.state.inode(ino),
+fn peek_local_inode<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> MetaOutcome<Option<Arc<Inode>>> {
+    let found = match txn.state.owns_shard(ino.owner_shard()) {
+        true => txn.state.load_inode(ino),
         false => Ok(None),
     };
     match found {
-        Ok(None) if txn.state.owns(ino.birth()) => {
-            let young = txn.state.get(&keys::young(ino))?;
+        Ok(None) if txn.state.owns_shard(ino.allocating_shard()) => {
+            let young = txn.state.get(&keys::embedded_dir(ino))?;
             Ok(young.and_then(|young| Inode::decode(&young).ok()).map(Arc::new))
         }
-        Err(Failure::Damaged(_)) => Ok(None),
+        Err(OperationFailure::Damaged(_)) => Ok(None),
         found => found,
     }
 }
 
 /// Returns a name as a finding shows it.
-fn show(name: &[u8]) -> String {
+fn format_name(name: &[u8]) -> String {
     let shown = &name[..name.len().min(SHOWN)];
     let dots = if shown.len() < name.len() { "…" } else { "" };
     format!("\"{}{dots}\"", shown.escape_ascii())
 }
 
 /// Returns the number of the inode record under `key`.
-fn inode_number(key: &[u8]) -> Option<Ino> {
+fn parse_inode_key(key: &[u8]) -> Option<Ino> {
     match keys::parse(key) {
-        Some(keys::Parsed::Inode(ino)) => Some(ino),
+        Some(keys::ParsedKey::Inode(ino)) => Some(ino),
         _ => None,
     }
 }

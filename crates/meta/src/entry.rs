@@ -1,22 +1,22 @@
 //! Entries of directories: looking up, making, linking, removing, listing.
 
 use crate::attr;
-use crate::error::{Failure, Outcome};
+use crate::error::{MetaOutcome, OperationFailure};
 use crate::inode::Inode;
-use crate::keys::{self, Parsed};
-use crate::permission::{self, Name, want};
-use crate::record::Entry;
+use crate::keys::{self, ParsedKey};
+use crate::operation::Txn;
+use crate::permission::{self, EntryName, want};
+use crate::record::EntryRecord;
 use crate::store::Store;
-use crate::txn::Txn;
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use tatami_wire::meta::{Bytes, DirEntry, MetaReply, NewNode};
-use tatami_wire::partition::Range;
-use tatami_wire::{Access, Errno, Ino, Kind, Layout, PATH_MAX, READDIR_MAX, VolumeKey};
+use tatami_wire::meta::{Bytes, DirEntry, InodeTemplate, MetaReply};
+use tatami_wire::partition::HashRange;
+use tatami_wire::{Access, Errno, Ino, InodeKind, Layout, PATH_MAX, READDIR_MAX, VolumeKey};
 
 /// The properties of a new inode.
-pub(crate) struct New<'a> {
-    pub node: &'a NewNode,
+pub(crate) struct NewInode<'a> {
+    pub node: &'a InodeTemplate,
     pub mode: u16,
     pub umask: u16,
 }
@@ -25,46 +25,52 @@ pub(crate) fn lookup<S: Store>(
     txn: &mut Txn<'_, S>,
     parent: Ino,
     name: &[u8],
-) -> Outcome<MetaReply> {
-    let ino = leads_to(txn, parent, name)?;
-    let inode = target(txn, ino)?;
-    Ok(MetaReply::Attr(txn.attr(ino, &inode)?))
+) -> MetaOutcome<MetaReply> {
+    let ino = resolve_name(txn, parent, name)?;
+    let inode = load_target(txn, ino)?;
+    Ok(MetaReply::Attr(txn.summed_attr(ino, &inode)?))
 }
 
 /// Returns the number of the inode that `name` leads to in `parent`.
-fn leads_to<S: Store>(txn: &mut Txn<'_, S>, parent: Ino, name: &[u8]) -> Outcome<Ino> {
-    let name = permission::name(name)?;
-    let dir = txn.inode(parent)?;
+fn resolve_name<S: Store>(txn: &mut Txn<'_, S>, parent: Ino, name: &[u8]) -> MetaOutcome<Ino> {
+    let name = permission::parse_name(name)?;
+    let dir = txn.load_inode(parent)?;
     permission::check_dir(&dir)?;
-    permission::check(&dir, txn.cred, want::EXEC)?;
+    permission::check_access(&dir, txn.cred, want::EXEC)?;
     Ok(match name {
-        Name::Dot => txn.whole(parent, &dir),
-        Name::DotDot if dir.is_part() => txn.inode(txn.whole(parent, &dir))?.parent,
-        Name::DotDot => dir.parent,
-        Name::Plain(name) => {
+        EntryName::Dot => txn.whole_directory(parent, &dir),
+        EntryName::DotDot if dir.is_later_partition() => {
+            txn.load_inode(txn.whole_directory(parent, &dir))?.parent
+        }
+        EntryName::DotDot => dir.parent,
+        EntryName::Plain(name) => {
             // Before the lookup: a missing entry in the wrong partition must not mean ENOENT.
-            txn.in_place(parent, &dir, name)?;
-            txn.look_up(parent, name)?.ok_or(Errno::ENOENT)?.ino
+            txn.check_name_range(parent, &dir, name)?;
+            txn.lookup_entry(parent, name)?.ok_or(Errno::ENOENT)?.ino
         }
     })
 }
 
 /// As [`lookup`], without a message to other nodes.
-pub(crate) fn find<S: Store>(txn: &mut Txn<'_, S>, parent: Ino, name: &[u8]) -> Outcome<MetaReply> {
-    let ino = leads_to(txn, parent, name)?;
-    Ok(match txn.find_here(ino)? {
+pub(crate) fn lookup_referral<S: Store>(
+    txn: &mut Txn<'_, S>,
+    parent: Ino,
+    name: &[u8],
+) -> MetaOutcome<MetaReply> {
+    let ino = resolve_name(txn, parent, name)?;
+    Ok(match txn.find_local_inode(ino)? {
         // Its owner shard knows all of its partitions.
-        Some(inode) if inode.is_parted() => MetaReply::Leads(ino),
-        Some(inode) => MetaReply::Attr(inode.attr(ino)),
-        None if txn.may_be_elsewhere() => MetaReply::Leads(ino),
-        None => return Err(crate::record::Damaged("entry without inode").into()),
+        Some(inode) if inode.is_partitioned() => MetaReply::Referral(ino),
+        Some(inode) => MetaReply::Attr(inode.to_attr(ino)),
+        None if txn.may_be_elsewhere() => MetaReply::Referral(ino),
+        None => return Err(crate::record::DamagedRecord("entry without inode").into()),
     })
 }
 
 /// Returns the inode that an entry leads to.
-fn target<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<Arc<Inode>> {
+fn load_target<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> MetaOutcome<Arc<Inode>> {
     // An entry without inode is damage, not a removal that the caller missed.
-    txn.find(ino)?.ok_or_else(|| crate::record::Damaged("entry without inode").into())
+    txn.find_inode(ino)?.ok_or_else(|| crate::record::DamagedRecord("entry without inode").into())
 }
 
 pub(crate) fn create<S: Store>(
@@ -72,18 +78,18 @@ pub(crate) fn create<S: Store>(
     key: &VolumeKey,
     parent: Ino,
     name: &[u8],
-    new: &New<'_>,
+    new: &NewInode<'_>,
     exclusive: bool,
     open: Option<Access>,
-) -> Outcome<MetaReply> {
-    let name = permission::name(name)?;
-    let dir = txn.inode(parent)?;
+) -> MetaOutcome<MetaReply> {
+    let name = permission::parse_name(name)?;
+    let dir = txn.load_inode(parent)?;
     permission::check_dir(&dir)?;
-    permission::check(&dir, txn.cred, want::EXEC)?;
-    let name = name.plain(Errno::EEXIST)?;
-    txn.in_place(parent, &dir, name)?;
-    if let Some(entry) = txn.entry(parent, name)? {
-        let is_file = entry.kind == Kind::File && matches!(new.node, NewNode::File(_));
+    permission::check_access(&dir, txn.cred, want::EXEC)?;
+    let name = name.require_plain(Errno::EEXIST)?;
+    txn.check_name_range(parent, &dir, name)?;
+    if let Some(entry) = txn.load_entry(parent, name)? {
+        let is_file = entry.kind == InodeKind::File && matches!(new.node, InodeTemplate::File(_));
         if exclusive || !is_file {
             return Err(Errno::EEXIST.into());
         }
@@ -91,14 +97,14 @@ pub(crate) fn create<S: Store>(
     }
     // After the lookup, as in Linux: an existing name is reported also without write permission.
     permission::check_insert(&dir, txn.cred)?;
-    txn.need_room()?;
-    let inode = make(txn, &dir, new)?;
+    txn.require_room()?;
+    let inode = build_inode(txn, &dir, new)?;
     // A file's inode lies on the shard of its entry, so that a create touches one executor.
-    let ino = txn.allocate(parent.shard(), inode.is_dir())?;
+    let ino = txn.allocate_ino(parent.owner_shard(), inode.is_dir())?;
     txn.add_inode(ino, inode);
-    txn.adopt(parent, dir);
-    txn.attach(parent, name, ino)?;
-    opened(txn, key, ino, open, true)
+    txn.reuse_inode(parent, dir);
+    txn.attach_entry(parent, name, ino)?;
+    open_created(txn, key, ino, open, true)
 }
 
 fn open_existing<S: Store>(
@@ -106,68 +112,78 @@ fn open_existing<S: Store>(
     key: &VolumeKey,
     ino: Ino,
     open: Option<Access>,
-) -> Outcome<MetaReply> {
-    let inode = target(txn, ino)?;
+) -> MetaOutcome<MetaReply> {
+    let inode = load_target(txn, ino)?;
     if let Some(access) = open {
         attr::check_open(&inode, txn.cred, access)?;
     }
-    opened(txn, key, ino, open, false)
+    open_created(txn, key, ino, open, false)
 }
 
-fn opened<S: Store>(
+fn open_created<S: Store>(
     txn: &mut Txn<'_, S>,
     key: &VolumeKey,
     ino: Ino,
     open: Option<Access>,
     created: bool,
-) -> Outcome<MetaReply> {
-    let is_file = txn.peek(ino, Inode::is_file)?;
+) -> MetaOutcome<MetaReply> {
+    let is_file = txn.inspect_inode(ino, Inode::is_file)?;
     let cap = match open {
         // The client that makes a file may open it as requested, with any mode.
         Some(access) if is_file && txn.is_here(ino) => {
             if !access.write {
-                txn.note_open(ino);
+                txn.record_open(ino);
             }
-            Some(attr::grant(txn, key, ino, access)?)
+            Some(attr::sign_capability(txn, key, ino, access)?)
         }
         _ => None,
     };
-    Ok(MetaReply::Created { attr: txn.peek(ino, |inode| inode.attr(ino))?, cap, created })
+    Ok(MetaReply::Created {
+        attr: txn.inspect_inode(ino, |inode| inode.to_attr(ino))?,
+        cap,
+        created,
+    })
 }
 
 /// Returns a new inode with its properties in `dir`, without number and name.
-fn make<S: Store>(txn: &Txn<'_, S>, dir: &Inode, new: &New<'_>) -> Result<Inode, Errno> {
+fn build_inode<S: Store>(
+    txn: &Txn<'_, S>,
+    dir: &Inode,
+    new: &NewInode<'_>,
+) -> Result<Inode, Errno> {
     let cred = txn.cred;
     let kind = match new.node {
-        NewNode::File(_) => Kind::File,
-        NewNode::Dir => Kind::Dir,
-        NewNode::Symlink(_) => Kind::Symlink,
-        NewNode::Fifo => Kind::Fifo,
-        NewNode::Socket => Kind::Socket,
-        NewNode::CharDev(_) => Kind::CharDev,
-        NewNode::BlockDev(_) => Kind::BlockDev,
+        InodeTemplate::File(_) => InodeKind::File,
+        InodeTemplate::Dir => InodeKind::Dir,
+        InodeTemplate::Symlink(_) => InodeKind::Symlink,
+        InodeTemplate::Fifo => InodeKind::Fifo,
+        InodeTemplate::Socket => InodeKind::Socket,
+        InodeTemplate::CharDev(_) => InodeKind::CharDev,
+        InodeTemplate::BlockDev(_) => InodeKind::BlockDev,
     };
-    let is_dir = kind == Kind::Dir;
+    let is_dir = kind == InodeKind::Dir;
     let (gid, mode) = permission::inherit_group(dir, is_dir, new.mode & 0o7777, cred);
     let mut inode = Inode::new(kind, mode, cred.uid, gid, txn.now());
     match new.node {
-        NewNode::File(layout @ Layout::Whole { .. }) => inode.layout = *layout,
+        InodeTemplate::File(layout @ Layout::Whole { .. }) => inode.layout = *layout,
         // A file becomes tiled with its first piece, and is re-laid out when it has bytes.
-        NewNode::File(_) => return Err(Errno::EINVAL),
-        NewNode::Symlink(target) => {
-            check_target(target)?;
+        InodeTemplate::File(_) => return Err(Errno::EINVAL),
+        InodeTemplate::Symlink(target) => {
+            check_symlink_target(target)?;
             inode.mode = 0o777;
             inode.size = target.len() as u64;
             inode.target = target.to_vec();
             return Ok(inode);
         }
-        NewNode::CharDev(_) | NewNode::BlockDev(_) if !cred.is_root() => return Err(Errno::EPERM),
-        NewNode::CharDev(rdev) | NewNode::BlockDev(rdev) => inode.rdev = *rdev,
-        NewNode::Dir | NewNode::Fifo | NewNode::Socket => {}
+        InodeTemplate::CharDev(_) | InodeTemplate::BlockDev(_) if !cred.is_root() => {
+            return Err(Errno::EPERM);
+        }
+        InodeTemplate::CharDev(rdev) | InodeTemplate::BlockDev(rdev) => inode.rdev = *rdev,
+        InodeTemplate::Dir | InodeTemplate::Fifo | InodeTemplate::Socket => {}
     }
     match &dir.default_acl {
         Some(default) => {
-            let (bits, acl) = default.inherit(mode);
+            let (bits, acl) = default.inherit_mode(mode);
             inode.mode = mode & !0o777 | bits;
             inode.acl = acl.map(Arc::new);
             inode.default_acl = if is_dir { Some(default.clone()) } else { None };
@@ -177,7 +193,7 @@ fn make<S: Store>(txn: &Txn<'_, S>, dir: &Inode, new: &New<'_>) -> Result<Inode,
     Ok(inode)
 }
 
-fn check_target(target: &[u8]) -> Result<(), Errno> {
+fn check_symlink_target(target: &[u8]) -> Result<(), Errno> {
     match target {
         b"" => Err(Errno::ENOENT),
         _ if target.len() > PATH_MAX => Err(Errno::ENAMETOOLONG),
@@ -195,16 +211,17 @@ pub(crate) fn tmpfile<S: Store>(
     mode: u16,
     umask: u16,
     open: Access,
-) -> Outcome<MetaReply> {
-    let dir = txn.inode(parent)?;
+) -> MetaOutcome<MetaReply> {
+    let dir = txn.load_inode(parent)?;
     permission::check_insert(&dir, txn.cred)?;
-    txn.need_room()?;
-    let mut inode = make(txn, &dir, &New { node: &NewNode::File(layout), mode, umask })?;
+    txn.require_room()?;
+    let mut inode =
+        build_inode(txn, &dir, &NewInode { node: &InodeTemplate::File(layout), mode, umask })?;
     inode.linkable = true;
-    let ino = txn.allocate(parent.shard(), false)?;
+    let ino = txn.allocate_ino(parent.owner_shard(), false)?;
     txn.add_inode(ino, inode);
-    txn.keep(ino, txn.ctx.client)?;
-    opened(txn, key, ino, Some(open), true)
+    txn.keep_for_client(ino, txn.ctx.client)?;
+    open_created(txn, key, ino, Some(open), true)
 }
 
 pub(crate) fn link<S: Store>(
@@ -212,18 +229,18 @@ pub(crate) fn link<S: Store>(
     ino: Ino,
     parent: Ino,
     name: &[u8],
-) -> Outcome<MetaReply> {
-    let name = permission::name(name)?;
-    let dir = txn.inode(parent)?;
+) -> MetaOutcome<MetaReply> {
+    let name = permission::parse_name(name)?;
+    let dir = txn.load_inode(parent)?;
     permission::check_dir(&dir)?;
-    permission::check(&dir, txn.cred, want::EXEC)?;
-    let name = name.plain(Errno::EEXIST)?;
-    txn.in_place(parent, &dir, name)?;
-    if txn.entry(parent, name)?.is_some() {
+    permission::check_access(&dir, txn.cred, want::EXEC)?;
+    let name = name.require_plain(Errno::EEXIST)?;
+    txn.check_name_range(parent, &dir, name)?;
+    if txn.load_entry(parent, name)?.is_some() {
         return Err(Errno::EEXIST.into());
     }
     permission::check_insert(&dir, txn.cred)?;
-    let inode = txn.inode(ino)?;
+    let inode = txn.load_inode(ino)?;
     if inode.is_dir() {
         return Err(Errno::EPERM.into());
     }
@@ -234,11 +251,11 @@ pub(crate) fn link<S: Store>(
             return Err(Errno::ENOENT.into());
         }
     }
-    txn.need_room()?;
-    txn.attach(parent, name, ino)?;
+    txn.require_room()?;
+    txn.attach_entry(parent, name, ino)?;
     // Only the first link may start without a name: a file that is unlinked later stays unlinked.
-    txn.edit(ino)?.linkable = false;
-    Ok(MetaReply::Attr(txn.inode(ino)?.attr(ino)))
+    txn.edit_inode(ino)?.linkable = false;
+    Ok(MetaReply::Attr(txn.load_inode(ino)?.to_attr(ino)))
 }
 
 pub(crate) fn unlink<S: Store>(
@@ -246,23 +263,23 @@ pub(crate) fn unlink<S: Store>(
     parent: Ino,
     name: &[u8],
     keep: bool,
-) -> Outcome<MetaReply> {
-    let name = permission::name(name)?;
-    let dir = txn.inode(parent)?;
+) -> MetaOutcome<MetaReply> {
+    let name = permission::parse_name(name)?;
+    let dir = txn.load_inode(parent)?;
     permission::check_dir(&dir)?;
-    permission::check(&dir, txn.cred, want::EXEC)?;
-    let name = name.plain(Errno::EISDIR)?;
-    txn.in_place(parent, &dir, name)?;
-    let ino = txn.entry(parent, name)?.ok_or(Errno::ENOENT)?.ino;
-    let victim = target(txn, ino)?;
+    permission::check_access(&dir, txn.cred, want::EXEC)?;
+    let name = name.require_plain(Errno::EISDIR)?;
+    txn.check_name_range(parent, &dir, name)?;
+    let ino = txn.load_entry(parent, name)?.ok_or(Errno::ENOENT)?.ino;
+    let victim = load_target(txn, ino)?;
     permission::check_remove(&dir, &victim, txn.cred)?;
     if victim.is_dir() {
         return Err(Errno::EISDIR.into());
     }
-    txn.adopt(ino, victim);
-    txn.adopt(parent, dir);
-    txn.detach(parent, name, ino)?;
-    let last = txn.settle(ino, keep)?;
+    txn.reuse_inode(ino, victim);
+    txn.reuse_inode(parent, dir);
+    txn.detach_entry(parent, name, ino)?;
+    let last = txn.release_unnamed(ino, keep)?;
     Ok(MetaReply::Removed { ino: Some(ino), last })
 }
 
@@ -271,35 +288,39 @@ pub(crate) fn rmdir<S: Store>(
     parent: Ino,
     name: &[u8],
     keep: bool,
-) -> Outcome<MetaReply> {
-    let name = match permission::name(name)? {
-        Name::Dot => return Err(Errno::EINVAL.into()),
-        Name::DotDot => return Err(Errno::ENOTEMPTY.into()),
-        Name::Plain(name) => name,
+) -> MetaOutcome<MetaReply> {
+    let name = match permission::parse_name(name)? {
+        EntryName::Dot => return Err(Errno::EINVAL.into()),
+        EntryName::DotDot => return Err(Errno::ENOTEMPTY.into()),
+        EntryName::Plain(name) => name,
     };
-    let dir = txn.inode(parent)?;
+    let dir = txn.load_inode(parent)?;
     permission::check_dir(&dir)?;
-    permission::check(&dir, txn.cred, want::EXEC)?;
-    txn.in_place(parent, &dir, name)?;
-    let ino = txn.entry(parent, name)?.ok_or(Errno::ENOENT)?.ino;
-    let victim = target(txn, ino)?;
+    permission::check_access(&dir, txn.cred, want::EXEC)?;
+    txn.check_name_range(parent, &dir, name)?;
+    let ino = txn.load_entry(parent, name)?.ok_or(Errno::ENOENT)?.ino;
+    let victim = load_target(txn, ino)?;
     permission::check_remove(&dir, &victim, txn.cred)?;
     permission::check_dir(&victim)?;
     // All partitions must be empty. The transaction locks them, so they stay so until the commit.
-    if !txn.is_empty(ino, &victim)? {
+    if !txn.is_empty_dir(ino, &victim)? {
         return Err(Errno::ENOTEMPTY.into());
     }
-    txn.detach(parent, name, ino)?;
-    bury(txn, ino, keep)?;
+    txn.detach_entry(parent, name, ino)?;
+    remove_directory(txn, ino, keep)?;
     Ok(MetaReply::Removed { ino: Some(ino), last: true })
 }
 
 /// Removes a directory that has been detached and is empty.
-pub(crate) fn bury<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, keep: bool) -> Outcome<()> {
+pub(crate) fn remove_directory<S: Store>(
+    txn: &mut Txn<'_, S>,
+    ino: Ino,
+    keep: bool,
+) -> MetaOutcome<()> {
     // Its partitions go first: no partition may outlive its directory.
-    txn.fold(ino)?;
-    txn.edit(ino)?.nlink = 0;
-    txn.settle(ino, keep)?;
+    txn.merge_partitions(ino)?;
+    txn.edit_inode(ino)?.nlink = 0;
+    txn.release_unnamed(ino, keep)?;
     Ok(())
 }
 
@@ -309,22 +330,22 @@ pub(crate) fn read_dir<S: Store>(
     after: u64,
     limit: u32,
     plus: bool,
-) -> Outcome<MetaReply> {
-    let inode = txn.inode(dir)?;
+) -> MetaOutcome<MetaReply> {
+    let inode = txn.load_inode(dir)?;
     permission::check_dir(&inode)?;
-    permission::check(&inode, txn.cred, want::READ)?;
+    permission::check_access(&inode, txn.cred, want::READ)?;
     let limit = limit.clamp(1, READDIR_MAX) as usize;
     let mut entries: Vec<DirEntry> = Vec::new();
     let mut end = true;
-    let is_past = after >= Range::ALL.last();
-    if inode.is_parted() && !is_past && !inode.range.has(after + 1) {
-        return Err(Failure::Parted(dir, inode.range));
+    let is_past = after >= HashRange::ALL.last_hash();
+    if inode.is_partitioned() && !is_past && !inode.range.contains(after + 1) {
+        return Err(OperationFailure::WrongPartition(dir, inode.range));
     }
     if let Some(from) = after.checked_add(1) {
-        let prefix = keys::of_ino(keys::tag::ENTRY, dir);
+        let prefix = keys::inode_prefix(keys::tag::ENTRY, dir);
         let start = keys::entries_from(dir, from);
-        txn.scan(&start, &prefix, &mut |key, value| {
-            let Some(Parsed::Entry { hash, name, .. }) = keys::parse(key) else {
+        txn.scan_records(&start, &prefix, &mut |key, value| {
+            let Some(ParsedKey::Entry { hash, name, .. }) = keys::parse(key) else {
                 return Ok(ControlFlow::Continue(()));
             };
             // Names with equal hashes share a cookie, so they must be in one answer.
@@ -332,7 +353,7 @@ pub(crate) fn read_dir<S: Store>(
                 end = false;
                 return Ok(ControlFlow::Break(()));
             }
-            let Entry { ino, kind } = Entry::decode(value)?;
+            let EntryRecord { ino, kind } = EntryRecord::decode(value)?;
             let name = Bytes::from(name.to_vec());
             entries.push(DirEntry { name, ino, kind, cookie: hash, attr: None });
             Ok(ControlFlow::Continue(()))
@@ -340,18 +361,18 @@ pub(crate) fn read_dir<S: Store>(
     }
     let last = entries.last().filter(|_| !end).map_or(u64::MAX, |last| last.cookie + 1);
     // After the scan, so that the checked range is exactly the listed one.
-    txn.may_list(&keys::entries_from(dir, after), &keys::entries_from(dir, last))?;
+    txn.check_listable(&keys::entries_from(dir, after), &keys::entries_from(dir, last))?;
     // Attributes need search permission, as a lookup does.
-    if plus && permission::check(&inode, txn.cred, want::EXEC).is_ok() {
+    if plus && permission::check_access(&inode, txn.cred, want::EXEC).is_ok() {
         for entry in &mut entries {
             // For a directory in several partitions, these attributes would be incomplete.
-            let found = txn.find_here(entry.ino)?.filter(|inode| !inode.is_parted());
-            entry.attr = found.map(|inode| inode.attr(entry.ino));
+            let found = txn.find_local_inode(entry.ino)?.filter(|inode| !inode.is_partitioned());
+            entry.attr = found.map(|inode| inode.to_attr(entry.ino));
         }
     }
     let upto = match entries.last() {
         Some(last) if !end => last.cookie,
-        _ => inode.range.last(),
+        _ => inode.range.last_hash(),
     };
     let end = end && (is_past || inode.range.is_last());
     Ok(MetaReply::Entries { entries, end, parent: inode.parent, upto })

@@ -1,17 +1,17 @@
 //! Failures: precise inside, an error number to the caller of an operation, a sentence to the
 //! operator.
 
-use crate::keys::Key;
-use crate::record::{Damaged, ShardError};
+use crate::keys::RecordKey;
+use crate::record::{DamagedRecord, ShardError};
 use crate::store::StoreError;
-use tatami_wire::partition::Range;
+use tatami_wire::partition::HashRange;
 use tatami_wire::transaction::Txid;
 use tatami_wire::{Errno, ExecutorId, Ino, VolumeId};
 
 /// The reason why a shard cannot be opened.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // the texts state it
-pub enum OpenError {
+pub enum MetaOpenError {
     #[error(transparent)]
     Store(#[from] StoreError),
     #[error("the metadata belongs to volume {found}, not {wanted}: check the data directory")]
@@ -27,14 +27,14 @@ pub enum OpenError {
     Damaged(&'static str),
 }
 
-impl OpenError {
+impl MetaOpenError {
     /// Returns whether the disk has other content than was written. The operator fixes all other
     /// errors by another configuration.
     pub fn is_damage(&self) -> bool {
         match self {
-            OpenError::Damaged(_) => true,
-            OpenError::Store(StoreError::Damaged { .. } | StoreError::Lost { .. }) => true,
-            OpenError::Store(StoreError::Io { source, .. }) => {
+            MetaOpenError::Damaged(_) => true,
+            MetaOpenError::Store(StoreError::Damaged { .. } | StoreError::Lost { .. }) => true,
+            MetaOpenError::Store(StoreError::Io { source, .. }) => {
                 source.raw_os_error() == Some(libc::EIO)
             }
             _ => false,
@@ -42,82 +42,83 @@ impl OpenError {
     }
 }
 
-impl From<ShardError> for OpenError {
-    fn from(e: ShardError) -> OpenError {
+impl From<ShardError> for MetaOpenError {
+    fn from(e: ShardError) -> MetaOpenError {
         match e {
             ShardError::Newer(found) => {
-                OpenError::Newer { found, known: crate::record::FORMAT_VERSION }
+                MetaOpenError::Newer { found, known: crate::record::FORMAT_VERSION }
             }
-            ShardError::Damaged(Damaged(what)) => OpenError::Damaged(what),
+            ShardError::Damaged(DamagedRecord(what)) => MetaOpenError::Damaged(what),
         }
     }
 }
 
 /// The reason why an operation failed.
 #[derive(Debug)]
-pub(crate) enum Failure {
+pub(crate) enum OperationFailure {
     /// It is not allowed, or something that it needs does not exist: an error of the caller.
     Errno(Errno),
     /// The store failed.
     Store(Box<StoreError>),
     /// A record cannot be decoded.
-    Damaged(Damaged),
+    Damaged(DamagedRecord),
     /// These records of other executors are needed.
-    Missing(Vec<(ExecutorId, Key)>),
+    Missing(Vec<(ExecutorId, RecordKey)>),
     /// A record is locked by these transactions.
     Locked(Vec<Txid>),
     /// The name is not in this partition, which has the names of this range only.
-    Parted(Ino, Range),
+    WrongPartition(Ino, HashRange),
 }
 
-impl Failure {
+impl OperationFailure {
     /// Returns the error number for the caller.
     pub fn errno(&self) -> Errno {
         match self {
-            Failure::Errno(e) => *e,
-            Failure::Store(e) => e.errno(),
-            Failure::Damaged(_) => Errno::EIO,
-            Failure::Missing(_) | Failure::Locked(_) => Errno::EAGAIN,
-            Failure::Parted(..) => Errno::ESTALE,
+            OperationFailure::Errno(e) => *e,
+            OperationFailure::Store(e) => e.errno(),
+            OperationFailure::Damaged(_) => Errno::EIO,
+            OperationFailure::Missing(_) | OperationFailure::Locked(_) => Errno::EAGAIN,
+            OperationFailure::WrongPartition(..) => Errno::ESTALE,
         }
     }
 
     /// Returns whether it is a full disk, which may have room again later.
     pub fn is_full(&self) -> bool {
-        matches!(self, Failure::Store(e) if matches!(**e, StoreError::Full { .. }))
+        matches!(self, OperationFailure::Store(e) if matches!(**e, StoreError::Full { .. }))
     }
 
     /// Returns the message for the operator, if the failure concerns the operator.
-    pub fn trouble(&self) -> Option<String> {
+    pub fn operator_message(&self) -> Option<String> {
         match self {
-            Failure::Errno(_) | Failure::Missing(_) | Failure::Locked(_) | Failure::Parted(..) => {
-                None
-            }
-            Failure::Store(e) => Some(e.to_string()),
-            Failure::Damaged(Damaged(what)) => {
+            OperationFailure::Errno(_)
+            | OperationFailure::Missing(_)
+            | OperationFailure::Locked(_)
+            | OperationFailure::WrongPartition(..) => None,
+            OperationFailure::Store(e) => Some(e.to_string()),
+            OperationFailure::Damaged(DamagedRecord(what)) => {
                 Some(format!("a metadata record ({what}) is damaged: run `tatami fsck`"))
             }
         }
     }
 }
 
-impl From<Errno> for Failure {
-    fn from(e: Errno) -> Failure {
-        Failure::Errno(e)
+impl From<Errno> for OperationFailure {
+    fn from(e: Errno) -> OperationFailure {
+        OperationFailure::Errno(e)
     }
 }
 
-impl From<StoreError> for Failure {
-    fn from(e: StoreError) -> Failure {
-        Failure::Store(Box::new(e))
+impl From<StoreError> for OperationFailure {
+    fn from(e: StoreError) -> OperationFailure {
+        OperationFailure::Store(Box::new(e))
     }
 }
 
-impl From<Damaged> for Failure {
-    fn from(e: Damaged) -> Failure {
-        Failure::Damaged(e)
+impl From<DamagedRecord> for OperationFailure {
+    fn from(e: DamagedRecord) -> OperationFailure {
+        OperationFailure::Damaged(e)
     }
 }
 
 /// The result of an operation inside this crate.
-pub(crate) type Outcome<T> = Result<T, Failure>;
+pub(crate) type MetaOutcome<T> = Result<T, OperationFailure>;

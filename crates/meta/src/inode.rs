@@ -1,11 +1,11 @@
 //! The inode record: all of a file system object except its name, its bytes and its extended
-//! attributes. `docs/FORMAT.md` draws it.
+//! attributes. `docs/reference/formats.md` draws it.
 
 use crate::acl::Acl;
-use crate::record::{Damaged, Reader, kind_byte, put_time};
+use crate::record::{DamagedRecord, RecordReader, kind_byte, put_time};
 use std::sync::Arc;
-use tatami_wire::partition::Range;
-use tatami_wire::{Attached, Attr, Ino, Kind, Layout, NodeId, PATH_MAX, Piece, Timestamp};
+use tatami_wire::partition::HashRange;
+use tatami_wire::{Attr, Ino, InodeKind, Layout, NodeId, PATH_MAX, Piece, Timestamp, XattrClass};
 
 /// Most names of one inode, and most subdirectories of one directory: XFS's bound.
 pub(crate) const LINK_MAX: u32 = i32::MAX as u32;
@@ -13,13 +13,13 @@ pub(crate) const LINK_MAX: u32 = i32::MAX as u32;
 const VERSION: u8 = 1;
 const LAYOUT_WHOLE: u8 = 1;
 const LAYOUT_TILED: u8 = 2;
-const LAYOUT_WHOLE_ANEW: u8 = 3;
-const LAYOUT_TILED_ANEW: u8 = 4;
+const LAYOUT_WHOLE_RELOCATED: u8 = 3;
+const LAYOUT_TILED_RELOCATED: u8 = 4;
 
 /// An inode, in memory. Its number is its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Inode {
-    pub kind: Kind,
+    pub kind: InodeKind,
     /// 0 to 0o7777.
     pub mode: u16,
     pub nlink: u32,
@@ -44,14 +44,14 @@ pub(crate) struct Inode {
     /// A client could write bytes: objects may exist.
     pub touched: bool,
     /// A writer died: the size must be recovered from the objects (`U` record).
-    pub unsettled: bool,
+    pub pending_recovery: bool,
     /// It has, or had, pieces (a `T` record).
     pub pieces: bool,
     /// Objects were set aside to re-lay it out, and since then only the client that did so could
     /// change its bytes.
-    pub moving: bool,
+    pub relayout_mark: bool,
     /// Objects are set aside for it.
-    pub aside: bool,
+    pub set_aside: bool,
     /// Number of clients that keep it beyond its last name (`O` records).
     pub keepers: u32,
     /// Number of clients that have it open for writing (`W` records).
@@ -65,23 +65,24 @@ pub(crate) struct Inode {
     /// Target of a symbolic link.
     pub target: Vec<u8>,
     /// Of a directory, or a partition of one: the range of name hashes under its number.
-    pub range: Range,
+    pub range: HashRange,
 }
 
 mod flag {
     pub const LINKABLE: u8 = 1;
     pub const TOUCHED: u8 = 2;
-    pub const UNSETTLED: u8 = 4;
+    pub const PENDING_RECOVERY: u8 = 4;
     pub const PIECES: u8 = 8;
-    pub const MOVING: u8 = 16;
-    pub const ASIDE: u8 = 32;
-    pub const PARTED: u8 = 64;
-    pub const ALL: u8 = LINKABLE | TOUCHED | UNSETTLED | PIECES | MOVING | ASIDE | PARTED;
+    pub const RELAYOUT_MARK: u8 = 16;
+    pub const SET_ASIDE: u8 = 32;
+    pub const PARTITIONED: u8 = 64;
+    pub const ALL: u8 =
+        LINKABLE | TOUCHED | PENDING_RECOVERY | PIECES | RELAYOUT_MARK | SET_ASIDE | PARTITIONED;
 }
 
 impl Inode {
     /// Returns an inode without names, all its times `now`.
-    pub fn new(kind: Kind, mode: u16, uid: u32, gid: u32, now: Timestamp) -> Inode {
+    pub fn new(kind: InodeKind, mode: u16, uid: u32, gid: u32, now: Timestamp) -> Inode {
         Inode {
             kind,
             mode,
@@ -101,10 +102,10 @@ impl Inode {
             layout: Layout::Whole { node: NodeId(0) },
             linkable: false,
             touched: false,
-            unsettled: false,
+            pending_recovery: false,
             pieces: false,
-            moving: false,
-            aside: false,
+            relayout_mark: false,
+            set_aside: false,
             keepers: 0,
             writers: 0,
             xattr_list: 0,
@@ -112,43 +113,43 @@ impl Inode {
             acl: None,
             default_acl: None,
             target: Vec::new(),
-            range: Range::ALL,
+            range: HashRange::ALL,
         }
     }
 
     pub fn is_dir(&self) -> bool {
-        self.kind == Kind::Dir
+        self.kind == InodeKind::Dir
     }
 
     pub fn is_file(&self) -> bool {
-        self.kind == Kind::File
+        self.kind == InodeKind::File
     }
 
     /// Returns whether its entries are in several partitions, and this is one of them.
-    pub fn is_parted(&self) -> bool {
+    pub fn is_partitioned(&self) -> bool {
         self.range.bits > 0
     }
 
     /// Returns whether it is a partition other than the first, which is the directory itself.
-    pub fn is_part(&self) -> bool {
+    pub fn is_later_partition(&self) -> bool {
         self.range.from > 0
     }
 
     /// Returns whether nothing holds the inode any more.
-    pub fn is_dead(&self) -> bool {
+    pub fn is_unreferenced(&self) -> bool {
         self.nlink == 0 && self.keepers == 0
     }
 
-    fn attached(&self) -> Attached {
+    fn attached_kinds(&self) -> XattrClass {
         match self {
-            Inode { acl: None, default_acl: None, xattr_list: 0, .. } => Attached::Nothing,
-            Inode { acl: None, default_acl: None, .. } => Attached::Xattrs,
-            _ => Attached::Acl,
+            Inode { acl: None, default_acl: None, xattr_list: 0, .. } => XattrClass::NoXattr,
+            Inode { acl: None, default_acl: None, .. } => XattrClass::Xattrs,
+            _ => XattrClass::Acl,
         }
     }
 
     /// Returns the attributes that stat(2) shows.
-    pub fn attr(&self, ino: Ino) -> Attr {
+    pub fn to_attr(&self, ino: Ino) -> Attr {
         Attr {
             ino,
             kind: self.kind,
@@ -165,8 +166,8 @@ impl Inode {
             btime: self.btime,
             version: self.version,
             layout: self.layout,
-            attached: self.attached(),
-            written_elsewhere: self.writers > 0 || self.unsettled,
+            xattr_class: self.attached_kinds(),
+            maybe_written_elsewhere: self.writers > 0 || self.pending_recovery,
             object_changed: self.changed,
         }
     }
@@ -175,11 +176,11 @@ impl Inode {
         let mut out = Vec::with_capacity(160 + self.target.len());
         let flags = if self.linkable { flag::LINKABLE } else { 0 }
             | if self.touched { flag::TOUCHED } else { 0 }
-            | if self.unsettled { flag::UNSETTLED } else { 0 }
+            | if self.pending_recovery { flag::PENDING_RECOVERY } else { 0 }
             | if self.pieces { flag::PIECES } else { 0 }
-            | if self.moving { flag::MOVING } else { 0 }
-            | if self.aside { flag::ASIDE } else { 0 }
-            | if self.is_parted() { flag::PARTED } else { 0 };
+            | if self.relayout_mark { flag::RELAYOUT_MARK } else { 0 }
+            | if self.set_aside { flag::SET_ASIDE } else { 0 }
+            | if self.is_partitioned() { flag::PARTITIONED } else { 0 };
         out.extend_from_slice(&[VERSION, kind_byte(self.kind)]);
         out.extend_from_slice(&self.mode.to_le_bytes());
         for n in [self.nlink, self.uid, self.gid] {
@@ -197,8 +198,8 @@ impl Inode {
         let (layout, node) = match self.layout {
             Layout::Whole { node } => (LAYOUT_WHOLE, node),
             Layout::Tiled { node } => (LAYOUT_TILED, node),
-            Layout::Anew { node, tiled: false, .. } => (LAYOUT_WHOLE_ANEW, node),
-            Layout::Anew { node, tiled: true, .. } => (LAYOUT_TILED_ANEW, node),
+            Layout::Relocated { node, tiled: false, .. } => (LAYOUT_WHOLE_RELOCATED, node),
+            Layout::Relocated { node, tiled: true, .. } => (LAYOUT_TILED_RELOCATED, node),
         };
         out.extend_from_slice(&[flags, layout]);
         out.extend_from_slice(&node.0.to_le_bytes());
@@ -206,60 +207,61 @@ impl Inode {
         Acl::encode(self.default_acl.as_deref(), &mut out);
         out.extend_from_slice(&(self.target.len() as u16).to_le_bytes());
         out.extend_from_slice(&self.target);
-        if let Layout::Anew { base, .. } = self.layout {
+        if let Layout::Relocated { base, .. } = self.layout {
             out.extend_from_slice(&base.0.to_le_bytes());
         }
-        if self.is_parted() {
+        if self.is_partitioned() {
             out.extend_from_slice(&self.range.from.to_le_bytes());
             out.push(self.range.bits);
         }
         out
     }
 
-    pub fn decode(bytes: &[u8]) -> Result<Inode, Damaged> {
-        let bad = Damaged("inode");
-        let mut r = Reader::new(bytes, VERSION, "inode")?;
-        let kind = r.kind()?;
-        let mode = r.u16()?;
-        let (nlink, uid, gid) = (r.u32()?, r.u32()?, r.u32()?);
-        let (rdev, size, blocks) = (r.u64()?, r.u64()?, r.u64()?);
-        let (version, parent) = (r.u64()?, r.ino()?);
-        let (atime, mtime, ctime, btime) = (r.time()?, r.time()?, r.time()?, r.time()?);
-        let changed = r.time()?;
-        let (keepers, writers) = (r.u32()?, r.u32()?);
-        let (xattr_list, xattr_bytes) = (r.u32()?, r.u32()?);
-        let flags = r.u8()?;
-        let (layout, node) = (r.u8()?, NodeId(r.u16()?));
+    pub fn decode(bytes: &[u8]) -> Result<Inode, DamagedRecord> {
+        let bad = DamagedRecord("inode");
+        let mut r = RecordReader::new(bytes, VERSION, "inode")?;
+        let kind = r.read_kind()?;
+        let mode = r.read_u16()?;
+        let (nlink, uid, gid) = (r.read_u32()?, r.read_u32()?, r.read_u32()?);
+        let (rdev, size, blocks) = (r.read_u64()?, r.read_u64()?, r.read_u64()?);
+        let (version, parent) = (r.read_u64()?, r.read_ino()?);
+        let (atime, mtime, ctime, btime) =
+            (r.read_time()?, r.read_time()?, r.read_time()?, r.read_time()?);
+        let changed = r.read_time()?;
+        let (keepers, writers) = (r.read_u32()?, r.read_u32()?);
+        let (xattr_list, xattr_bytes) = (r.read_u32()?, r.read_u32()?);
+        let flags = r.read_u8()?;
+        let (layout, node) = (r.read_u8()?, NodeId(r.read_u16()?));
         if flags & !flag::ALL != 0 || mode > 0o7777 {
             return Err(bad);
         }
         let acl = Acl::decode(&mut r)?.map(Arc::new);
         let default_acl = Acl::decode(&mut r)?.map(Arc::new);
-        let len = usize::from(r.u16()?);
+        let len = usize::from(r.read_u16()?);
         if len > PATH_MAX {
             return Err(bad);
         }
-        let target = r.bytes(len)?.to_vec();
-        let mut anew = |tiled| match r.u32()? {
-            0 => Err(Damaged("inode")),
-            base => Ok(Layout::Anew { node, base: Piece(base), tiled }),
+        let target = r.read_bytes(len)?.to_vec();
+        let mut anew = |tiled| match r.read_u32()? {
+            0 => Err(DamagedRecord("inode")),
+            base => Ok(Layout::Relocated { node, base: Piece(base), tiled }),
         };
         let layout = match layout {
             LAYOUT_WHOLE => Layout::Whole { node },
             LAYOUT_TILED => Layout::Tiled { node },
-            LAYOUT_WHOLE_ANEW => anew(false)?,
-            LAYOUT_TILED_ANEW => anew(true)?,
+            LAYOUT_WHOLE_RELOCATED => anew(false)?,
+            LAYOUT_TILED_RELOCATED => anew(true)?,
             _ => return Err(bad),
         };
-        let range = match flags & flag::PARTED {
-            0 => Range::ALL,
-            _ => Range { from: r.u64()?, bits: r.u8()? },
+        let range = match flags & flag::PARTITIONED {
+            0 => HashRange::ALL,
+            _ => HashRange { from: r.read_u64()?, bits: r.read_u8()? },
         };
-        let parted = flags & flag::PARTED != 0;
-        if !range.is_valid() || parted && (range.bits == 0 || kind != Kind::Dir) {
+        let parted = flags & flag::PARTITIONED != 0;
+        if !range.is_valid() || parted && (range.bits == 0 || kind != InodeKind::Dir) {
             return Err(bad);
         }
-        r.end()?;
+        r.expect_end()?;
         Ok(Inode {
             kind,
             mode,
@@ -279,10 +281,10 @@ impl Inode {
             layout,
             linkable: flags & flag::LINKABLE != 0,
             touched: flags & flag::TOUCHED != 0,
-            unsettled: flags & flag::UNSETTLED != 0,
+            pending_recovery: flags & flag::PENDING_RECOVERY != 0,
             pieces: flags & flag::PIECES != 0,
-            moving: flags & flag::MOVING != 0,
-            aside: flags & flag::ASIDE != 0,
+            relayout_mark: flags & flag::RELAYOUT_MARK != 0,
+            set_aside: flags & flag::SET_ASIDE != 0,
             keepers,
             writers,
             xattr_list,
@@ -312,7 +314,7 @@ mod tests {
             parent: Ino(44),
             linkable: true,
             touched: true,
-            unsettled: true,
+            pending_recovery: true,
             keepers: 2,
             writers: 1,
             xattr_list: 20,
@@ -321,27 +323,28 @@ mod tests {
             default_acl: Some(Arc::new(acl_for_user_7(7, 5, 7))),
             target: b"../elsewhere".to_vec(),
             layout: Layout::Whole { node: NodeId(513) },
-            ..Inode::new(Kind::Symlink, 0o4751, 1000, 100, now)
+            ..Inode::new(InodeKind::Symlink, 0o4751, 1000, 100, now)
         }
     }
 
     #[test]
     fn an_inode_reads_as_it_was_written() {
-        let plain = Inode::new(Kind::File, 0o644, 0, 0, Timestamp::from_sec(9));
+        let plain = Inode::new(InodeKind::File, 0o644, 0, 0, Timestamp::from_sec(9));
         let layout = Layout::Tiled { node: NodeId(3) };
-        let tiled = Inode { layout, pieces: true, moving: true, aside: true, ..plain.clone() };
-        let anew = |tiled| Layout::Anew { node: NodeId(3), base: Piece(7), tiled };
+        let tiled =
+            Inode { layout, pieces: true, relayout_mark: true, set_aside: true, ..plain.clone() };
+        let anew = |tiled| Layout::Relocated { node: NodeId(3), base: Piece(7), tiled };
         let striped = Inode { layout: anew(true), ..rich() };
         let whole = Inode { layout: anew(false), ..plain.clone() };
-        let range = Range { from: 0x0700_0000_0000_0000, bits: 8 };
-        let part = Inode { kind: Kind::Dir, range, ..plain.clone() };
+        let range = HashRange { from: 0x0700_0000_0000_0000, bits: 8 };
+        let part = Inode { kind: InodeKind::Dir, range, ..plain.clone() };
         for inode in [rich(), plain, tiled, striped, whole, part] {
             assert_eq!(Inode::decode(&inode.encode()), Ok(inode));
         }
     }
 
-    /// The bytes of docs/FORMAT.md. If this fails, the format has changed: raise its version and
-    /// keep reading the old one.
+    /// The bytes of docs/reference/formats.md. If this fails, the format has changed: raise its
+    /// version and keep reading the old one.
     #[test]
     fn the_format_is_the_one_written_down() {
         let time = |sec| Timestamp { sec, nsec: 1 };
@@ -365,7 +368,7 @@ mod tests {
             layout: Layout::Tiled { node: NodeId(18) },
             default_acl: Some(Arc::new(acl_for_user_7(6, 5, 4))),
             target: b"to".to_vec(),
-            ..Inode::new(Kind::Symlink, 0o1234, 3, 4, time(10))
+            ..Inode::new(InodeKind::Symlink, 0o1234, 3, 4, time(10))
         };
         let mut expected = vec![1, 3, 0x9c, 2];
         [2u32, 3, 4].iter().for_each(|n| expected.extend(n.to_le_bytes()));
@@ -382,15 +385,15 @@ mod tests {
         }
         expected.extend([2, 0, b't', b'o']);
         assert_eq!(inode.encode(), expected);
-        let layout = Layout::Anew { node: NodeId(18), base: Piece(0x0102), tiled: true };
+        let layout = Layout::Relocated { node: NodeId(18), base: Piece(0x0102), tiled: true };
         expected[133] = 4;
         expected.extend([2, 1, 0, 0]);
-        let range = Range { from: 0x0102 << 47, bits: 16 };
+        let range = HashRange { from: 0x0102 << 47, bits: 16 };
         assert_eq!(Inode { layout, ..inode.clone() }.encode(), expected);
         expected.extend((0x0102u64 << 47).to_le_bytes());
         expected.push(16);
         (expected[1], expected[132]) = (2, 9 | 64);
-        let part = Inode { layout, range, kind: Kind::Dir, ..inode };
+        let part = Inode { layout, range, kind: InodeKind::Dir, ..inode };
         assert_eq!(part.encode(), expected);
     }
 

@@ -5,16 +5,16 @@
 //! rank that has the lock or waits for it. None of them is an attribute of the file: its times do
 //! not change.
 
-use crate::error::Outcome;
-use crate::keys::{self, Key, Parsed, tag};
+use crate::error::MetaOutcome;
+use crate::keys::{self, ParsedKey, RecordKey, tag};
+use crate::operation::Txn;
 use crate::permission::{self, want};
-use crate::record::{Damaged, Reader};
-use crate::state::State;
+use crate::record::{DamagedRecord, RecordReader};
+use crate::state::MetaState;
 use crate::store::{Store, prefix_end};
-use crate::txn::Txn;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
-use tatami_wire::job::{JobOp, JobTold, OPENS_MAX, RANKS_MAX};
+use tatami_wire::job::{JobOp, JobReply, OPENS_MAX, RANKS_MAX};
 use tatami_wire::meta::MetaReply;
 use tatami_wire::{ClientId, Errno, Ino};
 
@@ -53,11 +53,12 @@ impl JobRecord {
         out
     }
 
-    fn decode(bytes: &[u8]) -> Result<JobRecord, Damaged> {
-        let mut r = Reader::new(bytes, VERSION, "job")?;
-        let job = JobRecord { pointer: r.u64()? as i64, next: r.u64()?, ranks: r.u32()? };
-        r.end()?;
-        if job.next == NO_PLACE { Err(Damaged("job")) } else { Ok(job) }
+    fn decode(bytes: &[u8]) -> Result<JobRecord, DamagedRecord> {
+        let mut r = RecordReader::new(bytes, VERSION, "job")?;
+        let job =
+            JobRecord { pointer: r.read_u64()? as i64, next: r.read_u64()?, ranks: r.read_u32()? };
+        r.expect_end()?;
+        if job.next == NO_PLACE { Err(DamagedRecord("job")) } else { Ok(job) }
     }
 }
 
@@ -68,10 +69,10 @@ fn encode_rank(place: u64) -> Vec<u8> {
 }
 
 /// Returns the place of a rank in the queue for the lock.
-fn decode_rank(bytes: &[u8]) -> Result<u64, Damaged> {
-    let mut r = Reader::new(bytes, VERSION, "rank of a job")?;
-    let place = r.u64()?;
-    r.end()?;
+fn decode_rank(bytes: &[u8]) -> Result<u64, DamagedRecord> {
+    let mut r = RecordReader::new(bytes, VERSION, "rank of a job")?;
+    let place = r.read_u64()?;
+    r.expect_end()?;
     Ok(place)
 }
 
@@ -83,25 +84,25 @@ fn encode_place(client: ClientId, rank: u32) -> Vec<u8> {
 }
 
 /// Returns the client and rank of a place.
-fn decode_place(bytes: &[u8]) -> Result<(ClientId, u32), Damaged> {
-    let mut r = Reader::new(bytes, VERSION, "place in a job")?;
-    let whose = (ClientId(r.array()?), r.u32()?);
-    r.end()?;
+fn decode_place(bytes: &[u8]) -> Result<(ClientId, u32), DamagedRecord> {
+    let mut r = RecordReader::new(bytes, VERSION, "place in a job")?;
+    let whose = (ClientId(r.read_array()?), r.read_u32()?);
+    r.expect_end()?;
     Ok(whose)
 }
 
 /// Runs one operation of a rank.
-pub(crate) fn run<S: Store>(
+pub(crate) fn run_job_op<S: Store>(
     txn: &mut Txn<'_, S>,
     who: JobRank,
     joined: bool,
     op: JobOp,
-) -> Outcome<MetaReply> {
+) -> MetaOutcome<MetaReply> {
     // Before the access check: the file may be gone.
     if op == JobOp::End {
-        return end(txn, who);
+        return end_open(txn, who);
     }
-    check_reach(txn, who.ino)?;
+    check_file_access(txn, who.ino)?;
     let record = keys::job_rank(who.ino, who.open, txn.ctx.client, who.rank);
     let known = txn.get(&record)?.map(|value| decode_rank(&value)).transpose()?;
     if joined && known.is_none() {
@@ -109,10 +110,10 @@ pub(crate) fn run<S: Store>(
         return Err(Errno::ESTALE.into());
     }
     let place = known.unwrap_or(NO_PLACE);
-    let (mut job, first) = load(txn, who)?;
+    let (mut job, first) = load_job(txn, who)?;
     let old = job;
     if known.is_none() {
-        txn.need_room()?;
+        txn.require_room()?;
         if job.ranks >= RANKS_MAX {
             return Err(Errno::ENOLCK.into());
         }
@@ -121,42 +122,42 @@ pub(crate) fn run<S: Store>(
     let (told, new_place) = match op {
         JobOp::Add { by } => {
             job.pointer = old.pointer.checked_add(by).ok_or(Errno::EOVERFLOW)?;
-            (JobTold::Pointer(old.pointer), place)
+            (JobReply::Pointer(old.pointer), place)
         }
         JobOp::Set { to } => {
             job.pointer = to;
-            (JobTold::Pointer(old.pointer), place)
+            (JobReply::Pointer(old.pointer), place)
         }
         JobOp::Lock => {
-            let place = if place == NO_PLACE { enter(txn, who, &mut job) } else { place };
+            let place = if place == NO_PLACE { join_queue(txn, who, &mut job) } else { place };
             // Only committed places count: a place taken by this request is the last one.
-            let ahead = first_place(txn.state, who.ino, who.open)?.filter(|(at, _)| *at < place);
-            (if ahead.is_none() { JobTold::Locked } else { JobTold::Waits }, place)
+            let ahead = first_in_queue(txn.state, who.ino, who.open)?.filter(|(at, _)| *at < place);
+            (if ahead.is_none() { JobReply::Locked } else { JobReply::Waiting }, place)
         }
         JobOp::Unlock if place == NO_PLACE => return Err(Errno::ENOLCK.into()),
         JobOp::Unlock => {
-            txn.delete(keys::job_place(who.ino, who.open, place));
-            (JobTold::Done, NO_PLACE)
+            txn.delete_record(keys::job_place(who.ino, who.open, place));
+            (JobReply::Done, NO_PLACE)
         }
         JobOp::End => return Err(Errno::EINVAL.into()),
     };
     if job != old {
-        txn.put(keys::job(who.ino, who.open), job.encode());
+        txn.put_record(keys::job(who.ino, who.open), job.encode());
     }
     if known != Some(new_place) {
-        txn.put(record, encode_rank(new_place));
+        txn.put_record(record, encode_rank(new_place));
     }
     Ok(MetaReply::Job { first, told })
 }
 
 /// Checks that the client may share state: it may read or write the file, or has it open for
 /// writing.
-fn check_reach<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<()> {
-    let inode = txn.inode(ino)?;
+fn check_file_access<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> MetaOutcome<()> {
+    let inode = txn.load_inode(ino)?;
     if !inode.is_file() {
         return Err(Errno::EINVAL.into());
     }
-    let may = |want| permission::check(&inode, txn.cred, want).is_ok();
+    let may = |want| permission::check_access(&inode, txn.cred, want).is_ok();
     if may(want::READ) || may(want::WRITE) {
         return Ok(());
     }
@@ -167,27 +168,27 @@ fn check_reach<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<()> {
 }
 
 /// Returns the shared state of the open, and whether it is new.
-fn load<S: Store>(
+fn load_job<S: Store>(
     txn: &Txn<'_, S>,
     JobRank { ino, open, .. }: JobRank,
-) -> Outcome<(JobRecord, bool)> {
+) -> MetaOutcome<(JobRecord, bool)> {
     if let Some(value) = txn.get(&keys::job(ino, open))? {
         return Ok((JobRecord::decode(&value)?, false));
     }
-    if opens(txn, ino)? >= OPENS_MAX {
+    if count_opens(txn, ino)? >= OPENS_MAX {
         return Err(Errno::ENOLCK.into());
     }
     Ok((JobRecord::NEW, true))
 }
 
 /// Returns the number of opens of the file with shared state, up to [`OPENS_MAX`].
-fn opens<S: Store>(txn: &Txn<'_, S>, ino: Ino) -> Outcome<usize> {
-    let prefix = keys::of_ino(tag::JOB, ino);
+fn count_opens<S: Store>(txn: &Txn<'_, S>, ino: Ino) -> MetaOutcome<usize> {
+    let prefix = keys::inode_prefix(tag::JOB, ino);
     let (mut from, mut found) = (Some(prefix.clone()), 0);
     while let Some(start) = from.take().filter(|_| found < OPENS_MAX) {
-        txn.scan(&start, &prefix, &mut |key, _| {
+        txn.scan_records(&start, &prefix, &mut |key, _| {
             // Skip the ranks of each open found.
-            if let Some(Parsed::Job { open, .. }) = keys::parse(key) {
+            if let Some(ParsedKey::Job { open, .. }) = keys::parse(key) {
                 found += 1;
                 from = prefix_end(&keys::job(ino, open));
             }
@@ -198,7 +199,7 @@ fn opens<S: Store>(txn: &Txn<'_, S>, ino: Ino) -> Outcome<usize> {
 }
 
 /// Takes the last place in the queue for the lock.
-fn enter<S: Store>(
+fn join_queue<S: Store>(
     txn: &mut Txn<'_, S>,
     JobRank { ino, open, rank }: JobRank,
     job: &mut JobRecord,
@@ -206,19 +207,19 @@ fn enter<S: Store>(
     let place = job.next;
     // Places are never reused: their order is the order of the requests.
     job.next += 1;
-    txn.put(keys::job_place(ino, open, place), encode_place(txn.ctx.client, rank));
+    txn.put_record(keys::job_place(ino, open, place), encode_place(txn.ctx.client, rank));
     place
 }
 
 /// Returns the first place with its client and rank, without the operation's own writes.
-fn first_place<S: Store>(
-    state: &State<S>,
+fn first_in_queue<S: Store>(
+    state: &MetaState<S>,
     ino: Ino,
     open: u64,
-) -> Outcome<Option<(u64, (ClientId, u32))>> {
-    let (prefix, mut first) = (keys::job_places(ino, open), None);
-    state.scan(&prefix, &prefix, &mut |key, value| {
-        if let Some(Parsed::JobPlace { place, .. }) = keys::parse(key) {
+) -> MetaOutcome<Option<(u64, (ClientId, u32))>> {
+    let (prefix, mut first) = (keys::job_places_prefix(ino, open), None);
+    state.scan_records(&prefix, &prefix, &mut |key, value| {
+        if let Some(ParsedKey::JobPlace { place, .. }) = keys::parse(key) {
             first = Some((place, decode_place(value)?));
         }
         Ok(ControlFlow::Break(()))
@@ -227,36 +228,39 @@ fn first_place<S: Store>(
 }
 
 /// Returns the holder of the lock of an open.
-pub(crate) fn holder<S: Store>(
-    state: &State<S>,
+pub(crate) fn lock_holder<S: Store>(
+    state: &MetaState<S>,
     ino: Ino,
     open: u64,
-) -> Outcome<Option<(ClientId, u32)>> {
-    Ok(first_place(state, ino, open)?.map(|(_, whose)| whose))
+) -> MetaOutcome<Option<(ClientId, u32)>> {
+    Ok(first_in_queue(state, ino, open)?.map(|(_, whose)| whose))
 }
 
 /// Removes an open. The file itself may be gone.
-fn end<S: Store>(txn: &mut Txn<'_, S>, JobRank { ino, open, .. }: JobRank) -> Outcome<MetaReply> {
-    for key in txn.keys(&keys::job(ino, open), usize::MAX)? {
-        txn.delete(key);
+fn end_open<S: Store>(
+    txn: &mut Txn<'_, S>,
+    JobRank { ino, open, .. }: JobRank,
+) -> MetaOutcome<MetaReply> {
+    for key in txn.list_keys(&keys::job(ino, open), usize::MAX)? {
+        txn.delete_record(key);
     }
-    Ok(MetaReply::Job { first: false, told: JobTold::Done })
+    Ok(MetaReply::Job { first: false, told: JobReply::Done })
 }
 
 /// Removes the ranks of an expired client, at most `limit` of them. Returns their number.
-pub(crate) fn expire<S: Store>(
+pub(crate) fn expire_ranks<S: Store>(
     txn: &mut Txn<'_, S>,
     client: ClientId,
     limit: usize,
-) -> Outcome<usize> {
-    let mut gone: BTreeMap<(Ino, u64), Vec<(Key, u64)>> = BTreeMap::new();
+) -> MetaOutcome<usize> {
+    let mut gone: BTreeMap<(Ino, u64), Vec<(RecordKey, u64)>> = BTreeMap::new();
     let mut left = limit;
     // They lie by inode, so all are scanned: there are as many as ranks with shared state.
-    txn.scan(&[], &[tag::JOB], &mut |key, value| {
+    txn.scan_records(&[], &[tag::JOB], &mut |key, value| {
         if left == 0 {
             return Ok(ControlFlow::Break(()));
         }
-        if let Some(Parsed::JobRank { ino, open, client: of, .. }) = keys::parse(key)
+        if let Some(ParsedKey::JobRank { ino, open, client: of, .. }) = keys::parse(key)
             && of == client
         {
             gone.entry((ino, open)).or_default().push((key.to_vec(), decode_rank(value)?));
@@ -267,17 +271,17 @@ pub(crate) fn expire<S: Store>(
     for ((ino, open), ranks) in gone {
         let count = ranks.len() as u32;
         for (key, place) in ranks {
-            txn.delete(key);
+            txn.delete_record(key);
             if place != NO_PLACE {
-                txn.delete(keys::job_place(ino, open, place));
+                txn.delete_record(keys::job_place(ino, open, place));
             }
         }
         let Some(value) = txn.get(&keys::job(ino, open))? else { continue };
         let mut job = JobRecord::decode(&value)?;
         job.ranks = job.ranks.saturating_sub(count);
         match job.ranks {
-            0 => txn.delete(keys::job(ino, open)),
-            _ => txn.put(keys::job(ino, open), job.encode()),
+            0 => txn.delete_record(keys::job(ino, open)),
+            _ => txn.put_record(keys::job(ino, open), job.encode()),
         }
     }
     Ok(limit - left)
@@ -290,8 +294,8 @@ mod tests {
 
     const JOB: JobRecord = JobRecord { pointer: -2, next: 3, ranks: 4 };
 
-    /// The bytes of docs/FORMAT.md. If this fails, the format has changed: raise its version and
-    /// keep reading the old one.
+    /// The bytes of docs/reference/formats.md. If this fails, the format has changed: raise its
+    /// version and keep reading the old one.
     #[test]
     fn the_format_is_the_one_written_down() {
         let mut expected = vec![1];

@@ -13,8 +13,8 @@
 //!                             ▼
 //!            overlay of records not committed ─▶ Meta::commit ─▶ Store: one batch
 //!
-//! other nodes ─▶ Meta::receive, Meta::tick ─▶ transaction ─▶ Meta::commit
-//!                                                           ─▶ Meta::outbox, Meta::finished
+//! other nodes ─▶ Meta::receive_message, Meta::tick ─▶ transaction ─▶ Meta::commit
+//!                                                        ─▶ Meta::take_outbox, take_finished
 //! ```
 //!
 //! An answer may leave the daemon only after a [`Meta::commit`] that came after it.
@@ -24,8 +24,8 @@
 //! see `transaction`. Then the answer comes later.
 
 mod acl;
-mod act;
 mod attr;
+mod batch;
 mod cache;
 mod check;
 mod entry;
@@ -33,8 +33,9 @@ mod error;
 mod inode;
 mod job;
 mod keys;
-mod moving;
+mod migration;
 mod opens;
+mod operation;
 mod orphan;
 mod overlay;
 mod permission;
@@ -47,13 +48,12 @@ mod state;
 pub mod store;
 mod tiled;
 mod transaction;
-mod txn;
 mod xattr;
 
-pub use error::OpenError;
-pub use moving::{MoveEvent, MoveWants};
-pub use shard::{Config, Context, Meta};
+pub use error::MetaOpenError;
+pub use migration::{MoveEvent, MoveRequest};
+pub use shard::{Meta, MetaConfig, OperationContext};
 pub use store::{
-    Chore, FaultyStore, FjallStore, MemoryStore, Opening, Store, StoreError, SyncWork,
+    BackgroundTask, FaultyStore, FjallStore, MemoryStore, Store, StoreError, StoreOptions, SyncWork,
 };
-pub use transaction::{Applied, Finished, Out, Ticket};
+pub use transaction::{Applied, FinishedOperation, OutgoingMessage, Ticket};

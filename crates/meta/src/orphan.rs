@@ -2,13 +2,13 @@
 //! objects of removed inodes, files whose writer died.
 
 use crate::attr;
-use crate::error::Outcome;
+use crate::error::MetaOutcome;
 use crate::job;
-use crate::keys::{self, Key, Parsed, tag};
-use crate::state::State;
+use crate::keys::{self, ParsedKey, RecordKey, tag};
+use crate::operation::Txn;
+use crate::state::MetaState;
 use crate::store::{Store, prefix_end};
 use crate::tiled;
-use crate::txn::Txn;
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use tatami_wire::meta::{DataState, MetaReply};
@@ -21,11 +21,11 @@ const EXPIRE_MAX: usize = 4096;
 const LIST_MAX: usize = 16 * 1024;
 
 /// Releases the last handle of this client.
-pub(crate) fn release<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<MetaReply> {
+pub(crate) fn release_handles<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> MetaOutcome<MetaReply> {
     let client = txn.ctx.client;
     // An inode that is gone needs no release, so a late one does no harm.
-    txn.state.opens.remove(ino, client);
-    if txn.find(ino)?.is_some() {
+    txn.state.opens.record_close(ino, client);
+    if txn.find_inode(ino)?.is_some() {
         drop_writer(txn, ino, client)?;
         drop_keeper(txn, ino, client)?;
     }
@@ -35,11 +35,11 @@ pub(crate) fn release<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<MetaR
 /// Handles the close of an existing file by this client. If the file is kept only because the
 /// client had it open (not by the client's request), and the client has nothing open any more, it
 /// is kept no longer.
-pub(crate) fn let_go<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<()> {
+pub(crate) fn release_if_closed<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> MetaOutcome<()> {
     let client = txn.ctx.client;
     let (is_kept, writers) =
-        txn.peek(ino, |inode| (inode.nlink == 0 && inode.keepers > 0, inode.writers))?;
-    if !is_kept || txn.state.opens.has(ino, client) {
+        txn.inspect_inode(ino, |inode| (inode.nlink == 0 && inode.keepers > 0, inode.writers))?;
+    if !is_kept || txn.state.opens.is_open_by(ino, client) {
         return Ok(());
     }
     let writes = writers > 0 && txn.get(&keys::writer(ino, client))?.is_some();
@@ -55,16 +55,16 @@ pub(crate) const KEPT: &[u8] = &[1];
 pub(crate) const KEPT_WHILE_OPEN: &[u8] = &[2];
 
 /// Returns the other clients that are recorded to have a file open. `writes`: some client writes.
-pub(crate) fn others_with<S: Store>(
+pub(crate) fn other_openers<S: Store>(
     txn: &Txn<'_, S>,
     ino: Ino,
     writes: bool,
-) -> Outcome<BTreeSet<ClientId>> {
-    let mut clients: BTreeSet<_> = txn.state.opens.of(ino).collect();
+) -> MetaOutcome<BTreeSet<ClientId>> {
+    let mut clients: BTreeSet<_> = txn.state.opens.clients_of(ino).collect();
     if writes {
         // Writers are recorded in the store, readers in memory: both count.
-        for key in txn.keys(&keys::of_ino(tag::WRITER, ino), usize::MAX)? {
-            if let Some(Parsed::Writer { client, .. }) = keys::parse(&key)
+        for key in txn.list_keys(&keys::inode_prefix(tag::WRITER, ino), usize::MAX)? {
+            if let Some(ParsedKey::Writer { client, .. }) = keys::parse(&key)
                 && txn.get(&key)?.is_some()
             {
                 clients.insert(client);
@@ -76,62 +76,65 @@ pub(crate) fn others_with<S: Store>(
 }
 
 /// Removes the writer record of `client`. Returns whether there was one.
-fn drop_writer<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, client: ClientId) -> Outcome<bool> {
+fn drop_writer<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, client: ClientId) -> MetaOutcome<bool> {
     let mark = keys::writer(ino, client);
-    if txn.inode(ino)?.writers == 0 {
+    if txn.load_inode(ino)?.writers == 0 {
         return Ok(false);
     }
     let Some(value) = txn.get(&mark)? else { return Ok(false) };
-    attr::unmark(txn, ino, client, (mark, &value))?;
+    attr::remove_writer_mark(txn, ino, client, (mark, &value))?;
     Ok(true)
 }
 
-fn drop_keeper<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, client: ClientId) -> Outcome<()> {
+fn drop_keeper<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, client: ClientId) -> MetaOutcome<()> {
     let mark = keys::orphan(client, ino);
-    if txn.inode(ino)?.keepers == 0 || txn.get(&mark)?.is_none() {
+    if txn.load_inode(ino)?.keepers == 0 || txn.get(&mark)?.is_none() {
         return Ok(());
     }
-    let inode = txn.edit(ino)?;
+    let inode = txn.edit_inode(ino)?;
     inode.keepers = inode.keepers.saturating_sub(1);
-    let dead = inode.is_dead();
-    txn.delete(mark);
+    let dead = inode.is_unreferenced();
+    txn.delete_record(mark);
     // No name and no keeper is left.
     if dead {
-        txn.kill(ino)?;
+        txn.remove_inode(ino)?;
     }
     Ok(())
 }
 
 /// Releases all records of an expired client. The replies on its slots go last, so that `Clients`
 /// lists it until nothing is left.
-pub(crate) fn expire<S: Store>(txn: &mut Txn<'_, S>, client: ClientId) -> Outcome<MetaReply> {
-    txn.state.opens.forget(client);
+pub(crate) fn expire_client<S: Store>(
+    txn: &mut Txn<'_, S>,
+    client: ClientId,
+) -> MetaOutcome<MetaReply> {
+    txn.state.opens.forget_client(client);
     let mut left = EXPIRE_MAX;
-    for key in marks(txn, client, left)? {
-        let Some(Parsed::Writer { ino, .. }) = keys::parse(&key) else { continue };
+    for key in writer_marks(txn, client, left)? {
+        let Some(ParsedKey::Writer { ino, .. }) = keys::parse(&key) else { continue };
         left -= 1;
-        match txn.find(ino)? {
+        match txn.find_inode(ino)? {
             Some(_) if drop_writer(txn, ino, client)? => {
                 // Its unreported writes may have changed the size: it must be recovered from the
                 // objects.
-                txn.edit(ino)?.unsettled = true;
-                txn.put(keys::unsettled(ino), vec![1]);
+                txn.edit_inode(ino)?.pending_recovery = true;
+                txn.put_record(keys::pending_recovery(ino), vec![1]);
             }
-            _ => txn.delete(key),
+            _ => txn.delete_record(key),
         }
     }
-    for key in txn.keys(&keys::of_client(tag::ORPHAN, client), left)? {
-        let Some(Parsed::Orphan { ino, .. }) = keys::parse(&key) else { continue };
+    for key in txn.list_keys(&keys::client_prefix(tag::ORPHAN, client), left)? {
+        let Some(ParsedKey::Orphan { ino, .. }) = keys::parse(&key) else { continue };
         left -= 1;
-        match txn.find(ino)? {
+        match txn.find_inode(ino)? {
             Some(_) => drop_keeper(txn, ino, client)?,
-            None => txn.delete(key),
+            None => txn.delete_record(key),
         }
     }
-    left -= job::expire(txn, client, left)?;
+    left -= job::expire_ranks(txn, client, left)?;
     if left > 0 {
-        for key in txn.keys(&keys::of_client(tag::REPLY, client), usize::MAX)? {
-            txn.delete(key);
+        for key in txn.list_keys(&keys::client_prefix(tag::REPLY, client), usize::MAX)? {
+            txn.delete_record(key);
         }
     }
     Ok(MetaReply::Done)
@@ -139,10 +142,14 @@ pub(crate) fn expire<S: Store>(txn: &mut Txn<'_, S>, client: ClientId) -> Outcom
 
 /// Returns the writer records of `client`. They lie by inode, so all are scanned: there are as many
 /// as files open for writing.
-fn marks<S: Store>(txn: &Txn<'_, S>, client: ClientId, limit: usize) -> Outcome<Vec<Key>> {
+fn writer_marks<S: Store>(
+    txn: &Txn<'_, S>,
+    client: ClientId,
+    limit: usize,
+) -> MetaOutcome<Vec<RecordKey>> {
     let mut found = Vec::new();
-    txn.scan(&[], &[tag::WRITER], &mut |key, _| {
-        if matches!(keys::parse(key), Some(Parsed::Writer { client: c, .. }) if c == client) {
+    txn.scan_records(&[], &[tag::WRITER], &mut |key, _| {
+        if matches!(keys::parse(key), Some(ParsedKey::Writer { client: c, .. }) if c == client) {
             if found.len() >= limit {
                 return Ok(ControlFlow::Break(()));
             }
@@ -154,20 +161,20 @@ fn marks<S: Store>(txn: &Txn<'_, S>, client: ClientId, limit: usize) -> Outcome<
 }
 
 /// Lists the clients with records here.
-pub(crate) fn clients<S: Store>(txn: &mut Txn<'_, S>) -> Outcome<MetaReply> {
-    let mut found = txn.state.opens.clients();
+pub(crate) fn list_clients<S: Store>(txn: &mut Txn<'_, S>) -> MetaOutcome<MetaReply> {
+    let mut found = txn.state.opens.all_clients();
     for tag in [tag::ORPHAN, tag::REPLY] {
         // Skip the other records of each client found.
         let mut from = Some(vec![tag]);
         while let Some(start) = from.take() {
-            txn.scan(&start, &[tag], &mut |key, _| {
-                let (Some(Parsed::Orphan { client, .. }) | Some(Parsed::Reply { client, .. })) =
-                    keys::parse(key)
+            txn.scan_records(&start, &[tag], &mut |key, _| {
+                let (Some(ParsedKey::Orphan { client, .. })
+                | Some(ParsedKey::Reply { client, .. })) = keys::parse(key)
                 else {
                     return Ok(ControlFlow::Continue(()));
                 };
                 found.insert(client);
-                from = prefix_end(&keys::of_client(tag, client));
+                from = prefix_end(&keys::client_prefix(tag, client));
                 Ok(ControlFlow::Break(()))
             })?;
             if found.len() >= LIST_MAX {
@@ -175,8 +182,8 @@ pub(crate) fn clients<S: Store>(txn: &mut Txn<'_, S>) -> Outcome<MetaReply> {
             }
         }
     }
-    txn.scan(&[], &[tag::WRITER], &mut |key, _| {
-        if let Some(Parsed::Writer { client, .. }) = keys::parse(key) {
+    txn.scan_records(&[], &[tag::WRITER], &mut |key, _| {
+        if let Some(ParsedKey::Writer { client, .. }) = keys::parse(key) {
             found.insert(client);
         }
         Ok(ControlFlow::Continue(()))
@@ -184,49 +191,49 @@ pub(crate) fn clients<S: Store>(txn: &mut Txn<'_, S>) -> Outcome<MetaReply> {
     Ok(MetaReply::Clients(found.into_iter().take(LIST_MAX).collect()))
 }
 
-fn bound(limit: u32) -> usize {
+fn clamp_limit(limit: u32) -> usize {
     (limit.max(1) as usize).min(LIST_MAX)
 }
 
 /// Lists removed inodes whose objects on `node` may still exist.
-pub(crate) fn garbage<S: Store>(
+pub(crate) fn list_garbage<S: Store>(
     txn: &mut Txn<'_, S>,
     node: NodeId,
     limit: u32,
-) -> Outcome<MetaReply> {
-    let found = txn.keys(&keys::of_node(tag::GARBAGE, node), bound(limit))?;
-    let ino = |key: &Key| match keys::parse(key) {
-        Some(Parsed::Garbage { ino, .. }) => Some(ino),
+) -> MetaOutcome<MetaReply> {
+    let found = txn.list_keys(&keys::node_prefix(tag::GARBAGE, node), clamp_limit(limit))?;
+    let ino = |key: &RecordKey| match keys::parse(key) {
+        Some(ParsedKey::Garbage { ino, .. }) => Some(ino),
         _ => None,
     };
     Ok(MetaReply::Garbage(found.iter().filter_map(ino).collect()))
 }
 
-pub(crate) fn garbage_done<S: Store>(
+pub(crate) fn remove_garbage_records<S: Store>(
     txn: &mut Txn<'_, S>,
     node: NodeId,
     inos: &[Ino],
-) -> Outcome<MetaReply> {
+) -> MetaOutcome<MetaReply> {
     if inos.len() > LIST_MAX {
         return Err(Errno::E2BIG.into());
     }
-    inos.iter().for_each(|ino| txn.delete(keys::garbage(node, *ino)));
+    inos.iter().for_each(|ino| txn.delete_record(keys::garbage_inode(node, *ino)));
     Ok(MetaReply::Done)
 }
 
 /// Lists objects on `node` that their inode does not need any more.
-pub(crate) fn dropped<S: Store>(
+pub(crate) fn list_dropped_objects<S: Store>(
     txn: &mut Txn<'_, S>,
     node: NodeId,
     limit: u32,
-) -> Outcome<MetaReply> {
-    let (mut found, limit) = (Vec::new(), bound(limit));
-    let prefix = keys::of_node(tag::DROPPED, node);
-    txn.scan(&prefix, &prefix, &mut |key, value| {
+) -> MetaOutcome<MetaReply> {
+    let (mut found, limit) = (Vec::new(), clamp_limit(limit));
+    let prefix = keys::node_prefix(tag::DROPPED, node);
+    txn.scan_records(&prefix, &prefix, &mut |key, value| {
         if found.len() >= limit {
             return Ok(ControlFlow::Break(()));
         }
-        if let Some(Parsed::Dropped { ino, object, .. }) = keys::parse(key)
+        if let Some(ParsedKey::Dropped { ino, object, .. }) = keys::parse(key)
             && !tiled::is_reserved(txn, ino, value)?
         {
             found.push((ino, object));
@@ -236,25 +243,27 @@ pub(crate) fn dropped<S: Store>(
     Ok(MetaReply::GarbagePieces(found))
 }
 
-pub(crate) fn dropped_done<S: Store>(
+pub(crate) fn remove_dropped_records<S: Store>(
     txn: &mut Txn<'_, S>,
     node: NodeId,
     objects: &[(Ino, Piece)],
-) -> Outcome<MetaReply> {
+) -> MetaOutcome<MetaReply> {
     if objects.len() > LIST_MAX {
         return Err(Errno::E2BIG.into());
     }
-    objects.iter().for_each(|(ino, object)| txn.delete(keys::dropped(node, *ino, *object)));
+    objects
+        .iter()
+        .for_each(|(ino, object)| txn.delete_record(keys::dropped_object(node, *ino, *object)));
     Ok(MetaReply::Done)
 }
 
 /// Returns those of `inos` whose bytes may be changing, or whose objects on `node` wait for their
 /// removal.
-pub(crate) fn in_flux<S: Store>(
+pub(crate) fn list_in_flight<S: Store>(
     txn: &mut Txn<'_, S>,
     node: NodeId,
     inos: &[Ino],
-) -> Outcome<MetaReply> {
+) -> MetaOutcome<MetaReply> {
     if inos.len() > READDIR_MAX as usize {
         return Err(Errno::E2BIG.into());
     }
@@ -262,37 +271,41 @@ pub(crate) fn in_flux<S: Store>(
     for &ino in inos {
         // A writer may still make an object, and a pending recovery may find one: fsck must not
         // remove it.
-        let open = txn.find(ino)?.is_some_and(|inode| inode.writers > 0 || inode.unsettled);
+        let open =
+            txn.find_inode(ino)?.is_some_and(|inode| inode.writers > 0 || inode.pending_recovery);
         if open
-            || txn.get(&keys::garbage(node, ino))?.is_some()
-            || !txn.keys(&keys::dropped_of(node, ino), 1)?.is_empty()
+            || txn.get(&keys::garbage_inode(node, ino))?.is_some()
+            || !txn.list_keys(&keys::dropped_prefix(node, ino), 1)?.is_empty()
         {
             found.push(ino);
         }
     }
-    Ok(MetaReply::InFlux(found))
+    Ok(MetaReply::InFlight(found))
 }
 
 /// Returns the nodes that have garbage.
-pub(crate) fn garbage_nodes<S: Store>(state: &State<S>) -> Outcome<BTreeSet<NodeId>> {
-    let mut nodes = nodes_of(state, tag::GARBAGE)?;
-    nodes.extend(nodes_of(state, tag::DROPPED)?);
+pub(crate) fn garbage_nodes<S: Store>(state: &MetaState<S>) -> MetaOutcome<BTreeSet<NodeId>> {
+    let mut nodes = garbage_nodes_of(state, tag::GARBAGE)?;
+    nodes.extend(garbage_nodes_of(state, tag::DROPPED)?);
     Ok(nodes)
 }
 
 /// Returns the nodes that have garbage of one kind.
-pub(crate) fn nodes_of<S: Store>(state: &State<S>, tag: u8) -> Outcome<BTreeSet<NodeId>> {
+pub(crate) fn garbage_nodes_of<S: Store>(
+    state: &MetaState<S>,
+    tag: u8,
+) -> MetaOutcome<BTreeSet<NodeId>> {
     let mut nodes = BTreeSet::new();
     let mut from = Some(vec![tag]);
     while let Some(start) = from.take() {
-        state.scan(&start, &[tag], &mut |key, _| {
-            let (Some(Parsed::Garbage { node, .. }) | Some(Parsed::Dropped { node, .. })) =
+        state.scan_records(&start, &[tag], &mut |key, _| {
+            let (Some(ParsedKey::Garbage { node, .. }) | Some(ParsedKey::Dropped { node, .. })) =
                 keys::parse(key)
             else {
                 return Ok(ControlFlow::Continue(()));
             };
             nodes.insert(node);
-            from = prefix_end(&keys::of_node(tag, node));
+            from = prefix_end(&keys::node_prefix(tag, node));
             Ok(ControlFlow::Break(()))
         })?;
     }
@@ -300,42 +313,47 @@ pub(crate) fn nodes_of<S: Store>(state: &State<S>, tag: u8) -> Outcome<BTreeSet<
 }
 
 /// Lists files whose writer died.
-pub(crate) fn unsettled<S: Store>(txn: &mut Txn<'_, S>, limit: u32) -> Outcome<MetaReply> {
-    let limit = bound(limit).min(READDIR_MAX as usize);
+pub(crate) fn list_pending_recovery<S: Store>(
+    txn: &mut Txn<'_, S>,
+    limit: u32,
+) -> MetaOutcome<MetaReply> {
+    let limit = clamp_limit(limit).min(READDIR_MAX as usize);
     let mut attrs = Vec::new();
-    for key in txn.keys(&[tag::UNSETTLED], limit)? {
-        if let Some(Parsed::Unsettled(ino)) = keys::parse(&key)
-            && let Some(inode) = txn.find(ino)?
+    for key in txn.list_keys(&[tag::PENDING_RECOVERY], limit)? {
+        if let Some(ParsedKey::PendingRecovery(ino)) = keys::parse(&key)
+            && let Some(inode) = txn.find_inode(ino)?
         {
-            attrs.push(inode.attr(ino));
+            attrs.push(inode.to_attr(ino));
         }
     }
-    Ok(MetaReply::Unsettled(attrs))
+    Ok(MetaReply::PendingRecovery(attrs))
 }
 
 /// Applies the size and times that were recovered from the objects of such a file.
-pub(crate) fn settle<S: Store>(
+pub(crate) fn recover_size<S: Store>(
     txn: &mut Txn<'_, S>,
     ino: Ino,
     state: Option<&DataState>,
-) -> Outcome<MetaReply> {
+) -> MetaOutcome<MetaReply> {
     if let Some(state) = state {
         attr::check_state(state)?;
     }
-    match txn.find(ino)? {
-        Some(inode) if inode.unsettled => {
+    match txn.find_inode(ino)? {
+        Some(inode) if inode.pending_recovery => {
             let state = match state {
-                Some(state) if inode.layout.is_tiled() => Some(tiled::learn(txn, ino, state)?),
+                Some(state) if inode.layout.is_tiled() => {
+                    Some(tiled::recover_base(txn, ino, state)?)
+                }
                 other => other.copied(),
             };
-            let inode = txn.edit(ino)?;
-            inode.unsettled = false;
+            let inode = txn.edit_inode(ino)?;
+            inode.pending_recovery = false;
             // The recovered bytes may be newer than the copies of a re-layout.
-            inode.moving = false;
+            inode.relayout_mark = false;
             if let Some(state) = state {
-                attr::learn(inode, &state);
+                attr::recover_data_state(inode, &state);
             }
-            txn.delete(keys::unsettled(ino));
+            txn.delete_record(keys::pending_recovery(ino));
         }
         // Recovered before, or gone: nothing to apply.
         _ => {}

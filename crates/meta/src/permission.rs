@@ -22,11 +22,11 @@ const GROUP_EXEC: u16 = 0o010;
 ///
 /// # Errors
 /// `EACCES`
-pub(crate) fn check(inode: &Inode, cred: &Cred, want: u8) -> Result<(), Errno> {
-    if has(inode, cred, want) { Ok(()) } else { Err(Errno::EACCES) }
+pub(crate) fn check_access(inode: &Inode, cred: &Cred, want: u8) -> Result<(), Errno> {
+    if has_access(inode, cred, want) { Ok(()) } else { Err(Errno::EACCES) }
 }
 
-fn has(inode: &Inode, cred: &Cred, want: u8) -> bool {
+fn has_access(inode: &Inode, cred: &Cred, want: u8) -> bool {
     if cred.is_root() {
         // Even the superuser executes only files that some user may execute.
         return inode.is_dir() || want & want::EXEC == 0 || inode.mode & 0o111 != 0;
@@ -37,14 +37,14 @@ fn has(inode: &Inode, cred: &Cred, want: u8) -> bool {
     }
     match &inode.acl {
         // As in Linux, a list whose mask allows nothing is not consulted.
-        Some(acl) if inode.mode & 0o070 != 0 => acl.allows(cred, inode.gid, want),
+        Some(acl) if inode.mode & 0o070 != 0 => acl.is_allowed(cred, inode.gid, want),
         _ if cred.in_group(inode.gid) => class(3),
         _ => class(0),
     }
 }
 
 /// Copies the permissions of a directory to a partition.
-pub(crate) fn copy(dir: &Inode, part: &mut Inode) {
+pub(crate) fn copy_permissions(dir: &Inode, part: &mut Inode) {
     (part.mode, part.uid, part.gid) = (dir.mode, dir.uid, dir.gid);
     part.acl.clone_from(&dir.acl);
     part.default_acl.clone_from(&dir.default_acl);
@@ -67,7 +67,7 @@ pub(crate) fn check_insert(dir: &Inode, cred: &Cred) -> Result<(), Errno> {
     if dir.nlink == 0 {
         return Err(Errno::ENOENT);
     }
-    check(dir, cred, want::WRITE | want::EXEC)
+    check_access(dir, cred, want::WRITE | want::EXEC)
 }
 
 /// Checks that `cred` may remove the entry that leads to `victim` from `dir`.
@@ -75,7 +75,7 @@ pub(crate) fn check_insert(dir: &Inode, cred: &Cred) -> Result<(), Errno> {
 /// # Errors
 /// `EACCES`; `EPERM` by the sticky bit
 pub(crate) fn check_remove(dir: &Inode, victim: &Inode, cred: &Cred) -> Result<(), Errno> {
-    check(dir, cred, want::WRITE | want::EXEC)?;
+    check_access(dir, cred, want::WRITE | want::EXEC)?;
     let protected =
         dir.mode & STICKY != 0 && !cred.is_root() && cred.uid != victim.uid && cred.uid != dir.uid;
     if protected { Err(Errno::EPERM) } else { Ok(()) }
@@ -92,7 +92,7 @@ pub(crate) fn check_dir(inode: &Inode) -> Result<(), Errno> {
 /// Returns the mode after a change of the owner or of the bytes by a user that may not keep foreign
 /// privileges: without setuid, and without setgid where that means a privilege (executable by the
 /// group) or `cred` could not have set it.
-pub(crate) fn without_privileges(inode: &Inode, mode: u16, cred: &Cred) -> u16 {
+pub(crate) fn strip_privileges(inode: &Inode, mode: u16, cred: &Cred) -> u16 {
     let mut mode = mode & !SETUID;
     let group_exec = mode & GROUP_EXEC != 0;
     if group_exec || !(cred.is_root() || cred.in_group(inode.gid)) {
@@ -103,7 +103,7 @@ pub(crate) fn without_privileges(inode: &Inode, mode: u16, cred: &Cred) -> u16 {
 
 /// Returns the mode that a chmod(2) by `cred` of an inode with group `gid` results in: only members
 /// of the group can set setgid.
-pub(crate) fn settable(mode: u16, gid: u32, cred: &Cred) -> u16 {
+pub(crate) fn settable_mode(mode: u16, gid: u32, cred: &Cred) -> u16 {
     if cred.is_root() || cred.in_group(gid) { mode } else { mode & !SETGID }
 }
 
@@ -122,7 +122,7 @@ pub(crate) fn inherit_group(dir: &Inode, is_dir: bool, mode: u16, cred: &Cred) -
 
 /// A name as it occurs in a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Name<'a> {
+pub(crate) enum EntryName<'a> {
     /// `.`
     Dot,
     /// `..`
@@ -136,26 +136,26 @@ pub(crate) enum Name<'a> {
 /// # Errors
 /// `ENOENT` when it is empty, `ENAMETOOLONG` past [`NAME_MAX`] bytes, `EINVAL` when it contains
 /// a slash or a zero byte
-pub(crate) fn name(bytes: &[u8]) -> Result<Name<'_>, Errno> {
+pub(crate) fn parse_name(bytes: &[u8]) -> Result<EntryName<'_>, Errno> {
     match bytes {
         b"" => Err(Errno::ENOENT),
-        b"." => Ok(Name::Dot),
-        b".." => Ok(Name::DotDot),
+        b"." => Ok(EntryName::Dot),
+        b".." => Ok(EntryName::DotDot),
         _ if bytes.len() > NAME_MAX => Err(Errno::ENAMETOOLONG),
         _ if bytes.iter().any(|b| matches!(b, 0 | b'/')) => Err(Errno::EINVAL),
-        _ => Ok(Name::Plain(bytes)),
+        _ => Ok(EntryName::Plain(bytes)),
     }
 }
 
-impl<'a> Name<'a> {
+impl<'a> EntryName<'a> {
     /// Returns the name, where neither `.` nor `..` is valid.
     ///
     /// # Errors
     /// `otherwise`
-    pub fn plain(self, otherwise: Errno) -> Result<&'a [u8], Errno> {
+    pub fn require_plain(self, otherwise: Errno) -> Result<&'a [u8], Errno> {
         match self {
-            Name::Plain(name) => Ok(name),
-            Name::Dot | Name::DotDot => Err(otherwise),
+            EntryName::Plain(name) => Ok(name),
+            EntryName::Dot | EntryName::DotDot => Err(otherwise),
         }
     }
 }
@@ -165,9 +165,9 @@ mod tests {
     use super::*;
     use crate::acl::tests::acl_for_user_7;
     use std::sync::Arc;
-    use tatami_wire::{Kind, Timestamp};
+    use tatami_wire::{InodeKind, Timestamp};
 
-    fn inode(kind: Kind, mode: u16) -> Inode {
+    fn inode(kind: InodeKind, mode: u16) -> Inode {
         Inode::new(kind, mode, 10, 20, Timestamp::default())
     }
 
@@ -177,38 +177,41 @@ mod tests {
 
     #[test]
     fn the_first_class_that_fits_decides() {
-        let file = inode(Kind::File, 0o047);
-        assert!(check(&file, &cred(10, 20, &[]), want::READ).is_err(), "owner, though group may");
-        assert!(check(&file, &cred(11, 20, &[]), want::READ).is_ok());
+        let file = inode(InodeKind::File, 0o047);
         assert!(
-            check(&file, &cred(11, 9, &[20]), want::WRITE).is_err(),
+            check_access(&file, &cred(10, 20, &[]), want::READ).is_err(),
+            "owner, though group may"
+        );
+        assert!(check_access(&file, &cred(11, 20, &[]), want::READ).is_ok());
+        assert!(
+            check_access(&file, &cred(11, 9, &[20]), want::WRITE).is_err(),
             "group, though others may"
         );
-        assert!(check(&file, &cred(11, 9, &[]), want::WRITE).is_ok());
+        assert!(check_access(&file, &cred(11, 9, &[]), want::WRITE).is_ok());
     }
 
     #[test]
     fn root_passes_but_executes_only_what_is_executable() {
         let root = Cred::ROOT;
-        assert!(check(&inode(Kind::File, 0), &root, want::READ | want::WRITE).is_ok());
-        assert!(check(&inode(Kind::File, 0), &root, want::EXEC).is_err());
-        assert!(check(&inode(Kind::File, 0o010), &root, want::EXEC).is_ok());
-        assert!(check(&inode(Kind::Dir, 0), &root, want::EXEC).is_ok());
+        assert!(check_access(&inode(InodeKind::File, 0), &root, want::READ | want::WRITE).is_ok());
+        assert!(check_access(&inode(InodeKind::File, 0), &root, want::EXEC).is_err());
+        assert!(check_access(&inode(InodeKind::File, 0o010), &root, want::EXEC).is_ok());
+        assert!(check_access(&inode(InodeKind::Dir, 0), &root, want::EXEC).is_ok());
     }
 
     #[test]
     fn a_list_decides_for_those_who_are_not_the_owner() {
-        let mut file = inode(Kind::File, 0o770);
+        let mut file = inode(InodeKind::File, 0o770);
         file.acl = Some(Arc::new(acl_for_user_7(6, 0, 7)));
-        assert!(check(&file, &cred(7, 1, &[]), want::WRITE).is_ok());
-        assert!(check(&file, &cred(8, 20, &[]), want::READ).is_err());
-        assert!(check(&file, &cred(10, 1, &[]), want::EXEC).is_ok(), "the owner");
+        assert!(check_access(&file, &cred(7, 1, &[]), want::WRITE).is_ok());
+        assert!(check_access(&file, &cred(8, 20, &[]), want::READ).is_err());
+        assert!(check_access(&file, &cred(10, 1, &[]), want::EXEC).is_ok(), "the owner");
     }
 
     #[test]
     fn a_sticky_directory_protects_entries_of_others() {
-        let dir = inode(Kind::Dir, 0o1777);
-        let victim = Inode::new(Kind::File, 0, 30, 0, Timestamp::default());
+        let dir = inode(InodeKind::Dir, 0o1777);
+        let victim = Inode::new(InodeKind::File, 0, 30, 0, Timestamp::default());
         assert_eq!(check_remove(&dir, &victim, &cred(31, 1, &[])), Err(Errno::EPERM));
         assert_eq!(check_remove(&dir, &victim, &cred(30, 1, &[])), Ok(()), "owner of the file");
         assert_eq!(
@@ -221,34 +224,34 @@ mod tests {
 
     #[test]
     fn setgid_directories_hand_on_their_group() {
-        let dir = inode(Kind::Dir, 0o2775);
+        let dir = inode(InodeKind::Dir, 0o2775);
         let me = cred(1, 1, &[]);
         assert_eq!(inherit_group(&dir, true, 0o755, &me), (20, 0o2755));
         assert_eq!(inherit_group(&dir, false, 0o644, &me), (20, 0o644));
         assert_eq!(inherit_group(&dir, false, 0o2755, &me), (20, 0o755));
         assert_eq!(inherit_group(&dir, false, 0o2745, &me), (20, 0o2745));
-        assert_eq!(inherit_group(&inode(Kind::Dir, 0o755), true, 0o755, &me), (1, 0o755));
+        assert_eq!(inherit_group(&inode(InodeKind::Dir, 0o755), true, 0o755, &me), (1, 0o755));
     }
 
     #[test]
     fn privileges_go_with_a_new_owner() {
-        let file = inode(Kind::File, 0o6755);
-        assert_eq!(without_privileges(&file, 0o6755, &Cred::ROOT), 0o755);
-        assert_eq!(without_privileges(&file, 0o6745, &Cred::ROOT), 0o2745, "mandatory locking");
-        assert_eq!(without_privileges(&file, 0o6745, &cred(10, 1, &[])), 0o745);
-        assert_eq!(settable(0o2755, 20, &cred(10, 1, &[])), 0o755);
-        assert_eq!(settable(0o2755, 20, &cred(10, 20, &[])), 0o2755);
+        let file = inode(InodeKind::File, 0o6755);
+        assert_eq!(strip_privileges(&file, 0o6755, &Cred::ROOT), 0o755);
+        assert_eq!(strip_privileges(&file, 0o6745, &Cred::ROOT), 0o2745, "mandatory locking");
+        assert_eq!(strip_privileges(&file, 0o6745, &cred(10, 1, &[])), 0o745);
+        assert_eq!(settable_mode(0o2755, 20, &cred(10, 1, &[])), 0o755);
+        assert_eq!(settable_mode(0o2755, 20, &cred(10, 20, &[])), 0o2755);
     }
 
     #[test]
     fn names_have_their_bounds() {
-        assert_eq!(name(b""), Err(Errno::ENOENT));
-        assert_eq!(name(b"."), Ok(Name::Dot));
-        assert_eq!(name(b".."), Ok(Name::DotDot));
-        assert_eq!(name(b"..."), Ok(Name::Plain(b"...")));
-        assert_eq!(name(&[b'x'; 255]), Ok(Name::Plain(&[b'x'; 255])));
-        assert_eq!(name(&[b'x'; 256]), Err(Errno::ENAMETOOLONG));
-        assert_eq!(name(b"a/b"), Err(Errno::EINVAL));
-        assert_eq!(name(b"a\0"), Err(Errno::EINVAL));
+        assert_eq!(parse_name(b""), Err(Errno::ENOENT));
+        assert_eq!(parse_name(b"."), Ok(EntryName::Dot));
+        assert_eq!(parse_name(b".."), Ok(EntryName::DotDot));
+        assert_eq!(parse_name(b"..."), Ok(EntryName::Plain(b"...")));
+        assert_eq!(parse_name(&[b'x'; 255]), Ok(EntryName::Plain(&[b'x'; 255])));
+        assert_eq!(parse_name(&[b'x'; 256]), Err(Errno::ENAMETOOLONG));
+        assert_eq!(parse_name(b"a/b"), Err(Errno::EINVAL));
+        assert_eq!(parse_name(b"a\0"), Err(Errno::EINVAL));
     }
 }

@@ -1,77 +1,81 @@
-//! The small records of the store, and the reader that all records share. `docs/FORMAT.md` draws
-//! them byte by byte. Numbers in values are little-endian.
+//! The small records of the store, and the reader that all records share.
+//! `docs/reference/formats.md` draws them byte by byte. Numbers in values are little-endian.
 //!
 //! Each record starts with the version of its format. A record that cannot be decoded, is too short
-//! or too long, or has a number out of range is [`Damaged`]. No length in a record leads to an
-//! allocation larger than the record.
+//! or too long, or has a number out of range is [`DamagedRecord`]. No length in a record leads to
+//! an allocation larger than the record.
 
-use tatami_wire::{ExecutorId, Ino, Kind, NodeId, Timestamp, VolumeId};
+use tatami_wire::{ExecutorId, Ino, InodeKind, NodeId, Timestamp, VolumeId};
 
 /// A record that this program cannot have written.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Damaged(pub &'static str);
+pub(crate) struct DamagedRecord(pub &'static str);
 
 /// Reads a record from front to back.
-pub(crate) struct Reader<'a> {
+pub(crate) struct RecordReader<'a> {
     rest: &'a [u8],
     what: &'static str,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> RecordReader<'a> {
     /// Starts with the version byte, which must be `version`.
-    pub fn new(bytes: &'a [u8], version: u8, what: &'static str) -> Result<Reader<'a>, Damaged> {
-        let mut reader = Reader { rest: bytes, what };
-        if reader.u8()? != version { Err(Damaged(what)) } else { Ok(reader) }
+    pub fn new(
+        bytes: &'a [u8],
+        version: u8,
+        what: &'static str,
+    ) -> Result<RecordReader<'a>, DamagedRecord> {
+        let mut reader = RecordReader { rest: bytes, what };
+        if reader.read_u8()? != version { Err(DamagedRecord(what)) } else { Ok(reader) }
     }
 
-    pub fn array<const N: usize>(&mut self) -> Result<[u8; N], Damaged> {
-        let (head, rest) = self.rest.split_first_chunk().ok_or(Damaged(self.what))?;
+    pub fn read_array<const N: usize>(&mut self) -> Result<[u8; N], DamagedRecord> {
+        let (head, rest) = self.rest.split_first_chunk().ok_or(DamagedRecord(self.what))?;
         self.rest = rest;
         Ok(*head)
     }
 
-    pub fn bytes(&mut self, len: usize) -> Result<&'a [u8], Damaged> {
-        let (head, rest) = self.rest.split_at_checked(len).ok_or(Damaged(self.what))?;
+    pub fn read_bytes(&mut self, len: usize) -> Result<&'a [u8], DamagedRecord> {
+        let (head, rest) = self.rest.split_at_checked(len).ok_or(DamagedRecord(self.what))?;
         self.rest = rest;
         Ok(head)
     }
 
-    pub fn u8(&mut self) -> Result<u8, Damaged> {
-        Ok(self.array::<1>()?[0])
+    pub fn read_u8(&mut self) -> Result<u8, DamagedRecord> {
+        Ok(self.read_array::<1>()?[0])
     }
 
-    pub fn u16(&mut self) -> Result<u16, Damaged> {
-        self.array().map(u16::from_le_bytes)
+    pub fn read_u16(&mut self) -> Result<u16, DamagedRecord> {
+        self.read_array().map(u16::from_le_bytes)
     }
 
-    pub fn u32(&mut self) -> Result<u32, Damaged> {
-        self.array().map(u32::from_le_bytes)
+    pub fn read_u32(&mut self) -> Result<u32, DamagedRecord> {
+        self.read_array().map(u32::from_le_bytes)
     }
 
-    pub fn u64(&mut self) -> Result<u64, Damaged> {
-        self.array().map(u64::from_le_bytes)
+    pub fn read_u64(&mut self) -> Result<u64, DamagedRecord> {
+        self.read_array().map(u64::from_le_bytes)
     }
 
-    pub fn ino(&mut self) -> Result<Ino, Damaged> {
-        self.u64().map(Ino)
+    pub fn read_ino(&mut self) -> Result<Ino, DamagedRecord> {
+        self.read_u64().map(Ino)
     }
 
-    pub fn time(&mut self) -> Result<Timestamp, Damaged> {
-        let time = Timestamp { sec: self.u64()? as i64, nsec: self.u32()? };
-        if time.is_valid() { Ok(time) } else { Err(Damaged(self.what)) }
+    pub fn read_time(&mut self) -> Result<Timestamp, DamagedRecord> {
+        let time = Timestamp { sec: self.read_u64()? as i64, nsec: self.read_u32()? };
+        if time.is_valid() { Ok(time) } else { Err(DamagedRecord(self.what)) }
     }
 
-    pub fn kind(&mut self) -> Result<Kind, Damaged> {
-        kind_from_byte(self.u8()?).ok_or(Damaged(self.what))
+    pub fn read_kind(&mut self) -> Result<InodeKind, DamagedRecord> {
+        kind_from_byte(self.read_u8()?).ok_or(DamagedRecord(self.what))
     }
 
     /// Checks that the record ends here.
-    pub fn end(self) -> Result<(), Damaged> {
-        if self.rest.is_empty() { Ok(()) } else { Err(Damaged(self.what)) }
+    pub fn expect_end(self) -> Result<(), DamagedRecord> {
+        if self.rest.is_empty() { Ok(()) } else { Err(DamagedRecord(self.what)) }
     }
 
     /// Returns the rest of the record.
-    pub fn rest(self) -> &'a [u8] {
+    pub fn remaining_bytes(self) -> &'a [u8] {
         self.rest
     }
 }
@@ -82,36 +86,43 @@ pub(crate) fn put_time(out: &mut Vec<u8>, time: Timestamp) {
     out.extend_from_slice(&time.nsec.to_le_bytes());
 }
 
-const KINDS: [Kind; 7] =
-    [Kind::File, Kind::Dir, Kind::Symlink, Kind::Fifo, Kind::Socket, Kind::CharDev, Kind::BlockDev];
+const KINDS: [InodeKind; 7] = [
+    InodeKind::File,
+    InodeKind::Dir,
+    InodeKind::Symlink,
+    InodeKind::Fifo,
+    InodeKind::Socket,
+    InodeKind::CharDev,
+    InodeKind::BlockDev,
+];
 
 /// Returns the number that stands for a kind on disk: its place in the list above, from 1.
-pub(crate) fn kind_byte(kind: Kind) -> u8 {
+pub(crate) fn kind_byte(kind: InodeKind) -> u8 {
     match kind {
-        Kind::File => 1,
-        Kind::Dir => 2,
-        Kind::Symlink => 3,
-        Kind::Fifo => 4,
-        Kind::Socket => 5,
-        Kind::CharDev => 6,
-        Kind::BlockDev => 7,
+        InodeKind::File => 1,
+        InodeKind::Dir => 2,
+        InodeKind::Symlink => 3,
+        InodeKind::Fifo => 4,
+        InodeKind::Socket => 5,
+        InodeKind::CharDev => 6,
+        InodeKind::BlockDev => 7,
     }
 }
 
-fn kind_from_byte(byte: u8) -> Option<Kind> {
+fn kind_from_byte(byte: u8) -> Option<InodeKind> {
     KINDS.get(usize::from(byte).checked_sub(1)?).copied()
 }
 
 /// The target of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Entry {
+pub(crate) struct EntryRecord {
     pub ino: Ino,
-    pub kind: Kind,
+    pub kind: InodeKind,
 }
 
 const ENTRY_VERSION: u8 = 1;
 
-impl Entry {
+impl EntryRecord {
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(10);
         out.extend_from_slice(&[ENTRY_VERSION, kind_byte(self.kind)]);
@@ -119,16 +130,16 @@ impl Entry {
         out
     }
 
-    pub fn decode(bytes: &[u8]) -> Result<Entry, Damaged> {
-        let mut r = Reader::new(bytes, ENTRY_VERSION, "entry")?;
-        let entry = Entry { kind: r.kind()?, ino: r.ino()? };
-        r.end()?;
+    pub fn decode(bytes: &[u8]) -> Result<EntryRecord, DamagedRecord> {
+        let mut r = RecordReader::new(bytes, ENTRY_VERSION, "entry")?;
+        let entry = EntryRecord { kind: r.read_kind()?, ino: r.read_ino()? };
+        r.expect_end()?;
         Ok(entry)
     }
 
     /// Returns whether it states that it leads to a directory.
     pub fn is_dir(&self) -> bool {
-        self.kind == Kind::Dir
+        self.kind == InodeKind::Dir
     }
 }
 
@@ -164,11 +175,11 @@ pub(crate) struct Shard {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ShardError {
     Newer(u32),
-    Damaged(Damaged),
+    Damaged(DamagedRecord),
 }
 
-impl From<Damaged> for ShardError {
-    fn from(e: Damaged) -> ShardError {
+impl From<DamagedRecord> for ShardError {
+    fn from(e: DamagedRecord) -> ShardError {
         ShardError::Damaged(e)
     }
 }
@@ -188,26 +199,26 @@ impl Shard {
     }
 
     pub fn decode(bytes: &[u8]) -> Result<Shard, ShardError> {
-        let mut r = Reader { rest: bytes, what: "shard record" };
-        if r.array()? != SHARD_MAGIC {
-            return Err(Damaged("shard record").into());
+        let mut r = RecordReader { rest: bytes, what: "shard record" };
+        if r.read_array()? != SHARD_MAGIC {
+            return Err(DamagedRecord("shard record").into());
         }
-        let format = match r.u32()? {
+        let format = match r.read_u32()? {
             known @ 1..=FORMAT_VERSION => known,
             newer if newer > FORMAT_VERSION => return Err(ShardError::Newer(newer)),
-            _ => return Err(Damaged("shard record").into()),
+            _ => return Err(DamagedRecord("shard record").into()),
         };
         let mut shard = Shard {
-            volume: VolumeId(r.array()?),
-            executor: ExecutorId::first(NodeId(r.u16()?)),
-            seed: r.u64()?,
-            reserved: r.u64()?,
-            inodes: r.u64()?,
+            volume: VolumeId(r.read_array()?),
+            executor: ExecutorId::first_of_node(NodeId(r.read_u16()?)),
+            seed: r.read_u64()?,
+            reserved: r.read_u64()?,
+            inodes: r.read_u64()?,
         };
         if format >= INDEX_SINCE {
-            shard.executor.index = r.u8()?;
+            shard.executor.index = r.read_u8()?;
         }
-        r.end()?;
+        r.expect_end()?;
         Ok(shard)
     }
 }
@@ -219,25 +230,28 @@ const REPLY_HEAD: usize = 9;
 pub(crate) fn encode_reply(
     seq: u64,
     reply: &tatami_wire::meta::MetaReply,
-) -> Result<Vec<u8>, Damaged> {
+) -> Result<Vec<u8>, DamagedRecord> {
     let mut out = Vec::with_capacity(192);
     out.push(REPLY_VERSION);
     out.extend_from_slice(&seq.to_le_bytes());
     debug_assert_eq!(out.len(), REPLY_HEAD);
-    postcard::to_extend(reply, out).map_err(|_| Damaged("reply"))
+    postcard::to_extend(reply, out).map_err(|_| DamagedRecord("reply"))
 }
 
 /// Decodes the sequence number of a slot record, without the reply.
-pub(crate) fn decode_reply_seq(bytes: &[u8]) -> Result<u64, Damaged> {
-    Reader::new(bytes, REPLY_VERSION, "reply")?.u64()
+pub(crate) fn decode_reply_seq(bytes: &[u8]) -> Result<u64, DamagedRecord> {
+    RecordReader::new(bytes, REPLY_VERSION, "reply")?.read_u64()
 }
 
 /// Decodes the whole slot record.
-pub(crate) fn decode_reply(bytes: &[u8]) -> Result<(u64, tatami_wire::meta::MetaReply), Damaged> {
-    let mut r = Reader::new(bytes, REPLY_VERSION, "reply")?;
-    let seq = r.u64()?;
-    let (reply, rest) = postcard::take_from_bytes(r.rest()).map_err(|_| Damaged("reply"))?;
-    if rest.is_empty() { Ok((seq, reply)) } else { Err(Damaged("reply")) }
+pub(crate) fn decode_reply(
+    bytes: &[u8],
+) -> Result<(u64, tatami_wire::meta::MetaReply), DamagedRecord> {
+    let mut r = RecordReader::new(bytes, REPLY_VERSION, "reply")?;
+    let seq = r.read_u64()?;
+    let (reply, rest) =
+        postcard::take_from_bytes(r.remaining_bytes()).map_err(|_| DamagedRecord("reply"))?;
+    if rest.is_empty() { Ok((seq, reply)) } else { Err(DamagedRecord("reply")) }
 }
 
 #[cfg(test)]
@@ -267,8 +281,8 @@ mod tests {
 
     #[test]
     fn records_read_as_they_were_written() {
-        let entry = Entry { ino: Ino(99), kind: Kind::Symlink };
-        assert_eq!(Entry::decode(&entry.encode()), Ok(entry));
+        let entry = EntryRecord { ino: Ino(99), kind: InodeKind::Symlink };
+        assert_eq!(EntryRecord::decode(&entry.encode()), Ok(entry));
         let shard = shard_record();
         assert_eq!(Shard::decode(&shard.encode()), Ok(shard));
         let reply = MetaReply::Removed { ino: Some(Ino(5)), last: true };
@@ -277,11 +291,11 @@ mod tests {
         assert_eq!(decode_reply(&bytes), Ok((41, reply)));
     }
 
-    /// The bytes of docs/FORMAT.md. If this fails, the format has changed: raise its version and
-    /// keep reading the old one.
+    /// The bytes of docs/reference/formats.md. If this fails, the format has changed: raise its
+    /// version and keep reading the old one.
     #[test]
     fn the_format_is_the_one_written_down() {
-        let entry = Entry { ino: Ino(0x0102), kind: Kind::BlockDev };
+        let entry = EntryRecord { ino: Ino(0x0102), kind: InodeKind::BlockDev };
         assert_eq!(entry.encode(), [1, 7, 2, 1, 0, 0, 0, 0, 0, 0]);
         let mut shard = b"TATAMI-M\x0a\0\0\0".to_vec();
         shard.extend([3; 16]);
@@ -291,7 +305,7 @@ mod tests {
         shard.push(3);
         assert_eq!(shard_record().encode(), shard);
         before[8] = INDEX_SINCE as u8 - 1;
-        let first = Shard { executor: ExecutorId::first(NodeId(2)), ..shard_record() };
+        let first = Shard { executor: ExecutorId::first_of_node(NodeId(2)), ..shard_record() };
         assert_eq!(Shard::decode(&before), Ok(first));
         let reply = encode_reply(5, &MetaReply::Removed { ino: Some(Ino(300)), last: true });
         // Variant 3, Some, 300 as a varint, true.
@@ -310,7 +324,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_decode_or_do_not(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            let _ = Entry::decode(&bytes);
+            let _ = EntryRecord::decode(&bytes);
             let _ = Shard::decode(&bytes);
             let _ = decode_reply_seq(&bytes);
             let _ = decode_reply(&bytes);
@@ -320,14 +334,14 @@ mod tests {
         fn mutated_records_decode_or_do_not(at in 0usize..64, to: u8, cut in 0usize..64) {
             let reply = MetaReply::Bytes(vec![1; 40].into());
             for mut bytes in [
-                Entry { ino: Ino(1), kind: Kind::Dir }.encode(),
+                EntryRecord { ino: Ino(1), kind: InodeKind::Dir }.encode(),
                 shard_record().encode(),
                 encode_reply(3, &reply).expect("encodes"),
             ] {
                 let n = bytes.len();
                 bytes[at % n] = to;
                 bytes.truncate(n.saturating_sub(cut % 8));
-                let _ = Entry::decode(&bytes);
+                let _ = EntryRecord::decode(&bytes);
                 let _ = Shard::decode(&bytes);
                 let _ = decode_reply(&bytes);
             }

@@ -3,13 +3,13 @@
 //! The order of the checks is that of Linux' `do_renameat2` and `vfs_rename`, so that a call with
 //! several mistakes gets the same error number as on a local disk.
 
-use crate::entry::bury;
-use crate::error::Outcome;
+use crate::entry::remove_directory;
+use crate::error::MetaOutcome;
 use crate::inode::Inode;
-use crate::permission::{self, Name, want};
-use crate::record::Damaged;
+use crate::operation::{PartitionInode, Txn};
+use crate::permission::{self, EntryName, want};
+use crate::record::DamagedRecord;
 use crate::store::Store;
-use crate::txn::{Part, Txn};
 use std::sync::Arc;
 use tatami_wire::meta::{MetaReply, RenameMode};
 use tatami_wire::{Errno, Ino};
@@ -21,13 +21,13 @@ const DEPTH_MAX: usize = 1 << 20;
 
 /// The position of an entry: a directory and a name.
 #[derive(Clone, Copy)]
-pub(crate) struct Place<'a> {
+pub(crate) struct EntryPosition<'a> {
     pub dir: Ino,
     pub name: &'a [u8],
 }
 
 /// The source or the target of a rename, looked up.
-struct Side<'a> {
+struct ResolvedEntry<'a> {
     dir: Ino,
     /// The partition of it that has the name.
     part: Ino,
@@ -38,44 +38,44 @@ struct Side<'a> {
     child: Option<(Ino, Arc<Inode>)>,
 }
 
-fn find<'a, S: Store>(
+fn resolve_entry<'a, S: Store>(
     txn: &mut Txn<'_, S>,
-    place: Place<'a>,
-    (part, parent): Part,
-) -> Outcome<Side<'a>> {
-    let name = permission::name(place.name)?;
+    place: EntryPosition<'a>,
+    (part, parent): PartitionInode,
+) -> MetaOutcome<ResolvedEntry<'a>> {
+    let name = permission::parse_name(place.name)?;
     permission::check_dir(&parent)?;
-    permission::check(&parent, txn.cred, want::EXEC)?;
+    permission::check_access(&parent, txn.cred, want::EXEC)?;
     let name = match name {
-        Name::Plain(name) => name,
-        Name::Dot | Name::DotDot => return Err(Errno::EBUSY.into()),
+        EntryName::Plain(name) => name,
+        EntryName::Dot | EntryName::DotDot => return Err(Errno::EBUSY.into()),
     };
-    let child = match txn.entry(part, name)? {
+    let child = match txn.load_entry(part, name)? {
         Some(entry) => {
-            let inode = txn.find(entry.ino)?.ok_or(Damaged("entry without inode"))?;
+            let inode = txn.find_inode(entry.ino)?.ok_or(DamagedRecord("entry without inode"))?;
             Some((entry.ino, inode))
         }
         None => None,
     };
-    Ok(Side { dir: txn.whole(part, &parent), part, name, parent, child })
+    Ok(ResolvedEntry { dir: txn.whole_directory(part, &parent), part, name, parent, child })
 }
 
 pub(crate) fn rename<S: Store>(
     txn: &mut Txn<'_, S>,
-    from: Place<'_>,
-    to: Place<'_>,
+    from: EntryPosition<'_>,
+    to: EntryPosition<'_>,
     mode: RenameMode,
     keep: bool,
-) -> Outcome<MetaReply> {
+) -> MetaOutcome<MetaReply> {
     // One round of messages for all records that are surely needed, instead of one round for each.
-    txn.foresee(from.dir, from.name, to.dir, to.name)?;
-    permission::name(from.name)?;
-    let part = txn.inode(from.dir)?;
-    txn.in_place(from.dir, &part, from.name)?;
-    let from = find(txn, from, (from.dir, part))?;
-    permission::name(to.name)?;
-    let part = txn.part_of(to.dir, to.name)?;
-    let to = find(txn, to, part)?;
+    txn.prefetch_rename(from.dir, from.name, to.dir, to.name)?;
+    permission::parse_name(from.name)?;
+    let part = txn.load_inode(from.dir)?;
+    txn.check_name_range(from.dir, &part, from.name)?;
+    let from = resolve_entry(txn, from, (from.dir, part))?;
+    permission::parse_name(to.name)?;
+    let part = txn.partition_of_name(to.dir, to.name)?;
+    let to = resolve_entry(txn, to, part)?;
     let Some((source, moved)) = from.child.clone() else { return Err(Errno::ENOENT.into()) };
     match (mode, &to.child) {
         (RenameMode::NoReplace, Some(_)) => return Err(Errno::EEXIST.into()),
@@ -93,29 +93,29 @@ pub(crate) fn rename<S: Store>(
         (Some((target, _)), RenameMode::Exchange) => {
             // Both are detached before either is attached: the link counts never exceed their
             // bounds in between.
-            txn.detach(from.part, from.name, source)?;
-            txn.detach(to.part, to.name, *target)?;
-            txn.attach(to.part, to.name, source)?;
-            txn.attach(from.part, from.name, *target)?;
+            txn.detach_entry(from.part, from.name, source)?;
+            txn.detach_entry(to.part, to.name, *target)?;
+            txn.attach_entry(to.part, to.name, source)?;
+            txn.attach_entry(from.part, from.name, *target)?;
             Ok(MetaReply::Renamed { ino: None, last: false, moved: vec![source, *target] })
         }
         (None, _) => {
-            txn.detach(from.part, from.name, source)?;
-            txn.attach(to.part, to.name, source)?;
+            txn.detach_entry(from.part, from.name, source)?;
+            txn.attach_entry(to.part, to.name, source)?;
             Ok(MetaReply::Renamed { ino: None, last: false, moved: vec![source] })
         }
         (Some((target, replaced)), _) => {
-            if replaced.is_dir() && !txn.is_empty(*target, replaced)? {
+            if replaced.is_dir() && !txn.is_empty_dir(*target, replaced)? {
                 return Err(Errno::ENOTEMPTY.into());
             }
-            txn.detach(to.part, to.name, *target)?;
-            txn.detach(from.part, from.name, source)?;
-            txn.attach(to.part, to.name, source)?;
+            txn.detach_entry(to.part, to.name, *target)?;
+            txn.detach_entry(from.part, from.name, source)?;
+            txn.attach_entry(to.part, to.name, source)?;
             let last = if replaced.is_dir() {
-                bury(txn, *target, keep)?;
+                remove_directory(txn, *target, keep)?;
                 true
             } else {
-                txn.settle(*target, keep)?
+                txn.release_unnamed(*target, keep)?
             };
             Ok(MetaReply::Renamed { ino: Some(*target), last, moved: vec![source] })
         }
@@ -125,12 +125,12 @@ pub(crate) fn rename<S: Store>(
 /// Checks that no directory becomes its own descendant.
 fn check_ancestors<S: Store>(
     txn: &mut Txn<'_, S>,
-    from: &Side<'_>,
-    to: &Side<'_>,
+    from: &ResolvedEntry<'_>,
+    to: &ResolvedEntry<'_>,
     source: Ino,
     moved: &Inode,
     mode: RenameMode,
-) -> Outcome<()> {
+) -> MetaOutcome<()> {
     // Within one directory no ancestor changes.
     if from.dir == to.dir {
         return Ok(());
@@ -149,7 +149,7 @@ fn check_ancestors<S: Store>(
 }
 
 /// Returns whether `dir` is `ancestor` or lies below it.
-fn is_within<S: Store>(txn: &mut Txn<'_, S>, mut dir: Ino, ancestor: Ino) -> Outcome<bool> {
+fn is_within<S: Store>(txn: &mut Txn<'_, S>, mut dir: Ino, ancestor: Ino) -> MetaOutcome<bool> {
     for _ in 0..DEPTH_MAX {
         if dir == ancestor {
             return Ok(true);
@@ -159,7 +159,7 @@ fn is_within<S: Store>(txn: &mut Txn<'_, S>, mut dir: Ino, ancestor: Ino) -> Out
         }
         // A directory that was removed but is kept open still knows its parent, which may be gone;
         // nothing can be made in it, so no cycle can form.
-        match txn.above(dir)? {
+        match txn.parent_of(dir)? {
             Some(parent) => dir = parent,
             None => return Ok(false),
         }
@@ -169,11 +169,11 @@ fn is_within<S: Store>(txn: &mut Txn<'_, S>, mut dir: Ino, ancestor: Ino) -> Out
 
 fn check_permissions<S: Store>(
     txn: &mut Txn<'_, S>,
-    from: &Side<'_>,
-    to: &Side<'_>,
+    from: &ResolvedEntry<'_>,
+    to: &ResolvedEntry<'_>,
     moved: &Inode,
     mode: RenameMode,
-) -> Outcome<()> {
+) -> MetaOutcome<()> {
     let cred = txn.cred;
     let exchange = mode == RenameMode::Exchange;
     permission::check_remove(&from.parent, moved, cred)?;
@@ -191,13 +191,13 @@ fn check_permissions<S: Store>(
     if from.dir != to.dir {
         // A directory that changes its parent has its `..` rewritten.
         if moved.is_dir() {
-            permission::check(moved, cred, want::WRITE)?;
+            permission::check_access(moved, cred, want::WRITE)?;
         }
         if let Some((_, replaced)) = &to.child
             && exchange
             && replaced.is_dir()
         {
-            permission::check(replaced, cred, want::WRITE)?;
+            permission::check_access(replaced, cred, want::WRITE)?;
         }
     }
     Ok(())

@@ -9,11 +9,11 @@
 //! late duplicate on a dying connection. When the daemon dies, those connections die with it, and a
 //! request repeated after that is executed for the first time.
 
-use crate::Context;
-use crate::error::Outcome;
+use crate::OperationContext;
+use crate::error::MetaOutcome;
 use crate::keys;
 use crate::record::{decode_reply, decode_reply_seq};
-use crate::state::State;
+use crate::state::MetaState;
 use crate::store::Store;
 use std::collections::HashMap;
 use tatami_wire::hash;
@@ -26,7 +26,7 @@ const REMEMBERED: usize = 64 * 1024;
 
 /// The end of the last request on a slot.
 #[derive(Clone, Copy, Debug)]
-enum Last {
+enum LastRequest {
     /// With an answer that is in the store.
     Stored,
     /// With nothing written: running it again does the same.
@@ -36,7 +36,7 @@ enum Last {
 }
 
 /// The decision whether to run a request.
-pub(crate) enum Admission {
+pub(crate) enum SlotAdmission {
     /// It is new.
     Run,
     /// It has been run; this was the answer.
@@ -45,36 +45,40 @@ pub(crate) enum Admission {
 
 /// The cached slots.
 #[derive(Default)]
-pub(crate) struct Sessions {
-    slots: HashMap<(ClientId, u32), (u64, Last), hash::Build>,
+pub(crate) struct ReplySlots {
+    slots: HashMap<(ClientId, u32), (u64, LastRequest), hash::HashBuilder>,
 }
 
-impl Sessions {
+impl ReplySlots {
     /// Decides whether a request that changes something is to be run.
     ///
     /// # Errors
     /// `EPROTO` for a sequence number below the slot's last
-    pub fn admit<S: Store>(&mut self, state: &State<S>, ctx: &Context) -> Outcome<Admission> {
+    pub fn admit_request<S: Store>(
+        &mut self,
+        state: &MetaState<S>,
+        ctx: &OperationContext,
+    ) -> MetaOutcome<SlotAdmission> {
         let (last, how) = match self.slots.get(&(ctx.client, ctx.slot)) {
             Some(known) => *known,
             None => match state.get(&keys::reply(ctx.client, ctx.slot))? {
-                Some(bytes) => (decode_reply_seq(&bytes)?, Last::Stored),
-                None => return Ok(Admission::Run),
+                Some(bytes) => (decode_reply_seq(&bytes)?, LastRequest::Stored),
+                None => return Ok(SlotAdmission::Run),
             },
         };
         // A client sends a new number only when it waits for the last one no more.
         if ctx.seq > last {
-            return Ok(Admission::Run);
+            return Ok(SlotAdmission::Run);
         }
         // A late duplicate, whose answer the client does not wait for.
         if ctx.seq < last {
             return Err(Errno::EPROTO.into());
         }
         Ok(match how {
-            Last::Harmless => Admission::Run,
-            Last::Failed(e) => Admission::Replay(Err(e)),
-            Last::Stored => match state.get(&keys::reply(ctx.client, ctx.slot))? {
-                Some(bytes) => Admission::Replay(Ok(decode_reply(&bytes)?.1)),
+            LastRequest::Harmless => SlotAdmission::Run,
+            LastRequest::Failed(e) => SlotAdmission::Replay(Err(e)),
+            LastRequest::Stored => match state.get(&keys::reply(ctx.client, ctx.slot))? {
+                Some(bytes) => SlotAdmission::Replay(Ok(decode_reply(&bytes)?.1)),
                 // The client was expired meanwhile: it must not go on with this id.
                 None => return Err(Errno::EPROTO.into()),
             },
@@ -82,13 +86,13 @@ impl Sessions {
     }
 
     /// Records a success, whose answer is in the store if the request wrote anything.
-    pub fn done(&mut self, ctx: &Context, wrote: bool) {
-        self.remember(ctx, if wrote { Last::Stored } else { Last::Harmless });
+    pub fn record_success(&mut self, ctx: &OperationContext, wrote: bool) {
+        self.record_end(ctx, if wrote { LastRequest::Stored } else { LastRequest::Harmless });
     }
 
     /// Records a failure.
-    pub fn failed(&mut self, ctx: &Context, error: Errno) {
-        self.remember(ctx, Last::Failed(error));
+    pub fn record_failure(&mut self, ctx: &OperationContext, error: Errno) {
+        self.record_end(ctx, LastRequest::Failed(error));
     }
 
     /// Drops the cached slots, after a failed commit.
@@ -97,11 +101,11 @@ impl Sessions {
     }
 
     /// Drops the slots of an expired client.
-    pub fn forget(&mut self, client: ClientId) {
+    pub fn forget_client(&mut self, client: ClientId) {
         self.slots.retain(|(c, _), _| *c != client);
     }
 
-    fn remember(&mut self, ctx: &Context, last: Last) {
+    fn record_end(&mut self, ctx: &OperationContext, last: LastRequest) {
         if self.slots.len() >= REMEMBERED {
             // A full cache is dropped as a whole: successful answers are in the store.
             self.slots.clear();

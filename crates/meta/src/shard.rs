@@ -1,28 +1,28 @@
 //! The shards of one node: the interface that the daemon calls.
 
-use crate::error::{Failure, OpenError, Outcome};
+use crate::error::{MetaOpenError, MetaOutcome, OperationFailure};
 use crate::inode::Inode;
 use crate::keys;
-use crate::moving::Moves;
-use crate::session::{Admission, Sessions};
-use crate::state::State;
-use crate::store::{Chore, Store, StoreError, SyncWork};
-use crate::transaction::{Applied, Finished, Out, Transactions};
-use crate::txn::Txn;
-use crate::{act, attr, check, entry, job, orphan, rename, split, tiled, xattr};
+use crate::migration::ShardMoves;
+use crate::operation::Txn;
+use crate::session::{ReplySlots, SlotAdmission};
+use crate::state::MetaState;
+use crate::store::{BackgroundTask, Store, StoreError, SyncWork};
+use crate::transaction::{Applied, FinishedOperation, OutgoingMessage, Transactions};
+use crate::{attr, batch, check, entry, job, orphan, rename, split, tiled, xattr};
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use tatami_wire::delegation::PartTold;
-use tatami_wire::meta::{MetaOp, MetaReply, MetaResult, SYNCED_MAX};
+use tatami_wire::delegation::PartitionAttr;
+use tatami_wire::meta::{MetaOp, MetaReply, MetaResult, SYNC_NAMES_MAX};
 use tatami_wire::transaction::PeerMessage;
 use tatami_wire::{
-    Attr, ClientId, Cred, Errno, ExecutorId, Ino, Kind, NodeId, ShardId, ShardMap, Timestamp,
+    Attr, ClientId, Cred, Errno, ExecutorId, Ino, InodeKind, NodeId, ShardId, ShardMap, Timestamp,
     VolumeId, VolumeKey,
 };
 
 /// The configuration of an executor's namespace.
 #[derive(Clone, Debug)]
-pub struct Config {
+pub struct MetaConfig {
     /// The executor that serves it.
     pub executor: ExecutorId,
     /// The assignment of all shards to executors.
@@ -35,7 +35,7 @@ pub struct Config {
 
 /// The circumstances of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Context {
+pub struct OperationContext {
     /// The time, by the daemon's clock.
     pub now: Timestamp,
     /// The requesting client.
@@ -51,23 +51,23 @@ pub struct Context {
 
 /// The shards of the namespace that one executor serves. See the crate's page.
 pub struct Meta<S> {
-    pub(crate) state: State<S>,
+    pub(crate) state: MetaState<S>,
     pub(crate) key: VolumeKey,
-    pub(crate) sessions: Sessions,
+    pub(crate) sessions: ReplySlots,
     /// Nodes on which objects may have become garbage since the last call.
     pub(crate) garbage: BTreeSet<NodeId>,
-    trouble: Option<Trouble>,
+    trouble: Option<OperatorAlert>,
     pub(crate) tx: Transactions,
-    pub(crate) moves: Moves,
+    pub(crate) moves: ShardMoves,
 }
 
 /// An unacknowledged outcome is sent again after this many ms, where participants acknowledge only
 /// after a sync, which takes up to a second. A participant that did not get the outcome asks by
 /// itself, and much sooner.
-const FINISH_AGAIN: u64 = 2000;
+const RESEND_DECISION_MS: u64 = 2000;
 
 /// A message for the operator.
-struct Trouble {
+struct OperatorAlert {
     what: String,
     /// It is a full disk, and ends when there is room again.
     full: bool,
@@ -79,36 +79,36 @@ impl<S: Store> Meta<S> {
     ///
     /// # Errors
     /// A store of another volume, node or newer format, a damaged one, and those of the disk.
-    pub fn open(store: S, config: Config, now: Timestamp) -> Result<Meta<S>, OpenError> {
-        let mut state = State::open(store, config.volume, config.executor, config.map)?;
-        if state.lost() > 0 {
+    pub fn open(store: S, config: MetaConfig, now: Timestamp) -> Result<Meta<S>, MetaOpenError> {
+        let mut state = MetaState::open(store, config.volume, config.executor, config.map)?;
+        if state.lost_bound() > 0 {
             // The objects of lost inodes still exist, so none of their numbers is allocated again.
-            state.raise(state.reserved().saturating_add(state.lost()));
+            state.raise_reserved(state.reserved().saturating_add(state.lost_bound()));
             state.commit()?;
             state.sync()?;
         }
-        if state.owns(Ino::ROOT.shard()) {
+        if state.owns_shard(Ino::ROOT.owner_shard()) {
             make_root(&mut state, now).map_err(|e| match e {
-                Failure::Store(e) => OpenError::Store(*e),
-                Failure::Damaged(e) => OpenError::Damaged(e.0),
-                _ => OpenError::Damaged("root directory"),
+                OperationFailure::Store(e) => MetaOpenError::Store(*e),
+                OperationFailure::Damaged(e) => MetaOpenError::Damaged(e.0),
+                _ => MetaOpenError::Damaged("root directory"),
             })?;
         }
         // The notifications of the last run may be lost, so all garbage is announced again.
         let garbage = orphan::garbage_nodes(&state).map_err(|e| match e {
-            Failure::Store(e) => OpenError::Store(*e),
-            _ => OpenError::Damaged("garbage record"),
+            OperationFailure::Store(e) => MetaOpenError::Store(*e),
+            _ => MetaOpenError::Damaged("garbage record"),
         })?;
         let tx = Transactions::open(&mut state, now).map_err(|e| match e {
-            Failure::Store(e) => OpenError::Store(*e),
-            _ => OpenError::Damaged("transaction record"),
+            OperationFailure::Store(e) => MetaOpenError::Store(*e),
+            _ => MetaOpenError::Damaged("transaction record"),
         })?;
-        let sessions = Sessions::default();
-        let moves = Moves::default();
+        let sessions = ReplySlots::default();
+        let moves = ShardMoves::default();
         let mut meta = Meta { state, key: config.key, sessions, garbage, trouble: None, tx, moves };
         meta.open_moves().map_err(|e| match e {
-            Failure::Store(e) => OpenError::Store(*e),
-            _ => OpenError::Damaged("record of a move"),
+            OperationFailure::Store(e) => MetaOpenError::Store(*e),
+            _ => MetaOpenError::Damaged("record of a move"),
         })?;
         Ok(meta)
     }
@@ -122,9 +122,9 @@ impl<S: Store> Meta<S> {
     /// Those of POSIX for the operation. Besides: `ESTALE` for an inode that is gone or of no
     /// shard, `EPERM` for housekeeping by untrusted clients, `EPROTO` for a sequence number that is
     /// past, `ENOSPC` when the disk is (nearly) full, `EIO` when the store fails or has failed (see
-    /// [`Meta::trouble`]).
-    pub fn apply(&mut self, ctx: &Context, cred: &Cred, op: &MetaOp) -> Applied {
-        self.meet_nothing();
+    /// [`Meta::operator_alert`]).
+    pub fn apply(&mut self, ctx: &OperationContext, cred: &Cred, op: &MetaOp) -> Applied {
+        self.clear_touched_inodes();
         if !cred.is_valid() {
             return Applied::Done(Err(Errno::EINVAL));
         }
@@ -134,53 +134,58 @@ impl<S: Store> Meta<S> {
         if self.state.is_spread() {
             self.tx.now = self.tx.now.max(ctx.now);
             // A repeated request must not start its operation a second time.
-            if let Some(applied) = self.waits(ctx) {
+            if let Some(applied) = self.waiting_reply(ctx) {
                 return applied;
             }
         }
         let result = match op.is_mutation() {
-            true => self.mutate(ctx, cred, op),
-            false => self.look(ctx, cred, op),
+            true => self.apply_mutation(ctx, cred, op),
+            false => self.run_read(ctx, cred, op),
         };
         if !self.state.grown.is_empty() {
             self.plan_splits();
         }
         match result {
             Ok(result) => Applied::Done(result),
-            Err(Failure::Missing(_) | Failure::Locked(_)) => {
+            Err(OperationFailure::Missing(_) | OperationFailure::Locked(_)) => {
                 // The local run had no effect. It becomes a transaction, whose first run starts
                 // afresh.
-                self.meet_nothing();
-                self.begin(ctx, cred, op)
+                self.clear_touched_inodes();
+                self.begin_operation(ctx, cred, op)
             }
-            Err(Failure::Parted(part, range)) => {
-                Applied::Done(Ok(MetaReply::Parted { part, range }))
+            Err(OperationFailure::WrongPartition(part, range)) => {
+                Applied::Done(Ok(MetaReply::WrongPartition { part, range }))
             }
             Err(e) => {
-                let errno = self.note(&e);
+                let errno = self.record_failure(&e);
                 // A failed mutation is remembered: its repetition gets the same error, and is not
                 // run again.
                 if op.is_mutation() && errno != Errno::EPROTO {
-                    self.sessions.failed(ctx, errno);
+                    self.sessions.record_failure(ctx, errno);
                 }
                 Applied::Done(Err(errno))
             }
         }
     }
 
-    fn look(&mut self, ctx: &Context, cred: &Cred, op: &MetaOp) -> Outcome<MetaResult> {
-        if let Some(elsewhere) = self.is_elsewhere(op)? {
+    fn run_read(
+        &mut self,
+        ctx: &OperationContext,
+        cred: &Cred,
+        op: &MetaOp,
+    ) -> MetaOutcome<MetaResult> {
+        if let Some(elsewhere) = self.check_op_owner(op)? {
             return Ok(Ok(elsewhere));
         }
         if let MetaOp::SyncNames { inos } = op {
             return Ok(self.sync_names(inos));
         }
-        if let MetaOp::Acts { acts } = op {
-            return self.act_all(ctx, cred, acts).map(|(reply, _)| Ok(reply));
+        if let MetaOp::Batch { operations: acts } = op {
+            return self.run_batch(ctx, cred, acts).map(|(reply, _)| Ok(reply));
         }
         let mut txn = Txn::new(&mut self.state, ctx, cred);
-        let result = execute(&mut txn, &self.key, op);
-        debug_assert!(!txn.wrote(), "a reading operation wrote");
+        let result = execute_operation(&mut txn, &self.key, op);
+        debug_assert!(!txn.has_writes(), "a reading operation wrote");
         drop(txn);
         result.map(Ok)
     }
@@ -189,94 +194,99 @@ impl<S: Store> Meta<S> {
     /// leaves. A participant of a transaction has written a lock record for it, so its sync covers
     /// its part.
     fn sync_names(&self, inos: &[Ino]) -> MetaResult {
-        if inos.len() > SYNCED_MAX {
+        if inos.len() > SYNC_NAMES_MAX {
             return Err(Errno::EINVAL);
         }
-        let (epoch, also) = (self.state.epoch(), self.parts_in_names(inos));
-        Ok(MetaReply::NamesSynced { epoch, also })
+        let (epoch, also) = (self.state.epoch(), self.unsynced_participants(inos));
+        Ok(MetaReply::NamesSynced { epoch, unsynced: also })
     }
 
     /// Returns the answer to an operation that another node must run, or `None`.
-    pub(crate) fn is_elsewhere(&self, op: &MetaOp) -> Outcome<Option<MetaReply>> {
+    pub(crate) fn check_op_owner(&self, op: &MetaOp) -> MetaOutcome<Option<MetaReply>> {
         if !self.state.is_spread() || op.is_for_all_shards() {
             return Ok(None);
         }
-        let known = |ino: &Ino| self.state.is_shard(ino.shard());
-        let ours = |ino: &Ino| self.state.owns(ino.shard());
+        let known = |ino: &Ino| self.state.is_shard(ino.owner_shard());
+        let ours = |ino: &Ino| self.state.owns_shard(ino.owner_shard());
         let (all_known, all_ours) = match op {
-            MetaOp::Closed { inos, empty, read } => {
+            MetaOp::ReportClosed { inos, empty, read } => {
                 let mut all = inos.iter().chain(empty).chain(read);
                 (all.clone().all(known), all.all(ours))
             }
-            MetaOp::InFlux { inos, .. } => (inos.iter().all(known), inos.iter().all(ours)),
+            MetaOp::ListInFlight { inos, .. } => (inos.iter().all(known), inos.iter().all(ours)),
             // The operations of a batch are checked one by one.
-            MetaOp::Acts { .. } => return Ok(None),
-            _ => (known(&op.target()), ours(&op.target())),
+            MetaOp::Batch { .. } => return Ok(None),
+            _ => (known(&op.target_inode()), ours(&op.target_inode())),
         };
-        self.told_elsewhere(all_known, all_ours)
+        self.wrong_shard_reply(all_known, all_ours)
     }
 
     /// Returns the answer to an operation on a shard of another node, or `None`.
-    pub(crate) fn shard_elsewhere(&self, shard: ShardId) -> Outcome<Option<MetaReply>> {
-        self.told_elsewhere(self.state.is_shard(shard), self.state.owns(shard))
+    pub(crate) fn check_shard_owner(&self, shard: ShardId) -> MetaOutcome<Option<MetaReply>> {
+        self.wrong_shard_reply(self.state.is_shard(shard), self.state.owns_shard(shard))
     }
 
-    fn told_elsewhere(&self, all_known: bool, all_ours: bool) -> Outcome<Option<MetaReply>> {
+    fn wrong_shard_reply(&self, all_known: bool, all_ours: bool) -> MetaOutcome<Option<MetaReply>> {
         if !all_known {
             return Err(Errno::ESTALE.into());
         }
-        Ok((!all_ours).then_some(MetaReply::Elsewhere { epoch: self.state.epoch() }))
+        Ok((!all_ours).then_some(MetaReply::WrongShard { epoch: self.state.epoch() }))
     }
 
-    fn mutate(&mut self, ctx: &Context, cred: &Cred, op: &MetaOp) -> Outcome<MetaResult> {
+    fn apply_mutation(
+        &mut self,
+        ctx: &OperationContext,
+        cred: &Cred,
+        op: &MetaOp,
+    ) -> MetaOutcome<MetaResult> {
         // Before anything else: a repeated request is answered from the record of its first run
         // (exactly once).
-        if let Admission::Replay(answer) = self.sessions.admit(&self.state, ctx)? {
+        if let SlotAdmission::Replay(answer) = self.sessions.admit_request(&self.state, ctx)? {
             return Ok(answer);
         }
         // After the replay: answers that were committed before the failure are still given.
         if self.state.is_poisoned() {
             return Err(Errno::EIO.into());
         }
-        if let Some(elsewhere) = self.is_elsewhere(op)? {
+        if let Some(elsewhere) = self.check_op_owner(op)? {
             return Ok(Ok(elsewhere));
         }
-        let (reply, wrote) = self.change(ctx, cred, op)?;
+        let (reply, wrote) = self.run_mutation(ctx, cred, op)?;
         if let MetaOp::ExpireClient { client } = op {
-            self.sessions.forget(*client);
+            self.sessions.forget_client(*client);
         }
-        self.sessions.done(ctx, wrote);
+        self.sessions.record_success(ctx, wrote);
         Ok(Ok(reply))
     }
 
     /// Returns the inodes that the last [`Meta::apply`] has read, maybe more than once: its answer
     /// depends on nothing else that can be delegated. Empty for a replayed answer.
-    pub fn seen(&self) -> &[Ino] {
+    pub fn seen_inodes(&self) -> &[Ino] {
         &self.state.seen
     }
 
     /// Returns the inodes that the last [`Meta::apply`] has changed: their attributes or (of
     /// directories) their entries.
-    pub fn changed(&self) -> &[Ino] {
+    pub fn changed_inodes(&self) -> &[Ino] {
         &self.state.changed
     }
 
-    /// Empties [`Meta::seen`] and [`Meta::changed`], for an answer that was given without
-    /// [`Meta::apply`].
-    pub fn meet_nothing(&mut self) {
-        self.state.meet_nothing();
+    /// Empties [`Meta::seen_inodes`] and [`Meta::changed_inodes`], for an answer that was given
+    /// without [`Meta::apply`].
+    pub fn clear_touched_inodes(&mut self) {
+        self.state.clear_touched_inodes();
     }
 
     /// Handles a message of another executor, whose node is authenticated. Messages may be lost,
     /// and may come twice.
-    pub fn receive(&mut self, now: Timestamp, from: ExecutorId, message: PeerMessage) {
+    pub fn receive_message(&mut self, now: Timestamp, from: ExecutorId, message: PeerMessage) {
         self.tx.now = self.tx.now.max(now);
         // The content of the disk is unknown then, so no other executor may act on it.
         if !self.state.is_poisoned() {
-            self.hear(from, message);
-            self.free();
+            self.handle_message(from, message);
+            self.resume_freed();
             self.plan_splits();
-            self.meet_nothing();
+            self.clear_touched_inodes();
         }
     }
 
@@ -287,12 +297,12 @@ impl<S: Store> Meta<S> {
             self.begin_splits();
             self.tick_jobs();
             self.tick_moves();
-            self.ask_about_locks();
-            self.tx.tell_done();
+            self.request_late_outcomes();
+            self.tx.send_due_acks();
             // The steps above may have released locks: their waiters continue in this batch.
-            self.free();
+            self.resume_freed();
             self.plan_splits();
-            self.meet_nothing();
+            self.clear_touched_inodes();
         }
     }
 
@@ -301,36 +311,36 @@ impl<S: Store> Meta<S> {
         if self.state.is_poisoned() {
             return None;
         }
-        let jobs = self.tx.jobs.values().map(|job| job.due());
+        let jobs = self.tx.jobs.values().map(|job| job.next_due());
         let decided = (!self.tx.decided.is_empty()).then_some(self.tx.finish_at);
         let waiting = self.tx.waiting.iter().map(|waiting| waiting.ask_at);
         let held = self.state.locks.held().values().map(|held| held.ask_at);
-        let freed = self.tx.freed.first().map(|_| self.tx.now);
-        let splits = self.tx.splits.due();
-        let acks = self.tx.acks.due();
-        let moves = self.moves.due(self.tx.now);
+        let freed = self.tx.released.first().map(|_| self.tx.now);
+        let splits = self.tx.splits.next_due();
+        let acks = self.tx.acks.next_due();
+        let moves = self.moves.next_due(self.tx.now);
         let due = jobs.chain(decided).chain(waiting).chain(held).chain(freed).chain(splits);
         due.chain(acks).chain(moves).min()
     }
 
     /// Takes the messages to other nodes. They appear only after a [`Meta::commit`] (and a
     /// [`Meta::sync`], where answers wait for one), and may leave at once except for
-    /// [`Out::changed`](crate::Out).
-    pub fn outbox(&mut self) -> Vec<Out> {
-        self.tx.take_outs()
+    /// [`OutgoingMessage::changed`](crate::Out).
+    pub fn take_outbox(&mut self) -> Vec<OutgoingMessage> {
+        self.tx.take_messages()
     }
 
     /// Takes the answers to operations that had to wait, likewise.
-    pub fn finished(&mut self) -> Vec<Finished> {
+    pub fn take_finished(&mut self) -> Vec<FinishedOperation> {
         std::mem::take(&mut self.tx.ready_finished)
     }
 
     /// Records that a returning client has these files open: as after [`MetaOp::Open`] with
     /// `noted`. Skips those of other executors.
-    pub fn note_opens(&mut self, client: ClientId, inos: &[Ino]) {
+    pub fn record_opens(&mut self, client: ClientId, inos: &[Ino]) {
         for ino in inos {
-            if self.state.owns(ino.shard()) {
-                self.state.opens.add(*ino, client);
+            if self.state.owns_shard(ino.owner_shard()) {
+                self.state.opens.record_open(*ino, client);
             }
         }
     }
@@ -338,49 +348,54 @@ impl<S: Store> Meta<S> {
     /// Returns whether the inode must not be delegated: a transaction is about to change it or (of
     /// a directory) its entries, or it is a directory and this node has only a part of it.
     pub fn is_locked(&mut self, ino: Ino) -> bool {
-        let parted = |inode: Arc<Inode>| inode.is_parted();
-        self.state.locks.concern(ino)
-            || self.tx.splits.concern(ino)
-            || self.state.is_spread() && self.state.inode(ino).ok().flatten().is_some_and(parted)
+        let parted = |inode: Arc<Inode>| inode.is_partitioned();
+        self.state.locks.is_changing(ino)
+            || self.tx.splits.is_locked(ino)
+            || self.state.is_spread()
+                && self.state.load_inode(ino).ok().flatten().is_some_and(parted)
     }
 
     /// Returns the number of transactions in progress here: as coordinator, or with locks.
-    pub fn under_way(&self) -> usize {
-        let planned = self.tx.jobs.len() + self.tx.splits.planned();
-        let moves = self.moves.under_way();
+    pub fn count_in_progress(&self) -> usize {
+        let planned = self.tx.jobs.len() + self.tx.splits.count_planned();
+        let moves = self.moves.count_active();
         planned + moves + self.tx.decided.len() + self.state.locks.held().len()
     }
 
     /// Returns one of several partitions of a directory; `None` where `ino` is not a partition, its
     /// record cannot be decoded, or a transaction is about to change it.
-    pub fn part(&mut self, ino: Ino) -> Option<PartTold> {
-        if !self.state.is_spread() || self.state.locks.concern(ino) || self.tx.splits.concern(ino) {
+    pub fn partition_info(&mut self, ino: Ino) -> Option<PartitionAttr> {
+        if !self.state.is_spread()
+            || self.state.locks.is_changing(ino)
+            || self.tx.splits.is_locked(ino)
+        {
             return None;
         }
-        let part = self.state.inode(ino).ok().flatten().filter(|inode| inode.is_parted())?;
-        Some(PartTold { attr: part.attr(ino), range: part.range })
+        let part =
+            self.state.load_inode(ino).ok().flatten().filter(|inode| inode.is_partitioned())?;
+        Some(PartitionAttr { attr: part.to_attr(ino), range: part.range })
     }
 
     /// Returns the current attributes of an inode; `None` where there is none, its record cannot be
     /// decoded, or a transaction is about to change it.
-    pub fn attr(&mut self, ino: Ino) -> Option<Attr> {
+    pub fn current_attr(&mut self, ino: Ino) -> Option<Attr> {
         if self.is_locked(ino) {
             return None;
         }
-        if let Some(inode) = self.state.inode(ino).ok().flatten() {
-            return (!inode.is_parted()).then(|| inode.attr(ino));
+        if let Some(inode) = self.state.load_inode(ino).ok().flatten() {
+            return (!inode.is_partitioned()).then(|| inode.to_attr(ino));
         }
-        if !self.state.is_spread() || !self.state.owns(ino.birth()) {
+        if !self.state.is_spread() || !self.state.owns_shard(ino.allocating_shard()) {
             return None;
         }
-        let record = self.state.get(&keys::young(ino)).ok().flatten()?;
-        Inode::decode(&record).ok().map(|inode| inode.attr(ino))
+        let record = self.state.get(&keys::embedded_dir(ino)).ok().flatten()?;
+        Inode::decode(&record).ok().map(|inode| inode.to_attr(ino))
     }
 
     /// Returns the holder of the lock that the ranks of an open of `ino` share: a client, and its
     /// rank of the open. `None` also where the store fails.
     pub fn job_holder(&self, ino: Ino, open: u64) -> Option<(ClientId, u32)> {
-        job::holder(&self.state, ino, open).ok().flatten()
+        job::lock_holder(&self.state, ino, open).ok().flatten()
     }
 
     /// Makes all operations applied so far survive the death of the process, with one write (group
@@ -393,15 +408,15 @@ impl<S: Store> Meta<S> {
     /// `EIO`.
     pub fn commit(&mut self) -> Result<(), StoreError> {
         // Read before the commit, which resets it.
-        let room = self.state.knows_room();
+        let room = self.state.has_known_room();
         let result = self.state.commit();
         match &result {
             // Messages and answers may leave only from here on.
-            Ok(()) => self.tx.committed(),
+            Ok(()) => self.tx.mark_committed(),
             Err(e) => {
                 let errno = e.errno();
-                if let Err(failure) = self.undo(errno) {
-                    self.note(&failure);
+                if let Err(failure) = self.undo_uncommitted(errno) {
+                    self.record_failure(&failure);
                 }
             }
         }
@@ -411,14 +426,14 @@ impl<S: Store> Meta<S> {
             Err(e) => {
                 // The replies in memory belong to operations that were undone.
                 self.sessions.clear();
-                self.note_store(e);
+                self.record_store_error(e);
             }
         }
         result
     }
 
-    fn undo(&mut self, errno: Errno) -> Outcome<()> {
-        self.tx.undone(&mut self.state, errno)?;
+    fn undo_uncommitted(&mut self, errno: Errno) -> MetaOutcome<()> {
+        self.tx.undo_uncommitted(&mut self.state, errno)?;
         self.reload_moves()
     }
 
@@ -438,8 +453,8 @@ impl<S: Store> Meta<S> {
         self.tx.acks.begin_sync();
         let result = self.state.sync();
         match &result {
-            Ok(()) => self.tx.acks.synced(),
-            Err(e) => self.note_store(e),
+            Ok(()) => self.tx.acks.end_sync(),
+            Err(e) => self.record_store_error(e),
         }
         result
     }
@@ -456,8 +471,8 @@ impl<S: Store> Meta<S> {
         let begun = self.state.begin_sync();
         match &begun {
             Ok(Some(_)) => {}
-            Ok(None) => self.tx.acks.synced(),
-            Err(e) => self.note_store(e),
+            Ok(None) => self.tx.acks.end_sync(),
+            Err(e) => self.record_store_error(e),
         }
         begun
     }
@@ -469,8 +484,8 @@ impl<S: Store> Meta<S> {
     pub fn end_sync(&mut self, result: std::io::Result<()>) -> Result<(), StoreError> {
         let result = self.state.end_sync(result);
         match &result {
-            Ok(()) => self.tx.acks.synced(),
-            Err(e) => self.note_store(e),
+            Ok(()) => self.tx.acks.end_sync(),
+            Err(e) => self.record_store_error(e),
         }
         result
     }
@@ -478,14 +493,14 @@ impl<S: Store> Meta<S> {
     /// Delays acknowledgements until they are durable: a coordinator remembers its decision until
     /// the participant's part survives a power cut, not only the process. For executors that do not
     /// sync each commit.
-    pub fn acknowledge_once_lasting(&mut self) {
+    pub fn acknowledge_after_sync(&mut self) {
         self.tx.acks.wait_for_sync = true;
-        self.tx.finish_again = FINISH_AGAIN;
+        self.tx.finish_again = RESEND_DECISION_MS;
     }
 
     /// Returns when the oldest transaction was decided here that is not known to be applied durably
     /// everywhere.
-    pub fn undone_since(&self) -> Option<Timestamp> {
+    pub fn oldest_unfinished(&self) -> Option<Timestamp> {
         self.tx.decided.values().map(|decided| decided.since).min()
     }
 
@@ -499,13 +514,13 @@ impl<S: Store> Meta<S> {
     }
 
     /// Returns the number of inodes in use.
-    pub fn inodes(&self) -> u64 {
-        self.state.inodes()
+    pub fn inode_count(&self) -> u64 {
+        self.state.inode_count()
     }
 
     /// Returns the shard's problem, for `status`: the failure of the store, a damaged record, or a
     /// full disk until there is room again. `None` while all is well.
-    pub fn trouble(&self) -> Option<&str> {
+    pub fn operator_alert(&self) -> Option<&str> {
         self.trouble.as_ref().map(|trouble| trouble.what.as_str())
     }
 
@@ -516,8 +531,8 @@ impl<S: Store> Meta<S> {
 
     /// Checks whether a disk that was full has room again, and clears that problem then. A commit
     /// does so, too, but there may be no change to commit.
-    pub fn look_for_room(&mut self) {
-        if self.is_full() && self.state.store.recover() {
+    pub fn recheck_room(&mut self) {
+        if self.is_full() && self.state.store.retry_after_full() {
             self.trouble = None;
         }
     }
@@ -543,8 +558,8 @@ impl<S: Store> Meta<S> {
 
     /// Takes a waiting background task of the store, if there is one; any thread may run it.
     /// Callers ask after commits.
-    pub fn take_chore(&mut self) -> Option<Chore> {
-        self.state.store.take_chore()
+    pub fn take_background_task(&mut self) -> Option<BackgroundTask> {
+        self.state.store.take_background_task()
     }
 
     /// Closes the shard, without a commit, and returns the store.
@@ -557,31 +572,31 @@ impl<S: Store> Meta<S> {
         &mut self.state.store
     }
 
-    pub(crate) fn note(&mut self, failure: &Failure) -> Errno {
-        if let Some(what) = failure.trouble() {
-            self.trouble = Some(Trouble { what, full: failure.is_full() });
+    pub(crate) fn record_failure(&mut self, failure: &OperationFailure) -> Errno {
+        if let Some(what) = failure.operator_message() {
+            self.trouble = Some(OperatorAlert { what, full: failure.is_full() });
         }
         failure.errno()
     }
 
-    fn note_store(&mut self, e: &StoreError) {
+    fn record_store_error(&mut self, e: &StoreError) {
         // The first failure is the cause; later ones only report that there was one.
         let later = matches!(e, StoreError::Poisoned { .. });
         if !later || self.trouble.as_ref().is_none_or(|trouble| trouble.full) {
             let full = matches!(e, StoreError::Full { .. });
-            self.trouble = Some(Trouble { what: e.to_string(), full });
+            self.trouble = Some(OperatorAlert { what: e.to_string(), full });
         }
     }
 }
 
-fn make_root<S: Store>(state: &mut State<S>, now: Timestamp) -> Outcome<()> {
-    if state.inode(Ino::ROOT)?.is_some() {
+fn make_root<S: Store>(state: &mut MetaState<S>, now: Timestamp) -> MetaOutcome<()> {
+    if state.load_inode(Ino::ROOT)?.is_some() {
         return Ok(());
     }
-    if state.inodes() > 0 {
+    if state.inode_count() > 0 {
         return Err(Errno::EIO.into());
     }
-    let mut root = Inode::new(Kind::Dir, 0o755, 0, 0, now);
+    let mut root = Inode::new(InodeKind::Dir, 0o755, 0, 0, now);
     root.nlink = 2;
     root.parent = Ino::ROOT;
     state.put_inode(Ino::ROOT, root);
@@ -591,39 +606,47 @@ fn make_root<S: Store>(state: &mut State<S>, now: Timestamp) -> Outcome<()> {
     Ok(())
 }
 
-pub(crate) fn execute<S: Store>(
+pub(crate) fn execute_operation<S: Store>(
     txn: &mut Txn<'_, S>,
     key: &VolumeKey,
     op: &MetaOp,
-) -> Outcome<MetaReply> {
-    let mut reply = run(txn, key, op)?;
-    attr::for_client(txn, &mut reply)?;
+) -> MetaOutcome<MetaReply> {
+    let mut reply = run_operation(txn, key, op)?;
+    attr::correct_for_client(txn, &mut reply)?;
     Ok(reply)
 }
 
-fn run<S: Store>(txn: &mut Txn<'_, S>, key: &VolumeKey, op: &MetaOp) -> Outcome<MetaReply> {
+fn run_operation<S: Store>(
+    txn: &mut Txn<'_, S>,
+    key: &VolumeKey,
+    op: &MetaOp,
+) -> MetaOutcome<MetaReply> {
     match op {
         MetaOp::Lookup { parent, name } => entry::lookup(txn, *parent, name),
-        MetaOp::Find { parent, name } => entry::find(txn, *parent, name),
-        MetaOp::GetAttr { ino } => attr::get(txn, *ino),
-        MetaOp::SetAttr { ino, set } => attr::set(txn, *ino, set),
+        MetaOp::LookupEntry { parent, name } => entry::lookup_referral(txn, *parent, name),
+        MetaOp::GetAttr { ino } => attr::get_attr(txn, *ino),
+        MetaOp::SetAttr { ino, set } => attr::set_attr(txn, *ino, set),
         MetaOp::Create { parent, name, node, mode, umask, exclusive, open } => {
-            let new = entry::New { node, mode: *mode, umask: *umask };
+            let new = entry::NewInode { node, mode: *mode, umask: *umask };
             entry::create(txn, key, *parent, name, &new, *exclusive, *open)
         }
         MetaOp::Tmpfile { parent, layout, mode, umask, open } => {
             entry::tmpfile(txn, key, *parent, *layout, *mode, *umask, *open)
         }
-        MetaOp::Open { ino, access, noted } => attr::open(txn, key, *ino, *access, *noted),
-        MetaOp::Commit { ino, state, close } => attr::commit(txn, *ino, state.as_ref(), *close),
-        MetaOp::Closed { inos, empty, read } => attr::closed(txn, inos, empty, read),
+        MetaOp::Open { ino, access, registered: noted } => {
+            attr::open_inode(txn, key, *ino, *access, *noted)
+        }
+        MetaOp::Commit { ino, state, close } => {
+            attr::commit_data(txn, *ino, state.as_ref(), *close)
+        }
+        MetaOp::ReportClosed { inos, empty, read } => attr::close_files(txn, inos, empty, read),
         // The daemon syncs once for all requests; the answer is the same.
         MetaOp::Sync => Ok(MetaReply::Synced { epoch: txn.state.epoch() }),
         MetaOp::Unlink { parent, name, keep } => entry::unlink(txn, *parent, name, *keep),
         MetaOp::Rmdir { parent, name, keep } => entry::rmdir(txn, *parent, name, *keep),
         MetaOp::Rename { parent, name, new_parent, new_name, mode, keep } => {
-            let from = rename::Place { dir: *parent, name };
-            let to = rename::Place { dir: *new_parent, name: new_name };
+            let from = rename::EntryPosition { dir: *parent, name };
+            let to = rename::EntryPosition { dir: *new_parent, name: new_name };
             rename::rename(txn, from, to, *mode, *keep)
         }
         MetaOp::Link { ino, parent, name } => entry::link(txn, *ino, *parent, name),
@@ -631,47 +654,61 @@ fn run<S: Store>(txn: &mut Txn<'_, S>, key: &VolumeKey, op: &MetaOp) -> Outcome<
         MetaOp::ReadDir { dir, after, limit, plus } => {
             entry::read_dir(txn, *dir, *after, *limit, *plus)
         }
-        MetaOp::GetXattr { ino, name } => xattr::get(txn, *ino, name),
-        MetaOp::SetXattr { ino, name, value, mode } => xattr::set(txn, *ino, name, value, *mode),
-        MetaOp::ListXattr { ino } => xattr::list(txn, *ino),
-        MetaOp::RemoveXattr { ino, name } => xattr::remove(txn, *ino, name),
-        MetaOp::Release { ino } => orphan::release(txn, *ino),
-        MetaOp::StatVolume => Ok(MetaReply::Volume { inodes: txn.state.inodes() }),
-        MetaOp::Garbage { node, limit } => orphan::garbage(txn, *node, *limit),
-        MetaOp::GarbageDone { node, inos } => orphan::garbage_done(txn, *node, inos),
-        MetaOp::ExpireClient { client } => orphan::expire(txn, *client),
-        MetaOp::Clients => orphan::clients(txn),
-        MetaOp::Unsettled { limit } => orphan::unsettled(txn, *limit),
-        MetaOp::Settle { ino, state } => orphan::settle(txn, *ino, state.as_ref()),
-        MetaOp::ScanInodes { after, limit } => attr::scan(txn, *after, *limit),
-        MetaOp::Check { after, limit, repair } => check::check(txn, *after, *limit, *repair),
-        MetaOp::Partitions { dir } => split::partitions(txn, *dir),
-        MetaOp::Split { part, above } => split::split(txn, *part, *above),
-        MetaOp::Ties { after, last, limit, .. } => check::ties(txn, *after, *last, *limit),
-        MetaOp::NamesOf { inos, .. } => check::names_of(txn, inos),
-        MetaOp::Parts { after, .. } => check::parts(txn, *after),
-        MetaOp::Mend { ino, mend } => check::mend(txn, *ino, mend),
-        MetaOp::InFlux { node, inos } => orphan::in_flux(txn, *node, inos),
+        MetaOp::GetXattr { ino, name } => xattr::get_xattr(txn, *ino, name),
+        MetaOp::SetXattr { ino, name, value, mode } => {
+            xattr::set_xattr(txn, *ino, name, value, *mode)
+        }
+        MetaOp::ListXattr { ino } => xattr::list_xattrs(txn, *ino),
+        MetaOp::RemoveXattr { ino, name } => xattr::remove_xattr(txn, *ino, name),
+        MetaOp::Release { ino } => orphan::release_handles(txn, *ino),
+        MetaOp::StatVolume => Ok(MetaReply::Volume { inodes: txn.state.inode_count() }),
+        MetaOp::ListGarbage { node, limit } => orphan::list_garbage(txn, *node, *limit),
+        MetaOp::ReportGarbageRemoved { node, inos } => {
+            orphan::remove_garbage_records(txn, *node, inos)
+        }
+        MetaOp::ExpireClient { client } => orphan::expire_client(txn, *client),
+        MetaOp::ListClients => orphan::list_clients(txn),
+        MetaOp::ListPendingRecovery { limit } => orphan::list_pending_recovery(txn, *limit),
+        MetaOp::SetRecoveredSize { ino, state } => orphan::recover_size(txn, *ino, state.as_ref()),
+        MetaOp::ScanInodes { after, limit } => attr::scan_inodes(txn, *after, *limit),
+        MetaOp::Check { after, limit, repair } => check::check_shard(txn, *after, *limit, *repair),
+        MetaOp::ListPartitions { dir } => split::list_partitions(txn, *dir),
+        MetaOp::SplitPartition { partition: part, above } => {
+            split::split_partition(txn, *part, *above)
+        }
+        MetaOp::ScanBackPointers { after, last, limit, .. } => {
+            check::list_ties(txn, *after, *last, *limit)
+        }
+        MetaOp::ListEntriesOf { inos, .. } => check::list_names_of(txn, inos),
+        MetaOp::ScanPartitions { after, .. } => check::list_partitioned(txn, *after),
+        MetaOp::Repair { ino, repair: mend } => check::repair_records(txn, *ino, mend),
+        MetaOp::ListInFlight { node, inos } => orphan::list_in_flight(txn, *node, inos),
         MetaOp::AddPieces { ino, nodes } => tiled::add_pieces(txn, *ino, nodes),
-        MetaOp::Publish { ino, parts, cuts, base } => {
-            tiled::publish(txn, *ino, parts, cuts, base.as_ref())
+        MetaOp::Publish { ino, updates: parts, cuts, base } => {
+            tiled::publish_tiles(txn, *ino, parts, cuts, base.as_ref())
         }
-        MetaOp::Reserve { ino, nodes } => tiled::reserve(txn, *ino, nodes),
+        MetaOp::Reserve { ino, nodes } => tiled::reserve_objects(txn, *ino, nodes),
         MetaOp::Relayout { ino, pieces, base, state } => {
-            tiled::relayout(txn, *ino, pieces, *base, state)
+            tiled::apply_relayout(txn, *ino, pieces, *base, state)
         }
-        MetaOp::Tiles { ino, after, limit } => tiled::tiles(txn, *ino, *after, *limit),
-        MetaOp::GarbagePieces { node, limit } => orphan::dropped(txn, *node, *limit),
-        MetaOp::GarbagePiecesDone { node, pieces } => orphan::dropped_done(txn, *node, pieces),
+        MetaOp::ListTiles { ino, after, limit } => tiled::list_tiles(txn, *ino, *after, *limit),
+        MetaOp::ListGarbagePieces { node, limit } => {
+            orphan::list_dropped_objects(txn, *node, *limit)
+        }
+        MetaOp::ReportPiecesRemoved { node, pieces } => {
+            orphan::remove_dropped_records(txn, *node, pieces)
+        }
         MetaOp::Job { ino, open, rank, joined, op } => {
             let who = job::JobRank { ino: *ino, open: *open, rank: *rank };
-            job::run(txn, who, *joined, *op)
+            job::run_job_op(txn, who, *joined, *op)
         }
-        MetaOp::Clear { dir, after, limit, .. } => act::clear_nothing(txn, *dir, *after, *limit),
-        MetaOp::Sum { dir, after, limit } => act::sum(txn, *dir, *after, *limit),
+        MetaOp::ClearDir { dir, after, limit, .. } => {
+            batch::clear_empty_dir(txn, *dir, *after, *limit)
+        }
+        MetaOp::SumDir { dir, after, limit } => batch::sum_directory(txn, *dir, *after, *limit),
         // The operations of a batch are run one by one; names to sync are looked up before. Locks
         // are handled by the node, and do not come here.
-        MetaOp::Acts { .. } | MetaOp::SyncNames { .. } | MetaOp::Locks { .. } => {
+        MetaOp::Batch { .. } | MetaOp::SyncNames { .. } | MetaOp::Locks { .. } => {
             Err(Errno::EINVAL.into())
         }
     }

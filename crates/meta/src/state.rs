@@ -4,15 +4,15 @@
 //! operations share one log write (group commit). When the store refuses the batch, overlay and
 //! cache are dropped, and the state is that of the last good commit.
 
-use crate::cache::Cache;
-use crate::error::{Failure, OpenError, Outcome};
+use crate::cache::RecordCache;
+use crate::error::{MetaOpenError, MetaOutcome, OperationFailure};
 use crate::inode::Inode;
-use crate::keys::{self, Key};
-use crate::opens::Opens;
-use crate::overlay::Overlay;
-use crate::record::{Entry, Shard};
+use crate::keys::{self, RecordKey};
+use crate::opens::ClientOpens;
+use crate::overlay::ChangeOverlay;
+use crate::record::{EntryRecord, Shard};
 use crate::store::{Store, StoreError, SyncWork};
-use crate::transaction::locks::Locks;
+use crate::transaction::locks::TransactionLocks;
 use crate::transaction::record;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -22,21 +22,21 @@ use tatami_wire::{Errno, ExecutorId, Ino, ShardId, ShardMap, VolumeId};
 /// Inode numbers reserved at a time. A number is allocated only after the reservation has been
 /// synced, so that no power cut leads to a second use: objects of the lost file may still lie on
 /// some node.
-const STRIDE: u64 = 1 << 16;
+const INO_STRIDE: u64 = 1 << 16;
 
 /// A partition of a directory with more entries is split, by default.
 const SPLIT_ABOVE: u64 = 1024;
 
 /// A function that a scan calls; it may fail, and that ends the scan.
-pub(crate) type Visit<'a> = dyn FnMut(&[u8], &[u8]) -> Outcome<ControlFlow<()>> + 'a;
+pub(crate) type RecordVisitor<'a> = dyn FnMut(&[u8], &[u8]) -> MetaOutcome<ControlFlow<()>> + 'a;
 
 /// The records of a node; see the module.
-pub(crate) struct State<S> {
+pub(crate) struct MetaState<S> {
     pub store: S,
-    overlay: Overlay,
-    inode_cache: Cache<Ino, Arc<Inode>>,
+    overlay: ChangeOverlay,
+    inode_cache: RecordCache<Ino, Arc<Inode>>,
     /// Entries that were read from the store's tables, and keys without an entry.
-    entry_cache: Cache<Key, Option<Entry>>,
+    entry_cache: RecordCache<RecordKey, Option<EntryRecord>>,
     shard: Shard,
     map: ShardMap,
     /// The same, with the nodes as far as they are known.
@@ -52,9 +52,9 @@ pub(crate) struct State<S> {
     /// The record of the store is to be written with the next commit.
     put_shard: bool,
     /// Records that transactions of other nodes have locked.
-    pub locks: Locks,
+    pub locks: TransactionLocks,
     /// Files that clients have open without writing.
-    pub opens: Opens,
+    pub opens: ClientOpens,
     /// `shard.inodes` as of the last commit.
     committed_inodes: u64,
     next: u64,
@@ -71,14 +71,14 @@ pub(crate) struct State<S> {
     pub grown: Vec<Ino>,
 }
 
-impl<S: Store> State<S> {
+impl<S: Store> MetaState<S> {
     /// Reads the shard record, or makes it in an empty store.
     pub fn open(
         mut store: S,
         volume: VolumeId,
         wanted: ExecutorId,
         map: ShardMap,
-    ) -> Result<State<S>, OpenError> {
+    ) -> Result<MetaState<S>, MetaOpenError> {
         let record = store.get(&keys::shard())?;
         let shard = match &record {
             Some(bytes) => Shard::decode(bytes)?,
@@ -90,7 +90,7 @@ impl<S: Store> State<S> {
                 })?;
                 if used {
                     // A store with records but without its own record has lost it.
-                    return Err(OpenError::Damaged("shard record"));
+                    return Err(MetaOpenError::Damaged("shard record"));
                 }
                 let seed = tatami_wire::partition::name_seed(volume);
                 // Number 1 of shard 0 is the root.
@@ -99,17 +99,17 @@ impl<S: Store> State<S> {
         };
         // A wrong directory would mix two namespaces: refuse it before anything is written.
         if shard.volume != volume {
-            return Err(OpenError::Volume { found: shard.volume, wanted: volume });
+            return Err(MetaOpenError::Volume { found: shard.volume, wanted: volume });
         }
         if shard.executor != wanted {
-            return Err(OpenError::Executor { found: shard.executor, wanted });
+            return Err(MetaOpenError::Executor { found: shard.executor, wanted });
         }
         if record.is_some_and(|record| record != shard.encode()) {
             // An older version wrote it, and must not open it once this one has.
             store.commit(&[(keys::shard(), Some(shard.encode()))])?;
             store.sync()?;
         }
-        let (shards, moves) = map.places();
+        let (shards, moves) = map.owners_and_moves();
         let mut cluster = ClusterMap {
             volume,
             name: String::new(),
@@ -118,14 +118,15 @@ impl<S: Store> State<S> {
             shards: shards.to_vec(),
             moves: moves.to_vec(),
         };
-        let moved = store.get(&keys::map())?;
+        let moved = store.get(&keys::shard_map())?;
         if let Some(bytes) = &moved {
-            let known = record::decode(bytes).map_err(|_| OpenError::Damaged("map record"))?;
-            absorb(&mut cluster, &known);
+            let known =
+                record::decode_value(bytes).map_err(|_| MetaOpenError::Damaged("map record"))?;
+            merge_cluster_map(&mut cluster, &known);
         }
-        let map = cluster.shard_map().ok_or(OpenError::Damaged("map record"))?;
-        let alone = map.is_alone() && map.owner(ShardId(0)) == Some(wanted);
-        Ok(State {
+        let map = cluster.shard_map().ok_or(MetaOpenError::Damaged("map record"))?;
+        let alone = map.has_one_executor() && map.owner(ShardId(0)) == Some(wanted);
+        Ok(MetaState {
             store,
             cluster,
             cluster_before: None,
@@ -134,15 +135,15 @@ impl<S: Store> State<S> {
             spread: !alone || moved.is_some(),
             mixed: false,
             put_shard: false,
-            overlay: Overlay::default(),
-            inode_cache: Cache::default(),
-            entry_cache: Cache::default(),
+            overlay: ChangeOverlay::default(),
+            inode_cache: RecordCache::default(),
+            entry_cache: RecordCache::default(),
             next: shard.reserved,
             committed_inodes: shard.inodes,
             shard,
             map,
-            locks: Locks::default(),
-            opens: Opens::default(),
+            locks: TransactionLocks::default(),
+            opens: ClientOpens::default(),
             room: false,
             poisoned: false,
             seen: Vec::new(),
@@ -175,20 +176,21 @@ impl<S: Store> State<S> {
     }
 
     /// Replaces the map; with `record`, durably.
-    pub fn put_map(&mut self, cluster: ClusterMap, record: Option<Vec<u8>>) {
-        let before = self.set_map(cluster);
+    pub fn replace_map(&mut self, cluster: ClusterMap, record: Option<Vec<u8>>) {
+        let before = self.install_map(cluster);
         if record.is_some() {
             // Kept for an undo: a failed commit must not leave the new map in force.
             self.cluster_before.get_or_insert(before);
-            self.put(keys::map(), record);
-            self.put_shard();
+            self.put_record(keys::shard_map(), record);
+            self.request_shard_write();
         }
     }
 
-    fn set_map(&mut self, cluster: ClusterMap) -> ClusterMap {
+    fn install_map(&mut self, cluster: ClusterMap) -> ClusterMap {
         // Only maps with the same number of shards are merged.
         if let Some(map) = cluster.shard_map() {
-            self.alone = map.is_alone() && map.owner(ShardId(0)) == Some(self.shard.executor);
+            self.alone =
+                map.has_one_executor() && map.owner(ShardId(0)) == Some(self.shard.executor);
             self.map = map;
         }
         std::mem::replace(&mut self.cluster, cluster)
@@ -201,15 +203,15 @@ impl<S: Store> State<S> {
     }
 
     /// Marks inode numbers up to `reserved` as allocated elsewhere.
-    pub fn raise(&mut self, reserved: u64) {
+    pub fn raise_reserved(&mut self, reserved: u64) {
         self.shard.reserved = self.shard.reserved.max(reserved);
         self.next = self.next.max(reserved);
-        self.put_shard();
+        self.request_shard_write();
     }
 
-    /// See [`Store::lost`].
-    pub fn lost(&self) -> u64 {
-        self.store.lost()
+    /// See [`Store::lost_bound`].
+    pub fn lost_bound(&self) -> u64 {
+        self.store.lost_bound()
     }
 
     /// Returns the bound of the inode numbers that may have been allocated.
@@ -218,7 +220,7 @@ impl<S: Store> State<S> {
     }
 
     /// Returns the number of shards that this node serves.
-    pub fn served(&self) -> usize {
+    pub fn count_served(&self) -> usize {
         self.map.shards_of(self.shard.executor).count()
     }
 
@@ -229,7 +231,7 @@ impl<S: Store> State<S> {
 
     /// Returns the other node that has the record; `None` where it belongs to this node, or to no
     /// shard.
-    pub fn elsewhere(&self, key: &[u8]) -> Option<ExecutorId> {
+    pub fn remote_owner(&self, key: &[u8]) -> Option<ExecutorId> {
         if self.alone {
             return None;
         }
@@ -238,26 +240,26 @@ impl<S: Store> State<S> {
     }
 
     /// Returns whether the record belongs to a shard of this node.
-    pub fn has(&self, key: &[u8]) -> bool {
-        keys::shard_of(key).is_some_and(|shard| self.owns(shard))
+    pub fn has_local_key(&self, key: &[u8]) -> bool {
+        keys::shard_of(key).is_some_and(|shard| self.owns_shard(shard))
     }
 
     /// Fails where a transaction writes the record.
-    pub fn may_read(&self, key: &[u8]) -> Outcome<()> {
-        match self.locks.against_reading(key) {
-            Some(txid) => Err(Failure::Locked(vec![txid])),
+    pub fn check_readable(&self, key: &[u8]) -> MetaOutcome<()> {
+        match self.locks.read_blocker(key) {
+            Some(txid) => Err(OperationFailure::Locked(vec![txid])),
             None => Ok(()),
         }
     }
 
     /// Clears the lists of inodes that the last operation has read and changed.
-    pub fn meet_nothing(&mut self) {
+    pub fn clear_touched_inodes(&mut self) {
         self.seen.clear();
         self.changed.clear();
     }
 
     /// Returns whether the records of `shard` lie here.
-    pub fn owns(&self, shard: ShardId) -> bool {
+    pub fn owns_shard(&self, shard: ShardId) -> bool {
         self.map.owner(shard) == Some(self.shard.executor)
     }
 
@@ -265,7 +267,7 @@ impl<S: Store> State<S> {
         self.shard.seed
     }
 
-    pub fn inodes(&self) -> u64 {
+    pub fn inode_count(&self) -> u64 {
         self.shard.inodes
     }
 
@@ -286,16 +288,16 @@ impl<S: Store> State<S> {
     }
 
     /// Returns whether the store has reported room since the last commit.
-    pub fn knows_room(&self) -> bool {
+    pub fn has_known_room(&self) -> bool {
         self.room
     }
 
     /// Returns a fresh inode number, allocated by shard `birth`; a directory may get any owner
     /// shard.
-    pub fn allocate(&mut self, birth: ShardId, is_dir: bool) -> Outcome<Ino> {
-        debug_assert!(self.owns(birth));
+    pub fn allocate_ino(&mut self, birth: ShardId, is_dir: bool) -> MetaOutcome<Ino> {
+        debug_assert!(self.owns_shard(birth));
         if self.next >= self.shard.reserved {
-            let reserved = self.shard.reserved + STRIDE;
+            let reserved = self.shard.reserved + INO_STRIDE;
             if reserved > Ino::COUNTER_MAX {
                 return Err(Errno::ENOSPC.into());
             }
@@ -304,14 +306,14 @@ impl<S: Store> State<S> {
             let record = Shard { reserved, inodes: self.committed_inodes, ..self.shard }.encode();
             // Not through the overlay: the reservation must be on disk before the number is used,
             // or a power cut would lead to a second use.
-            self.with_store(|store| store.commit(&[(keys::shard(), Some(record))]))?;
-            self.with_store(S::sync)?;
+            self.write_store(|store| store.commit(&[(keys::shard(), Some(record))]))?;
+            self.write_store(S::sync)?;
             self.shard.reserved = reserved;
         }
         let counter = self.next;
         self.next += 1;
         Ok(match is_dir {
-            true => self.map.directory(birth, counter),
+            true => self.map.directory_number(birth, counter),
             false => Ino::new(birth, birth, counter),
         })
     }
@@ -324,14 +326,14 @@ impl<S: Store> State<S> {
     }
 
     /// Returns the value at `key`, if it is in memory.
-    fn known(&self, key: &[u8]) -> Option<Option<&[u8]>> {
+    fn cached_value(&self, key: &[u8]) -> Option<Option<&[u8]>> {
         match self.overlay.get(key) {
             Some(value) => Some(value),
-            None => self.store.known(key),
+            None => self.store.cached_value(key),
         }
     }
 
-    pub fn put(&mut self, key: Key, value: Option<Vec<u8>>) {
+    pub fn put_record(&mut self, key: RecordKey, value: Option<Vec<u8>>) {
         // The cache must not answer for a key whose value has changed.
         if key.first() == Some(&keys::tag::ENTRY) {
             self.entry_cache.remove(&key);
@@ -341,27 +343,28 @@ impl<S: Store> State<S> {
 
     /// Returns the entry at `key`, from memory or the tables. With `again`, an entry from the
     /// tables is cached, because it may be read again: not so before a change.
-    pub fn entry(&mut self, key: &Key, again: bool) -> Outcome<Option<Entry>> {
-        if let Some(known) = self.known(key) {
-            return Ok(known.map(Entry::decode).transpose()?);
+    pub fn load_entry(&mut self, key: &RecordKey, again: bool) -> MetaOutcome<Option<EntryRecord>> {
+        if let Some(known) = self.cached_value(key) {
+            return Ok(known.map(EntryRecord::decode).transpose()?);
         }
         if let Some(entry) = self.entry_cache.get(key) {
             return Ok(entry);
         }
-        let entry = self.store.fetch(key)?.map(|record| Entry::decode(&record)).transpose()?;
+        let entry =
+            self.store.fetch(key)?.map(|record| EntryRecord::decode(&record)).transpose()?;
         if again {
-            self.entry_cache.put(key.clone(), entry);
+            self.entry_cache.insert(key.clone(), entry);
         }
         Ok(entry)
     }
 
     /// Returns the inode, from the cache or the records.
-    pub fn inode(&mut self, ino: Ino) -> Outcome<Option<Arc<Inode>>> {
+    pub fn load_inode(&mut self, ino: Ino) -> MetaOutcome<Option<Arc<Inode>>> {
         if let Some(inode) = self.inode_cache.get(&ino) {
             return Ok(Some(inode));
         }
         let key = keys::inode(ino);
-        let known = self.known(&key);
+        let known = self.cached_value(&key);
         let in_memory = known.is_some();
         let inode = match known {
             Some(record) => record.map(Inode::decode).transpose()?,
@@ -371,13 +374,13 @@ impl<S: Store> State<S> {
         // Records in memory are read nearly as fast without the cache; a directory is read again
         // and again.
         if !in_memory || inode.is_dir() {
-            self.inode_cache.put(ino, inode.clone());
+            self.inode_cache.insert(ino, inode.clone());
         }
         Ok(Some(inode))
     }
 
     pub fn put_inode(&mut self, ino: Ino, inode: Inode) {
-        self.put(keys::inode(ino), Some(inode.encode()));
+        self.put_record(keys::inode(ino), Some(inode.encode()));
         // Updated only where it is cached: a write alone is no sign that the inode is read again.
         self.inode_cache.update(&ino, |known| match Arc::get_mut(known) {
             Some(known) => *known = inode,
@@ -385,23 +388,28 @@ impl<S: Store> State<S> {
         });
     }
 
-    /// As [`State::put_inode`], of a number that was never used. It does not go to the cache: many
-    /// clients that make files do not read them.
+    /// As [`MetaState::put_inode`], of a number that was never used. It does not go to the cache:
+    /// many clients that make files do not read them.
     pub fn put_new_inode(&mut self, ino: Ino, inode: &Inode) {
-        self.put(keys::inode(ino), Some(inode.encode()));
+        self.put_record(keys::inode(ino), Some(inode.encode()));
     }
 
     pub fn delete_inode(&mut self, ino: Ino) {
-        self.put(keys::inode(ino), None);
+        self.put_record(keys::inode(ino), None);
         self.inode_cache.remove(&ino);
     }
 
     /// Shows `visit` the pairs with key ≥ `from` that start with `prefix`, in order.
-    pub fn scan(&self, from: &[u8], prefix: &[u8], visit: &mut Visit<'_>) -> Outcome<()> {
+    pub fn scan_records(
+        &self,
+        from: &[u8],
+        prefix: &[u8],
+        visit: &mut RecordVisitor<'_>,
+    ) -> MetaOutcome<()> {
         let start = from.max(prefix);
         // Merges two sorted sequences. Where both have a key, the overlay's change is the newer
         // one.
-        let mut over = self.overlay.ordered(start, prefix).into_iter().peekable();
+        let mut over = self.overlay.sorted_changes(start, prefix).into_iter().peekable();
         let mut result = Ok(ControlFlow::Continue(()));
         self.store.scan(start, prefix, &mut |key, value| {
             while let Some((k, v)) = over.next_if(|(k, _)| k.as_slice() < key) {
@@ -436,7 +444,7 @@ impl<S: Store> State<S> {
     }
 
     /// Writes the record of the store itself, without which no other may be there.
-    pub fn put_shard(&mut self) {
+    pub fn request_shard_write(&mut self) {
         self.put_shard = true;
     }
 
@@ -457,8 +465,8 @@ impl<S: Store> State<S> {
             self.put_shard = false;
             self.overlay.insert(keys::shard(), Some(self.shard.encode()));
         }
-        let result = self.overlay.drain(|batch| self.store.commit(batch));
-        match self.judged(result) {
+        let result = self.overlay.drain_changes(|batch| self.store.commit(batch));
+        match self.poison_on_error(result) {
             Ok(()) => {
                 self.committed_inodes = self.shard.inodes;
                 self.cluster_before = None;
@@ -469,7 +477,7 @@ impl<S: Store> State<S> {
                 // happened.
                 self.forget_cached();
                 if let Some(before) = self.cluster_before.take() {
-                    self.set_map(before);
+                    self.install_map(before);
                 }
                 self.shard.inodes = self.committed_inodes;
                 Err(e)
@@ -479,7 +487,7 @@ impl<S: Store> State<S> {
 
     /// Makes all commits survive a power cut.
     pub fn sync(&mut self) -> Result<(), StoreError> {
-        self.with_store(S::sync)
+        self.write_store(S::sync)
     }
 
     /// See [`Store::begin_sync`].
@@ -490,19 +498,19 @@ impl<S: Store> State<S> {
 
     /// See [`Store::end_sync`].
     pub fn end_sync(&mut self, result: std::io::Result<()>) -> Result<(), StoreError> {
-        self.with_store(|store| store.end_sync(result))
+        self.write_store(|store| store.end_sync(result))
     }
 
-    fn with_store(
+    fn write_store(
         &mut self,
         write: impl FnOnce(&mut S) -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
         let result = write(&mut self.store);
-        self.judged(result)
+        self.poison_on_error(result)
     }
 
     /// Marks the state as poisoned by any error but a full disk.
-    fn judged(&mut self, result: Result<(), StoreError>) -> Result<(), StoreError> {
+    fn poison_on_error(&mut self, result: Result<(), StoreError>) -> Result<(), StoreError> {
         result.inspect_err(|e| self.poisoned |= !matches!(e, StoreError::Full { .. }))
     }
 }
@@ -510,14 +518,14 @@ impl<S: Store> State<S> {
 /// Merges newer entries of another map. Returns whether there were any. A first list of nodes is no
 /// news: the author of the map that this executor began with knew them, and all equal maps have one
 /// epoch.
-pub(crate) fn absorb(cluster: &mut ClusterMap, other: &ClusterMap) -> bool {
+pub(crate) fn merge_cluster_map(cluster: &mut ClusterMap, other: &ClusterMap) -> bool {
     let moves = |map: &ClusterMap| map.moves.iter().map(|moves| u64::from(*moves)).sum::<u64>();
     if cluster.nodes.is_empty() && cluster.volume == other.volume {
         cluster.nodes.clone_from(&other.nodes);
         let as_old = (other.epoch + moves(cluster)).saturating_sub(moves(other));
         cluster.epoch = cluster.epoch.max(as_old);
     }
-    cluster.merge(other)
+    cluster.merge_newer(other)
 }
 
 #[cfg(test)]
@@ -531,10 +539,15 @@ mod tests {
     const VOLUME: VolumeId = VolumeId([1; 16]);
     const HERE: ExecutorId = ExecutorId { node: NodeId(0), index: 0 };
 
-    fn scan(state: &State<MemoryStore>, from: &[u8], prefix: &[u8], limit: usize) -> Vec<Vec<u8>> {
+    fn scan(
+        state: &MetaState<MemoryStore>,
+        from: &[u8],
+        prefix: &[u8],
+        limit: usize,
+    ) -> Vec<Vec<u8>> {
         let mut found = Vec::new();
         state
-            .scan(from, prefix, &mut |k, v| {
+            .scan_records(from, prefix, &mut |k, v| {
                 found.push([k, v].concat());
                 Ok(if found.len() >= limit {
                     ControlFlow::Break(())
@@ -556,14 +569,14 @@ mod tests {
             prefix in proptest::collection::vec(0u8..4, 0..2),
             limit in 1usize..6,
         ) {
-            let mut state = State::open(MemoryStore::new(), VOLUME, HERE, ShardMap::single(HERE)).expect("opens");
+            let mut state = MetaState::open(MemoryStore::new(), VOLUME, HERE, ShardMap::with_one_shard(HERE)).expect("opens");
             let mut both: BTreeMap<Vec<u8>, Vec<u8>> = BTreeMap::new();
             for (k, v) in &below {
-                state.store.change(&(k.clone(), Some(vec![*v])));
+                state.store.apply_change(&(k.clone(), Some(vec![*v])));
                 both.insert(k.clone(), vec![*v]);
             }
             for (k, v) in &above {
-                state.put(k.clone(), v.map(|v| vec![v]));
+                state.put_record(k.clone(), v.map(|v| vec![v]));
                 match v {
                     Some(v) => both.insert(k.clone(), vec![*v]),
                     None => both.remove(k),
@@ -584,13 +597,14 @@ mod tests {
     #[test]
     fn numbers_are_not_given_out_twice_after_a_power_cut() {
         let mut state =
-            State::open(FaultyStore::new(), VOLUME, HERE, ShardMap::single(HERE)).expect("opens");
+            MetaState::open(FaultyStore::new(), VOLUME, HERE, ShardMap::with_one_shard(HERE))
+                .expect("opens");
         let first: Vec<_> =
-            (0..10).map(|_| state.allocate(ShardId(0), false).expect("number")).collect();
+            (0..10).map(|_| state.allocate_ino(ShardId(0), false).expect("number")).collect();
         state.store.power_cut(0);
-        let mut state =
-            State::open(state.store, VOLUME, HERE, ShardMap::single(HERE)).expect("opens");
-        let next = state.allocate(ShardId(0), false).expect("number");
+        let mut state = MetaState::open(state.store, VOLUME, HERE, ShardMap::with_one_shard(HERE))
+            .expect("opens");
+        let next = state.allocate_ino(ShardId(0), false).expect("number");
         assert!(!first.contains(&next));
         assert_eq!(first[0], Ino(2));
     }
@@ -598,54 +612,57 @@ mod tests {
     #[test]
     fn a_full_store_takes_back_what_was_not_committed() {
         let mut state =
-            State::open(FaultyStore::new(), VOLUME, HERE, ShardMap::single(HERE)).expect("opens");
-        state.put(b"k1".to_vec(), Some(vec![1]));
+            MetaState::open(FaultyStore::new(), VOLUME, HERE, ShardMap::with_one_shard(HERE))
+                .expect("opens");
+        state.put_record(b"k1".to_vec(), Some(vec![1]));
         state.count_inodes(1);
         state.commit().expect("commit");
-        state.put(b"k2".to_vec(), Some(vec![2]));
+        state.put_record(b"k2".to_vec(), Some(vec![2]));
         state.count_inodes(1);
-        state.store.fail_commit(0, crate::store::faulty::Fault::Full);
+        state.store.fail_commit(0, crate::store::faulty::StoreFault::Full);
         assert!(matches!(state.commit(), Err(StoreError::Full { .. })));
-        assert_eq!((state.get(b"k2").expect("get"), state.inodes()), (None, 1));
+        assert_eq!((state.get(b"k2").expect("get"), state.inode_count()), (None, 1));
         assert!(!state.is_poisoned());
-        state.store.fail_commit(0, crate::store::faulty::Fault::Io);
-        state.put(b"k3".to_vec(), Some(vec![3]));
+        state.store.fail_commit(0, crate::store::faulty::StoreFault::Io);
+        state.put_record(b"k3".to_vec(), Some(vec![3]));
         assert!(state.commit().is_err());
         assert!(state.is_poisoned());
     }
 
     #[test]
     fn a_store_of_another_volume_or_node_is_refused() {
-        let open = |volume, node, store| State::open(store, volume, node, ShardMap::single(node));
+        let open = |volume, node, store| {
+            MetaState::open(store, volume, node, ShardMap::with_one_shard(node))
+        };
         let mut state = open(VOLUME, HERE, MemoryStore::new()).expect("opens");
-        state.allocate(ShardId(0), false).expect("writes the shard record");
+        state.allocate_ino(ShardId(0), false).expect("writes the shard record");
         let store = state.store;
         assert!(matches!(
             open(VolumeId([2; 16]), HERE, store.clone()),
-            Err(OpenError::Volume { .. })
+            Err(MetaOpenError::Volume { .. })
         ));
         assert!(matches!(
             open(VOLUME, ExecutorId { index: 1, ..HERE }, store.clone()),
-            Err(OpenError::Executor { .. })
+            Err(MetaOpenError::Executor { .. })
         ));
         let mut newer = store.clone();
         let mut record = newer.get(b"S").expect("get").expect("there");
         record[8] = 11;
-        newer.change(&(b"S".to_vec(), Some(record.clone())));
+        newer.apply_change(&(b"S".to_vec(), Some(record.clone())));
         assert!(matches!(
             open(VOLUME, HERE, newer),
-            Err(OpenError::Newer { found: 11, known: 10 })
+            Err(MetaOpenError::Newer { found: 11, known: 10 })
         ));
         let mut older = store.clone();
         record[8] = 1;
         // Before version 8 it did not record the executor of the node.
         record.pop();
-        older.change(&(b"S".to_vec(), Some(record)));
+        older.apply_change(&(b"S".to_vec(), Some(record)));
         let older = open(VOLUME, HERE, older).expect("opens").store;
         assert_eq!(older.get(b"S").expect("get"), store.get(b"S").expect("get"), "now newer");
         let mut headless = store;
-        headless.change(&(b"S".to_vec(), None));
-        headless.change(&(b"I00000000".to_vec(), Some(vec![1])));
-        assert!(matches!(open(VOLUME, HERE, headless), Err(OpenError::Damaged(_))));
+        headless.apply_change(&(b"S".to_vec(), None));
+        headless.apply_change(&(b"I00000000".to_vec(), Some(vec![1])));
+        assert!(matches!(open(VOLUME, HERE, headless), Err(MetaOpenError::Damaged(_))));
     }
 }

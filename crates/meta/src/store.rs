@@ -13,11 +13,11 @@ mod manifest;
 mod mapped;
 mod mark;
 pub mod memory;
-mod recent;
+mod memtable;
 mod reserve;
 
 pub use self::faulty::FaultyStore;
-pub use self::fjall::{FjallStore, Opening};
+pub use self::fjall::{FjallStore, StoreOptions};
 pub use self::memory::MemoryStore;
 
 /// One change: a key, and its new value, or `None` to delete it.
@@ -27,14 +27,14 @@ pub type Change = (Vec<u8>, Option<Vec<u8>>);
 pub const KEY_MAX: usize = 1 + 8 + 8 + tatami_wire::NAME_MAX;
 
 /// A background task of a store. Any thread may run it; the store goes on meanwhile.
-pub type Chore = Box<dyn FnOnce() + Send>;
+pub type BackgroundTask = Box<dyn FnOnce() + Send>;
 
 /// The slow part of a sync. Any thread may run it; the store goes on meanwhile. Its result goes to
 /// [`Store::end_sync`].
 pub type SyncWork = Box<dyn FnOnce() -> std::io::Result<()> + Send>;
 
 /// A function that visits a pair during a scan, and returns whether to go on.
-pub type Visit<'a> = dyn FnMut(&[u8], &[u8]) -> ControlFlow<()> + 'a;
+pub type PairVisitor<'a> = dyn FnMut(&[u8], &[u8]) -> ControlFlow<()> + 'a;
 
 /// An ordered map from bytes to bytes with atomic batches.
 pub trait Store {
@@ -45,11 +45,11 @@ pub trait Store {
     fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError>;
 
     /// Returns the result of [`Store::get`] if it is known without a disk access; else `None`.
-    fn known(&self, _key: &[u8]) -> Option<Option<&[u8]>> {
+    fn cached_value(&self, _key: &[u8]) -> Option<Option<&[u8]>> {
         None
     }
 
-    /// Returns the result of [`Store::get`] for a key that is not [`Store::known`].
+    /// Returns the result of [`Store::get`] for a key that is not [`Store::cached_value`].
     ///
     /// # Errors
     /// Those of the disk.
@@ -62,7 +62,12 @@ pub trait Store {
     ///
     /// # Errors
     /// Those of the disk.
-    fn scan(&self, from: &[u8], prefix: &[u8], visit: &mut Visit<'_>) -> Result<(), StoreError>;
+    fn scan(
+        &self,
+        from: &[u8],
+        prefix: &[u8],
+        visit: &mut PairVisitor<'_>,
+    ) -> Result<(), StoreError>;
 
     /// Makes all changes or none. When it returns, they survive the death of the process;
     /// [`Store::sync`] defines which survive a power cut. The keys of a batch are distinct.
@@ -106,13 +111,13 @@ pub trait Store {
 
     /// Retries after a full disk the work that had failed for want of room. Returns whether there
     /// is room again.
-    fn recover(&mut self) -> bool {
+    fn retry_after_full(&mut self) -> bool {
         self.has_room()
     }
 
     /// Takes a waiting background task, if there is one. Callers ask after commits. A task that is
     /// never taken is run by the store during a later commit.
-    fn take_chore(&mut self) -> Option<Chore> {
+    fn take_background_task(&mut self) -> Option<BackgroundTask> {
         None
     }
 
@@ -127,7 +132,7 @@ pub trait Store {
 
     /// Returns 0; or, where acknowledged changes were lost and the operator accepted that, a bound
     /// above all that they may have counted: allocated inode numbers, and the like.
-    fn lost(&self) -> u64 {
+    fn lost_bound(&self) -> u64 {
         0
     }
 }

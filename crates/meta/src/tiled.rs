@@ -13,25 +13,27 @@
 mod record;
 mod relayout;
 
-pub(crate) use record::{PieceRecord, Tiled};
-pub(crate) use relayout::{disturb, is_reserved, relayout, release, reserve};
+pub(crate) use record::{PieceRecord, TiledRecord};
+pub(crate) use relayout::{
+    apply_relayout, invalidate_relayout, is_reserved, release_reserved, reserve_objects,
+};
 
-use crate::attr::{self, check_state, is_later, note_maker};
-use crate::error::Outcome;
+use crate::attr::{self, check_state, is_later, record_piece_maker};
+use crate::error::MetaOutcome;
 use crate::inode::Inode;
-use crate::keys::{self, Key, Parsed, tag};
+use crate::keys::{self, ParsedKey, RecordKey, tag};
+use crate::operation::Txn;
 use crate::permission::{self, want};
-use crate::record::Damaged;
+use crate::record::DamagedRecord;
 use crate::store::Store;
-use crate::txn::Txn;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use tatami_layout::{Index, PieceTiles};
+use tatami_layout::{PieceTiles, TileIndex};
 use tatami_wire::meta::{DataState, MetaReply};
 use tatami_wire::tiles::{
-    ADD_MAX, CUTS_MAX, Cut, Growth, PAGE_BYTES, PAGE_PIECES, PARTS_MAX, PIECES_MAX, Page, Part,
-    PieceInfo, TILES_MAX,
+    ADD_PIECES_MAX, CUTS_MAX, Cut, PIECE_UPDATES_MAX, PIECES_MAX, PieceGrowth, PieceInfo,
+    PieceUpdate, TILE_PAGE_BYTES, TILE_PAGE_PIECES, TILES_MAX, TilePage,
 };
 use tatami_wire::{ClientId, Errno, FILE_SIZE_MAX, Ino, NodeId, Piece, SetAttr};
 
@@ -43,16 +45,16 @@ pub(crate) fn add_pieces<S: Store>(
     txn: &mut Txn<'_, S>,
     ino: Ino,
     nodes: &[(NodeId, u32)],
-) -> Outcome<MetaReply> {
-    let old = writable(txn, ino)?;
+) -> MetaOutcome<MetaReply> {
+    let old = writable_inode(txn, ino)?;
     let wanted = nodes.iter().fold(0u32, |sum, (_, count)| sum.saturating_add(*count));
-    if wanted == 0 || wanted > ADD_MAX || nodes.len() > ADD_MAX as usize {
+    if wanted == 0 || wanted > ADD_PIECES_MAX || nodes.len() > ADD_PIECES_MAX as usize {
         return Err(Errno::EINVAL.into());
     }
-    txn.need_room()?;
-    let mut tiled = match load(txn, ino, &old)? {
+    txn.require_room()?;
+    let mut tiled = match load_tiled(txn, ino, &old)? {
         Some(tiled) if old.layout.is_tiled() => tiled,
-        known => known.unwrap_or_default().over(old.size, old.blocks),
+        known => known.unwrap_or_default().with_base(old.size, old.blocks),
     };
     let left = Piece::TILED_MAX.saturating_sub(tiled.next);
     if tiled.pieces.saturating_add(wanted) > PIECES_MAX || wanted > left {
@@ -63,53 +65,53 @@ pub(crate) fn add_pieces<S: Store>(
     for (node, count) in nodes {
         for _ in 0..*count {
             let record = PieceRecord { node: *node, writer, blocks: 0, tiles: Vec::new() };
-            txn.put(keys::piece(ino, tiled.next), record.encode());
+            txn.put_record(keys::piece(ino, tiled.next), record.encode());
             tiled.next += 1;
         }
     }
     tiled.pieces += wanted;
     tiled.open += wanted;
     tiled.version += 1;
-    let stamp = tick(txn, &mut tiled);
-    put(txn, ino, &tiled);
+    let stamp = next_stamp(txn, &mut tiled);
+    put_tiled(txn, ino, &tiled);
     // New pieces can change bytes: a re-layout must start over.
-    disturb(txn, ino)?;
+    invalidate_relayout(txn, ino)?;
     let layout = old.layout.with_tiles(true);
     if old.layout != layout {
-        txn.edit(ino)?.layout = layout;
+        txn.edit_inode(ino)?.layout = layout;
     }
     let inode = txn.edit_hidden(ino)?;
     inode.pieces = true;
     inode.touched = true;
-    note_maker(txn, ino)?;
+    record_piece_maker(txn, ino)?;
     Ok(MetaReply::Pieces { first, stamp })
 }
 
 /// Replaces the tiles of some pieces, adds cuts, and records the current base.
-pub(crate) fn publish<S: Store>(
+pub(crate) fn publish_tiles<S: Store>(
     txn: &mut Txn<'_, S>,
     ino: Ino,
-    parts: &[Part],
+    parts: &[PieceUpdate],
     cuts: &[Cut],
     base: Option<&DataState>,
-) -> Outcome<MetaReply> {
-    let old = writable(txn, ino)?;
-    check_parts(parts, cuts)?;
+) -> MetaOutcome<MetaReply> {
+    let old = writable_inode(txn, ino)?;
+    check_pieces(parts, cuts)?;
     base.map_or(Ok(()), check_state)?;
     if !old.layout.is_tiled() {
         return Err(Errno::ESTALE.into());
     }
-    txn.need_room()?;
-    let mut tiled = load(txn, ino, &old)?.ok_or(Damaged("tiled file"))?;
+    txn.require_room()?;
+    let mut tiled = load_tiled(txn, ino, &old)?.ok_or(DamagedRecord("tiled file"))?;
     for cut in cuts {
         tiled.stamp = tiled.stamp.max(cut.stamp);
-        tiled.cut(*cut)?;
+        tiled.add_cut(*cut)?;
         // A client that cuts the tiles has cut the base before.
         tiled.base_size = tiled.base_size.min(cut.size);
     }
     let (mut told, mut shorter) = (BTreeMap::new(), false);
     for part in parts {
-        let (before, end) = publish_part(txn, ino, &mut tiled, part)?;
+        let (before, end) = publish_piece(txn, ino, &mut tiled, part)?;
         shorter |= end < before;
         told.insert(part.piece, end);
     }
@@ -118,10 +120,10 @@ pub(crate) fn publish<S: Store>(
     if cuts.is_empty() && !shorter {
         tiled.end = told.into_values().fold(tiled.end, u64::max);
     } else {
-        tiled.end = end_of_all(txn, ino, &tiled.cuts, told)?;
+        tiled.end = all_tiles_end(txn, ino, &tiled.cuts, told)?;
     }
     tiled.version += 1;
-    disturb(txn, ino)?;
+    invalidate_relayout(txn, ino)?;
     let now = txn.now();
     // An older report of the base must not undo a later one.
     let base = base.filter(|base| is_later(base, old.changed, tiled.base_size));
@@ -129,32 +131,32 @@ pub(crate) fn publish<S: Store>(
         (tiled.base_size, tiled.base_blocks) = (base.size, base.blocks);
     }
     // Without pieces it consists of its base, unless it was made longer than that.
-    let whole = tiled.pieces == 0 && tiled.size() == tiled.base_size;
+    let whole = tiled.pieces == 0 && tiled.file_size() == tiled.base_size;
     if whole {
         tiled.cuts.clear();
         tiled.end = 0;
     }
-    put(txn, ino, &tiled);
-    let inode = txn.edit(ino)?;
+    put_tiled(txn, ino, &tiled);
+    let inode = txn.edit_inode(ino)?;
     if whole {
         inode.layout = old.layout.with_tiles(false);
     }
-    (inode.size, inode.blocks) = (tiled.size(), tiled.storage());
+    (inode.size, inode.blocks) = (tiled.file_size(), tiled.storage_blocks());
     match base {
         Some(base) => {
-            attr::note_times(inode, base);
+            attr::record_data_times(inode, base);
             inode.ctime = inode.ctime.max(now);
         }
         None => {
-            inode.ctime = inode.ctime.moved_to(now);
+            inode.ctime = inode.ctime.advanced_to(now);
             inode.mtime = inode.ctime;
         }
     }
-    Ok(MetaReply::Attr(inode.attr(ino)))
+    Ok(MetaReply::Attr(inode.to_attr(ino)))
 }
 
-fn check_parts(parts: &[Part], cuts: &[Cut]) -> Result<(), Errno> {
-    if parts.len() > PARTS_MAX || cuts.len() > CUTS_MAX {
+fn check_pieces(parts: &[PieceUpdate], cuts: &[Cut]) -> Result<(), Errno> {
+    if parts.len() > PIECE_UPDATES_MAX || cuts.len() > CUTS_MAX {
         return Err(Errno::E2BIG);
     }
     // Each piece once: then its record is the one in the store.
@@ -168,12 +170,12 @@ fn check_parts(parts: &[Part], cuts: &[Cut]) -> Result<(), Errno> {
 }
 
 /// Replaces the tiles of one piece. Returns the old and the new end of its tiles in the file.
-fn publish_part<S: Store>(
+fn publish_piece<S: Store>(
     txn: &mut Txn<'_, S>,
     ino: Ino,
-    tiled: &mut Tiled,
-    part: &Part,
-) -> Outcome<(u64, u64)> {
+    tiled: &mut TiledRecord,
+    part: &PieceUpdate,
+) -> MetaOutcome<(u64, u64)> {
     if part.tiles.len() > TILES_MAX {
         return Err(Errno::E2BIG.into());
     }
@@ -190,16 +192,16 @@ fn publish_part<S: Store>(
     }
     tiled.stamp = tiled.stamp.max(latest);
     tiled.blocks = tiled.blocks.saturating_sub(old.blocks);
-    let before = end_of_encoded(&old.tiles, &tiled.cuts)?;
+    let before = encoded_tiles_end(&old.tiles, &tiled.cuts)?;
     let writer = old.writer.filter(|_| !part.close);
     if writer.is_none() {
         tiled.open = tiled.open.saturating_sub(1);
         // All tiles are in the record now, so the journal is not needed any more.
-        drop_object(txn, old.node, ino, Piece::journal_of(part.piece));
+        drop_object(txn, old.node, ino, Piece::of_journal(part.piece));
         // No client wrote to it.
         if tiles.tiles().is_empty() {
-            drop_object(txn, old.node, ino, Piece::bytes_of(part.piece));
-            txn.delete(key);
+            drop_object(txn, old.node, ino, Piece::of_bytes(part.piece));
+            txn.delete_record(key);
             tiled.pieces = tiled.pieces.saturating_sub(1);
             return Ok((before, 0));
         }
@@ -207,41 +209,42 @@ fn publish_part<S: Store>(
     tiled.blocks = tiled.blocks.saturating_add(part.blocks);
     let record =
         PieceRecord { node: old.node, writer, blocks: part.blocks, tiles: part.tiles.to_vec() };
-    txn.put(key, record.encode());
-    let end = end_of(tiles, &tiled.cuts).map_err(|_| Errno::EFBIG)?;
+    txn.put_record(key, record.encode());
+    let end = tiles_end(tiles, &tiled.cuts).map_err(|_| Errno::EFBIG)?;
     Ok((before, end))
 }
 
 /// Returns the end of tiles in a file with these cuts.
-fn end_of(tiles: PieceTiles, cuts: &[Cut]) -> Result<u64, Damaged> {
-    let cuts = cuts.iter().map(|cut| tatami_layout::Cut { stamp: cut.stamp, size: cut.size });
+fn tiles_end(tiles: PieceTiles, cuts: &[Cut]) -> Result<u64, DamagedRecord> {
+    let cuts = cuts.iter().map(|cut| tatami_layout::TileCut { stamp: cut.stamp, size: cut.size });
     // No base: it is counted elsewhere.
-    let index = Index::with_base(vec![(Piece::bytes_of(1), tiles)], cuts.collect(), 0, u64::MAX);
-    if index.size() > FILE_SIZE_MAX { Err(Damaged("tiles")) } else { Ok(index.size()) }
+    let index =
+        TileIndex::with_base(vec![(Piece::of_bytes(1), tiles)], cuts.collect(), 0, u64::MAX);
+    if index.size() > FILE_SIZE_MAX { Err(DamagedRecord("tiles")) } else { Ok(index.size()) }
 }
 
 /// Returns the end of an encoded piece's tiles in a file.
-pub(crate) fn end_of_encoded(tiles: &[u8], cuts: &[Cut]) -> Result<u64, Damaged> {
+pub(crate) fn encoded_tiles_end(tiles: &[u8], cuts: &[Cut]) -> Result<u64, DamagedRecord> {
     if tiles.is_empty() {
         return Ok(0);
     }
-    end_of(PieceTiles::decode(tiles).map_err(|_| Damaged("tiles"))?, cuts)
+    tiles_end(PieceTiles::decode(tiles).map_err(|_| DamagedRecord("tiles"))?, cuts)
 }
 
 /// Returns the end of all pieces; `known` are ends of pieces that are not in the store yet.
-fn end_of_all<S: Store>(
+fn all_tiles_end<S: Store>(
     txn: &Txn<'_, S>,
     ino: Ino,
     cuts: &[Cut],
     known: BTreeMap<u32, u64>,
-) -> Outcome<u64> {
+) -> MetaOutcome<u64> {
     let mut end = known.values().copied().max().unwrap_or(0);
-    let prefix = keys::of_ino(tag::PIECE, ino);
-    txn.scan(&prefix, &prefix, &mut |key, value| {
-        if let Some(Parsed::Piece { number, .. }) = keys::parse(key)
+    let prefix = keys::inode_prefix(tag::PIECE, ino);
+    txn.scan_records(&prefix, &prefix, &mut |key, value| {
+        if let Some(ParsedKey::Piece { number, .. }) = keys::parse(key)
             && !known.contains_key(&number)
         {
-            end = end.max(end_of_encoded(&PieceRecord::decode(value)?.tiles, cuts)?);
+            end = end.max(encoded_tiles_end(&PieceRecord::decode(value)?.tiles, cuts)?);
         }
         Ok(ControlFlow::Continue(()))
     })?;
@@ -249,34 +252,34 @@ fn end_of_all<S: Store>(
 }
 
 /// Returns a page of pieces.
-pub(crate) fn tiles<S: Store>(
+pub(crate) fn list_tiles<S: Store>(
     txn: &mut Txn<'_, S>,
     ino: Ino,
     after: u32,
     limit: u32,
-) -> Outcome<MetaReply> {
-    let inode = txn.inode(ino)?;
+) -> MetaOutcome<MetaReply> {
+    let inode = txn.load_inode(ino)?;
     if !inode.is_file() {
         return Err(Errno::EINVAL.into());
     }
     // Knowing which bytes are written equals reading a part of the file.
     if !txn.ctx.trusted && txn.get(&keys::writer(ino, txn.ctx.client))?.is_none() {
-        permission::check(&inode, txn.cred, want::READ)?;
+        permission::check_access(&inode, txn.cred, want::READ)?;
     }
-    let Some(tiled) = load(txn, ino, &inode)?.filter(|_| inode.layout.is_tiled()) else {
-        let version = load(txn, ino, &inode)?.map_or(0, |tiled| tiled.version);
-        let page = Page { end: true, version, base_size: inode.size, ..Page::default() };
+    let Some(tiled) = load_tiled(txn, ino, &inode)?.filter(|_| inode.layout.is_tiled()) else {
+        let version = load_tiled(txn, ino, &inode)?.map_or(0, |tiled| tiled.version);
+        let page = TilePage { end: true, version, base_size: inode.size, ..TilePage::default() };
         return Ok(MetaReply::Tiles(page));
     };
     let (mut found, mut bytes, mut end) = (Vec::new(), 0, true);
-    let limit = limit.clamp(1, PAGE_PIECES) as usize;
+    let limit = limit.clamp(1, TILE_PAGE_PIECES) as usize;
     if let Some(from) = after.checked_add(1) {
-        let prefix = keys::of_ino(tag::PIECE, ino);
-        txn.scan(&keys::piece(ino, from), &prefix, &mut |key, value| {
-            let Some(Parsed::Piece { number, .. }) = keys::parse(key) else {
+        let prefix = keys::inode_prefix(tag::PIECE, ino);
+        txn.scan_records(&keys::piece(ino, from), &prefix, &mut |key, value| {
+            let Some(ParsedKey::Piece { number, .. }) = keys::parse(key) else {
                 return Ok(ControlFlow::Continue(()));
             };
-            if found.len() == limit || bytes >= PAGE_BYTES {
+            if found.len() == limit || bytes >= TILE_PAGE_BYTES {
                 end = false;
                 return Ok(ControlFlow::Break(()));
             }
@@ -289,33 +292,33 @@ pub(crate) fn tiles<S: Store>(
     let mut pieces = Vec::with_capacity(found.len());
     for (piece, record) in found {
         let growth = match record.writer {
-            None => Growth::Closed,
+            None => PieceGrowth::Closed,
             Some(client) => {
                 let open = match writes.get(&client) {
                     Some(open) => *open,
                     None => txn.get(&keys::writer(ino, client))?.is_some(),
                 };
                 writes.insert(client, open);
-                if open { Growth::Open } else { Growth::Abandoned }
+                if open { PieceGrowth::Open } else { PieceGrowth::Abandoned }
             }
         };
         pieces.push(PieceInfo { piece, node: record.node, growth, tiles: record.tiles.into() });
     }
     let cuts = if after == 0 { tiled.cuts } else { Vec::new() };
-    let Tiled { version, blocks, base_size, .. } = tiled;
-    Ok(MetaReply::Tiles(Page { pieces, end, cuts, version, blocks, base_size }))
+    let TiledRecord { version, blocks, base_size, .. } = tiled;
+    Ok(MetaReply::Tiles(TilePage { pieces, end, cuts, version, blocks, base_size }))
 }
 
 /// Cuts a tiled file, whose base has `size` bytes already. Returns the file's size and storage. A
 /// file that is cut to nothing loses all closed pieces, and with the last one is whole again.
-pub(crate) fn cut<S: Store>(
+pub(crate) fn cut_file<S: Store>(
     txn: &mut Txn<'_, S>,
     ino: Ino,
     size: u64,
     set: &SetAttr,
-) -> Outcome<(u64, u64)> {
-    let old = txn.inode(ino)?;
-    let mut tiled = load(txn, ino, &old)?.ok_or(Damaged("tiled file"))?;
+) -> MetaOutcome<(u64, u64)> {
+    let old = txn.load_inode(ino)?;
+    let mut tiled = load_tiled(txn, ino, &old)?.ok_or(DamagedRecord("tiled file"))?;
     // The writer of a later base has reported its size.
     if set.changed.is_none_or(|changed| changed >= old.changed) {
         tiled.base_size = size;
@@ -323,29 +326,33 @@ pub(crate) fn cut<S: Store>(
         let base = set.blocks.map(|blocks| blocks.saturating_sub(others));
         tiled.base_blocks = base.unwrap_or(tiled.base_blocks);
     }
-    let stamp = tick(txn, &mut tiled);
+    let stamp = next_stamp(txn, &mut tiled);
     if size == 0 {
         drop_closed(txn, ino, &mut tiled)?;
     }
     if tiled.pieces == 0 {
         tiled.cuts.clear();
-        txn.edit(ino)?.layout = old.layout.with_tiles(false);
-    } else if tiled.size() > size || tiled.open > 0 {
+        txn.edit_inode(ino)?.layout = old.layout.with_tiles(false);
+    } else if tiled.file_size() > size || tiled.open > 0 {
         // Open pieces may publish older tiles beyond the cut later, so the cut is recorded.
-        tiled.cut(Cut { stamp, size })?;
+        tiled.add_cut(Cut { stamp, size })?;
     }
     tiled.end = tiled.end.min(size);
     tiled.version += 1;
-    put(txn, ino, &tiled);
-    Ok((tiled.size(), tiled.storage()))
+    put_tiled(txn, ino, &tiled);
+    Ok((tiled.file_size(), tiled.storage_blocks()))
 }
 
-fn drop_closed<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, tiled: &mut Tiled) -> Outcome<()> {
+fn drop_closed<S: Store>(
+    txn: &mut Txn<'_, S>,
+    ino: Ino,
+    tiled: &mut TiledRecord,
+) -> MetaOutcome<()> {
     let mut closed: Vec<(u32, NodeId, u64)> = Vec::new();
-    let prefix = keys::of_ino(tag::PIECE, ino);
-    txn.scan(&prefix, &prefix, &mut |key, value| {
+    let prefix = keys::inode_prefix(tag::PIECE, ino);
+    txn.scan_records(&prefix, &prefix, &mut |key, value| {
         let record = PieceRecord::decode(value)?;
-        if let Some(Parsed::Piece { number, .. }) = keys::parse(key)
+        if let Some(ParsedKey::Piece { number, .. }) = keys::parse(key)
             && record.writer.is_none()
         {
             closed.push((number, record.node, record.blocks));
@@ -353,8 +360,8 @@ fn drop_closed<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, tiled: &mut Tiled) -> O
         Ok(ControlFlow::Continue(()))
     })?;
     for (number, node, blocks) in closed {
-        txn.delete(keys::piece(ino, number));
-        drop_object(txn, node, ino, Piece::bytes_of(number));
+        txn.delete_record(keys::piece(ino, number));
+        drop_object(txn, node, ino, Piece::of_bytes(number));
         tiled.pieces = tiled.pieces.saturating_sub(1);
         tiled.blocks = tiled.blocks.saturating_sub(blocks);
     }
@@ -362,7 +369,7 @@ fn drop_closed<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, tiled: &mut Tiled) -> O
 }
 
 fn drop_object<S: Store>(txn: &mut Txn<'_, S>, node: NodeId, ino: Ino, object: Piece) {
-    txn.add_garbage(node, keys::dropped(node, ino, object));
+    txn.add_garbage(node, keys::dropped_object(node, ino, object));
 }
 
 /// Applies a writer's report of a tiled file at close or fsync. Returns it with the size that
@@ -370,13 +377,13 @@ fn drop_object<S: Store>(txn: &mut Txn<'_, S>, node: NodeId, ino: Ino, object: P
 ///
 /// A writer reports the file, or, if it opened it before there were tiles, the base. Either size
 /// counts as that of the base: the file is not shorter, and not longer than both.
-pub(crate) fn base_told<S: Store>(
+pub(crate) fn apply_base_report<S: Store>(
     txn: &mut Txn<'_, S>,
     ino: Ino,
     old: &Inode,
     state: &DataState,
-) -> Outcome<Option<DataState>> {
-    let mut tiled = load(txn, ino, old)?.ok_or(Damaged("tiled file"))?;
+) -> MetaOutcome<Option<DataState>> {
+    let mut tiled = load_tiled(txn, ino, old)?.ok_or(DamagedRecord("tiled file"))?;
     if !is_later(state, old.changed, 0) {
         return Ok(None);
     }
@@ -385,43 +392,49 @@ pub(crate) fn base_told<S: Store>(
     tiled.base_size = if same { state.size.max(known.0) } else { state.size };
     tiled.base_blocks = state.blocks.saturating_sub(tiled.blocks);
     if (tiled.base_size, tiled.base_blocks) != known {
-        put(txn, ino, &tiled);
+        put_tiled(txn, ino, &tiled);
     }
-    Ok(Some(DataState { size: tiled.size(), blocks: tiled.storage(), ..*state }))
+    Ok(Some(DataState { size: tiled.file_size(), blocks: tiled.storage_blocks(), ..*state }))
 }
 
-/// As [`base_told`], for a recovery after a writer's death: the size does not shrink.
-pub(crate) fn learn<S: Store>(
+/// As [`apply_base_report`], for a recovery after a writer's death: the size does not shrink.
+pub(crate) fn recover_base<S: Store>(
     txn: &mut Txn<'_, S>,
     ino: Ino,
     state: &DataState,
-) -> Outcome<DataState> {
-    let old = txn.inode(ino)?;
-    let mut tiled = load(txn, ino, &old)?.ok_or(Damaged("tiled file"))?;
+) -> MetaOutcome<DataState> {
+    let old = txn.load_inode(ino)?;
+    let mut tiled = load_tiled(txn, ino, &old)?.ok_or(DamagedRecord("tiled file"))?;
     tiled.base_size = tiled.base_size.max(state.size);
     tiled.base_blocks = state.blocks;
-    put(txn, ino, &tiled);
-    Ok(DataState { size: tiled.size(), blocks: tiled.storage(), ..*state })
+    put_tiled(txn, ino, &tiled);
+    Ok(DataState { size: tiled.file_size(), blocks: tiled.storage_blocks(), ..*state })
 }
 
 /// Handles the last close for writing by a client that has made pieces: if it leaves open ones
 /// behind, their journals must be read.
-pub(crate) fn abandon<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, client: ClientId) -> Outcome<()> {
-    if !txn.peek(ino, |inode| inode.layout.is_tiled() && !inode.unsettled)? {
+pub(crate) fn mark_abandoned<S: Store>(
+    txn: &mut Txn<'_, S>,
+    ino: Ino,
+    client: ClientId,
+) -> MetaOutcome<()> {
+    if !txn.inspect_inode(ino, |inode| inode.layout.is_tiled() && !inode.pending_recovery)? {
         return Ok(());
     }
-    let inode = txn.inode(ino)?;
-    if load(txn, ino, &inode)?.is_some_and(|tiled| tiled.open > 0) && has_open(txn, ino, client)? {
-        txn.edit_hidden(ino)?.unsettled = true;
-        txn.put(keys::unsettled(ino), vec![1]);
+    let inode = txn.load_inode(ino)?;
+    if load_tiled(txn, ino, &inode)?.is_some_and(|tiled| tiled.open > 0)
+        && has_open_pieces(txn, ino, client)?
+    {
+        txn.edit_hidden(ino)?.pending_recovery = true;
+        txn.put_record(keys::pending_recovery(ino), vec![1]);
     }
     Ok(())
 }
 
 /// Returns whether pieces that this client has made are open.
-fn has_open<S: Store>(txn: &Txn<'_, S>, ino: Ino, client: ClientId) -> Outcome<bool> {
-    let (prefix, mut found) = (keys::of_ino(tag::PIECE, ino), false);
-    txn.scan(&prefix, &prefix, &mut |_, value| {
+fn has_open_pieces<S: Store>(txn: &Txn<'_, S>, ino: Ino, client: ClientId) -> MetaOutcome<bool> {
+    let (prefix, mut found) = (keys::inode_prefix(tag::PIECE, ino), false);
+    txn.scan_records(&prefix, &prefix, &mut |_, value| {
         found = PieceRecord::decode(value)?.writer == Some(client);
         Ok(if found { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     })?;
@@ -430,23 +443,26 @@ fn has_open<S: Store>(txn: &Txn<'_, S>, ino: Ino, client: ClientId) -> Outcome<b
 
 /// Removes all records of pieces; their objects become garbage. Returns the nodes with such
 /// objects.
-pub(crate) fn forget<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<BTreeSet<NodeId>> {
+pub(crate) fn remove_pieces<S: Store>(
+    txn: &mut Txn<'_, S>,
+    ino: Ino,
+) -> MetaOutcome<BTreeSet<NodeId>> {
     let mut objects: Vec<(NodeId, Piece)> = Vec::new();
-    let mut keys: Vec<Key> = vec![keys::tiled(ino)];
-    let prefix = keys::of_ino(tag::PIECE, ino);
-    txn.scan(&prefix, &prefix, &mut |key, value| {
+    let mut keys: Vec<RecordKey> = vec![keys::tiled(ino)];
+    let prefix = keys::inode_prefix(tag::PIECE, ino);
+    txn.scan_records(&prefix, &prefix, &mut |key, value| {
         keys.push(key.to_vec());
         // The next check finds the objects of a piece that cannot be decoded.
-        if let (Some(Parsed::Piece { number, .. }), Ok(record)) =
+        if let (Some(ParsedKey::Piece { number, .. }), Ok(record)) =
             (keys::parse(key), PieceRecord::decode(value))
         {
-            objects.push((record.node, Piece::bytes_of(number)));
+            objects.push((record.node, Piece::of_bytes(number)));
             let open = record.writer.is_some();
-            objects.extend(open.then_some((record.node, Piece::journal_of(number))));
+            objects.extend(open.then_some((record.node, Piece::of_journal(number))));
         }
         Ok(ControlFlow::Continue(()))
     })?;
-    keys.into_iter().for_each(|key| txn.delete(key));
+    keys.into_iter().for_each(|key| txn.delete_record(key));
     let nodes = objects.iter().map(|(node, _)| *node).collect();
     for (node, object) in objects {
         drop_object(txn, node, ino, object);
@@ -456,32 +472,36 @@ pub(crate) fn forget<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<BTreeS
 
 /// Returns the inode, if the client may write its bytes: because it has it open for writing, or
 /// could.
-fn writable<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<Arc<Inode>> {
-    let inode = txn.inode(ino)?;
+fn writable_inode<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> MetaOutcome<Arc<Inode>> {
+    let inode = txn.load_inode(ino)?;
     if !inode.is_file() {
         return Err(Errno::EINVAL.into());
     }
     let mark = keys::writer(ino, txn.ctx.client);
     if inode.writers == 0 || txn.get(&mark)?.is_none() {
-        permission::check(&inode, txn.cred, want::WRITE)?;
+        permission::check_access(&inode, txn.cred, want::WRITE)?;
     }
     Ok(inode)
 }
 
-fn load<S: Store>(txn: &Txn<'_, S>, ino: Ino, inode: &Inode) -> Outcome<Option<Tiled>> {
+fn load_tiled<S: Store>(
+    txn: &Txn<'_, S>,
+    ino: Ino,
+    inode: &Inode,
+) -> MetaOutcome<Option<TiledRecord>> {
     if !inode.pieces {
         return Ok(None);
     }
-    let record = txn.get(&keys::tiled(ino))?.ok_or(Damaged("tiled file"))?;
-    Ok(Some(Tiled::decode(&record)?))
+    let record = txn.get(&keys::tiled(ino))?.ok_or(DamagedRecord("tiled file"))?;
+    Ok(Some(TiledRecord::decode(&record)?))
 }
 
-fn put<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, tiled: &Tiled) {
-    txn.put(keys::tiled(ino), tiled.encode());
+fn put_tiled<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, tiled: &TiledRecord) {
+    txn.put_record(keys::tiled(ino), tiled.encode());
 }
 
 /// Returns a stamp later than all that the file has.
-fn tick<S: Store>(txn: &Txn<'_, S>, tiled: &mut Tiled) -> u64 {
+fn next_stamp<S: Store>(txn: &Txn<'_, S>, tiled: &mut TiledRecord) -> u64 {
     let now = txn.now();
     let micros = now.sec.saturating_mul(1_000_000).saturating_add(i64::from(now.nsec) / 1000);
     // As a Lamport clock: later than all known stamps, and not before the wall clock.

@@ -2,8 +2,8 @@
 //!
 //! The rules of the namespace run in a [`Txn`](crate::txn::Txn), as for a local operation. Where a
 //! run needs a record of another executor that it does not know yet, the run ends with
-//! [`Failure::Missing`](crate::error::Failure). The coordinator asks for the record, and runs the
-//! operation again from its start.
+//! [`OperationFailure::Missing`](crate::error::Failure). The coordinator asks for the record, and
+//! runs the operation again from its start.
 //!
 //! **An operation that changes something** takes *locks* at first contact (strict two-phase
 //! locking), so that the fetched values stay true. Deadlocks are prevented by age (wound-wait and
@@ -35,19 +35,19 @@ pub(crate) mod coordinator;
 pub(crate) mod locking;
 pub(crate) mod locks;
 pub(crate) mod participant;
-pub(crate) mod preparing;
+pub(crate) mod prepare;
 pub(crate) mod record;
 pub(crate) mod splits;
 
-use crate::error::{Failure, Outcome};
-use crate::keys::{self, Key, Parsed, tag};
-use crate::state::State;
+use crate::error::{MetaOutcome, OperationFailure};
+use crate::keys::{self, ParsedKey, RecordKey, tag};
+use crate::state::MetaState;
 use crate::store::Store;
-use coordinator::{Decided, Job};
+use coordinator::{DecidedTransaction, PendingOperation};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ops::ControlFlow;
 use tatami_wire::meta::MetaResult;
-use tatami_wire::transaction::{Age, Digest, PeerMessage, Txid};
+use tatami_wire::transaction::{PeerMessage, RecordDigest, TransactionAge, Txid};
 use tatami_wire::{Attr, ClientId, ExecutorId, Ino, Timestamp, hash};
 
 /// Names an operation whose answer comes later.
@@ -59,8 +59,9 @@ pub struct Ticket(pub u64);
 pub enum Applied {
     /// The operation has been answered.
     Done(MetaResult),
-    /// It needs other executors: the answer comes with [`Meta::finished`](crate::Meta::finished).
-    Waits(Ticket),
+    /// It needs other executors: the answer comes with
+    /// [`Meta::take_finished`](crate::Meta::take_finished).
+    Pending(Ticket),
 }
 
 impl Applied {
@@ -68,17 +69,17 @@ impl Applied {
     ///
     /// # Errors
     /// The operation's; `EAGAIN` where it waits for other executors.
-    pub fn at_once(self) -> MetaResult {
+    pub fn into_result(self) -> MetaResult {
         match self {
             Applied::Done(result) => result,
-            Applied::Waits(_) => Err(tatami_wire::Errno::EAGAIN),
+            Applied::Pending(_) => Err(tatami_wire::Errno::EAGAIN),
         }
     }
 }
 
 /// A message to another executor.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Out {
+pub struct OutgoingMessage {
     /// The receiver.
     pub to: ExecutorId,
     /// The message itself.
@@ -93,29 +94,31 @@ pub struct Out {
 
 /// The answer to an operation that had to wait.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Finished {
+pub struct FinishedOperation {
     /// The operation.
     pub ticket: Ticket,
     /// The answer. `EAGAIN`: the other executors did not answer for long. Nothing has happened, and
     /// the same request, sent again, is run again.
     pub result: MetaResult,
-    /// The inodes of this executor that it has read, as [`Meta::seen`](crate::Meta::seen). They may
-    /// have changed since: only current attributes may be delegated with the answer.
+    /// The inodes of this executor that it has read, as
+    /// [`Meta::seen_inodes`](crate::Meta::seen_inodes). They may have changed since: only current
+    /// attributes may be delegated with the answer.
     pub seen: Vec<Ino>,
-    /// The inodes of this executor that it has changed, as [`Meta::changed`](crate::Meta::changed).
+    /// The inodes of this executor that it has changed, as
+    /// [`Meta::changed_inodes`](crate::Meta::changed_inodes).
     pub changed: Vec<Ino>,
-    /// The directory of [`MetaOp::shown_dir`](tatami_wire::meta::MetaOp::shown_dir), after the
-    /// operation, if it is on this executor.
+    /// The directory of [`MetaOp::delegable_dir`](tatami_wire::meta::MetaOp::delegable_dir), after
+    /// the operation, if it is on this executor.
     pub dir: Option<Attr>,
 }
 
 /// A request of another executor that waits for a lock.
 #[derive(Debug)]
-pub(crate) struct Waiting {
+pub(crate) struct WaitingRequest {
     pub from: ExecutorId,
     pub message: PeerMessage,
-    pub age: Age,
-    pub on: Vec<Txid>,
+    pub age: TransactionAge,
+    pub blockers: Vec<Txid>,
     pub ask_at: Timestamp,
 }
 
@@ -124,27 +127,27 @@ pub(crate) struct Waiting {
 /// A late message must not prepare one of them again: it could be found committed once more, and
 /// undo later changes. (A prepare that was meant for another incarnation is refused as a whole.)
 #[derive(Debug, Default)]
-pub(crate) struct Over {
+pub(crate) struct EndedTransactions {
     known: BTreeSet<Txid>,
     order: VecDeque<Txid>,
 }
 
-impl Over {
+impl EndedTransactions {
     /// Far more than end while one message is under way.
     const MAX: usize = 64 * 1024;
 
-    pub fn add(&mut self, txid: Txid) {
+    pub fn record_end(&mut self, txid: Txid) {
         if self.known.insert(txid) {
             self.order.push_back(txid);
         }
-        if self.order.len() > Over::MAX
+        if self.order.len() > EndedTransactions::MAX
             && let Some(oldest) = self.order.pop_front()
         {
             self.known.remove(&oldest);
         }
     }
 
-    pub fn has(&self, txid: &Txid) -> bool {
+    pub fn contains(&self, txid: &Txid) -> bool {
         self.known.contains(txid)
     }
 }
@@ -153,60 +156,60 @@ impl Over {
 /// participates.
 pub(crate) struct Transactions {
     pub here: ExecutorId,
-    pub life: u64,
+    pub incarnation: u64,
     /// The number of the next transaction, request or ticket.
     pub next: u64,
     pub now: Timestamp,
-    pub jobs: BTreeMap<Ticket, Job>,
-    pub by_slot: HashMap<(ClientId, u32), Ticket, hash::Build>,
-    pub by_txid: HashMap<Txid, Ticket, hash::Build>,
-    pub decided: BTreeMap<Txid, Decided>,
+    pub jobs: BTreeMap<Ticket, PendingOperation>,
+    pub by_slot: HashMap<(ClientId, u32), Ticket, hash::HashBuilder>,
+    pub by_txid: HashMap<Txid, Ticket, hash::HashBuilder>,
+    pub decided: BTreeMap<Txid, DecidedTransaction>,
     /// No decision is due to be sent again before this moment.
     pub finish_at: Timestamp,
-    pub waiting: Vec<Waiting>,
-    pub over: Over,
+    pub waiting: Vec<WaitingRequest>,
+    pub ended: EndedTransactions,
     pub splits: splits::Splits,
     pub acks: acks::Acks,
     /// An outcome that a participant has not acknowledged is sent again after this many ms.
     pub finish_again: u64,
     /// Transactions of this executor that have released their locks on records of this executor.
-    pub freed: Vec<Txid>,
+    pub released: Vec<Txid>,
     /// Messages that may leave after the next commit.
-    pub outs: Vec<Out>,
-    pub finished: Vec<Finished>,
+    pub staged_messages: Vec<OutgoingMessage>,
+    pub finished: Vec<FinishedOperation>,
     /// Messages that may leave now.
-    pub ready_outs: Vec<Out>,
-    pub ready_finished: Vec<Finished>,
+    pub ready_messages: Vec<OutgoingMessage>,
+    pub ready_finished: Vec<FinishedOperation>,
 }
 
 impl Transactions {
     /// Reads the transactions in progress from the records, and begins a new incarnation.
-    pub fn open<S: Store>(state: &mut State<S>, now: Timestamp) -> Outcome<Transactions> {
+    pub fn open<S: Store>(state: &mut MetaState<S>, now: Timestamp) -> MetaOutcome<Transactions> {
         let mut all = Transactions {
             here: state.executor(),
-            life: 0,
+            incarnation: 0,
             next: 1,
             now,
             jobs: BTreeMap::new(),
-            by_slot: HashMap::with_hasher(hash::Build::default()),
-            by_txid: HashMap::with_hasher(hash::Build::default()),
+            by_slot: HashMap::with_hasher(hash::HashBuilder::default()),
+            by_txid: HashMap::with_hasher(hash::HashBuilder::default()),
             decided: BTreeMap::new(),
             finish_at: now,
             waiting: Vec::new(),
-            over: Over::default(),
+            ended: EndedTransactions::default(),
             splits: splits::Splits::default(),
             acks: acks::Acks::default(),
-            finish_again: coordinator::AGAIN,
-            freed: Vec::new(),
-            outs: Vec::new(),
+            finish_again: coordinator::RESEND_MS,
+            released: Vec::new(),
+            staged_messages: Vec::new(),
             finished: Vec::new(),
-            ready_outs: Vec::new(),
+            ready_messages: Vec::new(),
             ready_finished: Vec::new(),
         };
-        all.reload(state)?;
+        all.reload_tables(state)?;
         if state.is_spread() {
-            all.splits.resume(state, now)?;
-            all.begin_life(state)?;
+            all.splits.resume_planned(state, now)?;
+            all.begin_incarnation(state)?;
             state.commit()?;
             // The incarnation's number must be durable before the first message that carries it.
             state.sync()?;
@@ -215,41 +218,43 @@ impl Transactions {
     }
 
     /// Begins a new incarnation; its number is durable after a sync.
-    pub fn begin_life<S: Store>(&mut self, state: &mut State<S>) -> Outcome<()> {
-        let life = match state.get(&keys::life())? {
-            Some(bytes) => record::decode::<u64>(&bytes)?,
+    pub fn begin_incarnation<S: Store>(&mut self, state: &mut MetaState<S>) -> MetaOutcome<()> {
+        let life = match state.get(&keys::incarnation())? {
+            Some(bytes) => record::decode_value::<u64>(&bytes)?,
             None => 0,
         };
         // The counter may have lost its last increments with unsynced batches. Adding a bound of
         // the lost increments keeps every number unique.
-        self.life = life + 1 + state.lost();
-        state.put(keys::life(), Some(record::encode(&self.life)?));
-        state.put_shard();
+        self.incarnation = life + 1 + state.lost_bound();
+        state.put_record(keys::incarnation(), Some(record::encode_value(&self.incarnation)?));
+        state.request_shard_write();
         Ok(())
     }
 
     /// Rebuilds the tables in memory from the records.
-    pub fn reload<S: Store>(&mut self, state: &mut State<S>) -> Outcome<()> {
-        let (mut locks, mut decided) = (locks::Locks::default(), BTreeMap::new());
+    pub fn reload_tables<S: Store>(&mut self, state: &mut MetaState<S>) -> MetaOutcome<()> {
+        let (mut locks, mut decided) = (locks::TransactionLocks::default(), BTreeMap::new());
         let now = self.now;
-        state.scan(&[tag::LOCKED], &[tag::LOCKED], &mut |key, value| {
-            if let Some(Parsed::Locked(txid)) = keys::parse(key) {
-                locks.add(txid, record::Prepared::decode(value)?, now);
+        state.scan_records(&[tag::LOCKED], &[tag::LOCKED], &mut |key, value| {
+            if let Some(ParsedKey::LockRecord(txid)) = keys::parse(key) {
+                locks.insert(txid, record::LockRecord::decode(value)?, now);
             }
             Ok(ControlFlow::Continue(()))
         })?;
-        state.scan(&[tag::COMMITTED], &[tag::COMMITTED], &mut |key, value| {
-            if let Some(Parsed::Committed(txid)) = keys::parse(key) {
-                let record::Committed { participants } = record::Committed::decode(value)?;
+        state.scan_records(&[tag::COMMITTED], &[tag::COMMITTED], &mut |key, value| {
+            if let Some(ParsedKey::Decision(txid)) = keys::parse(key) {
+                let record::DecisionRecord { participants } =
+                    record::DecisionRecord::decode(value)?;
                 // After a start, no change leaves before all earlier delegations have expired.
                 let changed = Vec::new();
                 let left = participants;
-                decided.insert(txid, Decided { left, again_at: now, since: now, changed });
+                decided
+                    .insert(txid, DecidedTransaction { left, again_at: now, since: now, changed });
             }
             Ok(ControlFlow::Continue(()))
         })?;
         // The closed block is in memory only: it survives the reload.
-        locks.close(state.locks.closed());
+        locks.set_closed_block(state.locks.closed_block());
         state.locks = locks;
         self.decided = decided;
         self.finish_at = now;
@@ -257,73 +262,83 @@ impl Transactions {
     }
 
     /// Returns a transaction number that is unique for ever.
-    pub fn name(&mut self) -> Txid {
+    pub fn next_txid(&mut self) -> Txid {
         let number = self.next;
         self.next += 1;
-        Txid { executor: self.here, life: self.life, number }
+        Txid { executor: self.here, incarnation: self.incarnation, number }
     }
 
-    pub fn send(&mut self, to: ExecutorId, message: PeerMessage) {
-        self.outs.push(Out { to, message, changed: Vec::new(), seen: Vec::new() });
+    pub fn send_message(&mut self, to: ExecutorId, message: PeerMessage) {
+        self.staged_messages.push(OutgoingMessage {
+            to,
+            message,
+            changed: Vec::new(),
+            seen: Vec::new(),
+        });
     }
 
-    /// As [`Transactions::send`], of a message that describes inodes of this executor.
-    pub fn tell(&mut self, to: ExecutorId, message: PeerMessage, seen: Vec<Ino>) {
-        self.outs.push(Out { to, message, changed: Vec::new(), seen });
+    /// As [`Transactions::send_message`], of a message that describes inodes of this executor.
+    pub fn send_with_inodes(&mut self, to: ExecutorId, message: PeerMessage, seen: Vec<Ino>) {
+        self.staged_messages.push(OutgoingMessage { to, message, changed: Vec::new(), seen });
     }
 
     /// Returns whether a message, an answer or an acknowledgement waits for a commit.
     pub fn is_staged(&self) -> bool {
-        !(self.outs.is_empty() && self.finished.is_empty() && self.acks.is_settled())
+        !(self.staged_messages.is_empty()
+            && self.finished.is_empty()
+            && self.acks.has_none_staged())
     }
 
     /// Marks all changes until now as committed.
-    pub fn committed(&mut self) {
+    pub fn mark_committed(&mut self) {
         // Write-ahead rule: a message that promises something leaves only after its batch is in the
         // log.
-        self.ready_outs.append(&mut self.outs);
-        self.acks.committed();
+        self.ready_messages.append(&mut self.staged_messages);
+        self.acks.mark_committed();
         self.ready_finished.append(&mut self.finished);
     }
 
     /// Undoes all changes since the last commit.
-    pub fn undone<S: Store>(
+    pub fn undo_uncommitted<S: Store>(
         &mut self,
-        state: &mut State<S>,
+        state: &mut MetaState<S>,
         errno: tatami_wire::Errno,
-    ) -> Outcome<()> {
+    ) -> MetaOutcome<()> {
         // These messages promise changes that are not in the log.
-        self.outs.clear();
-        self.acks.undone();
+        self.staged_messages.clear();
+        self.acks.clear_staged();
         for finished in &mut self.finished {
             finished.result = Err(errno);
             finished.changed.clear();
         }
         self.ready_finished.append(&mut self.finished);
-        self.reload(state)
+        self.reload_tables(state)
     }
 }
 
 /// Returns a hash that identifies a value.
-pub(crate) fn digest(value: &[u8]) -> Digest {
-    Digest(xxhash_rust::xxh3::xxh3_128(value).to_be_bytes())
+pub(crate) fn hash_value(value: &[u8]) -> RecordDigest {
+    RecordDigest(xxhash_rust::xxh3::xxh3_128(value).to_be_bytes())
 }
 
 /// Returns the moment `ms` milliseconds after `since`.
-pub(crate) fn later(since: Timestamp, ms: u64) -> Timestamp {
+pub(crate) fn add_millis(since: Timestamp, ms: u64) -> Timestamp {
     let nanos = u64::from(since.nsec) + ms % 1000 * 1_000_000;
     let sec = since.sec.saturating_add((ms / 1000 + nanos / 1_000_000_000) as i64);
     Timestamp { sec, nsec: (nanos % 1_000_000_000) as u32 }
 }
 
 /// Returns the value that other executors see under a key: the record, or for a
-/// [`Parsed::Ancestor`] the number of the directory above.
-pub(crate) fn value_of<S: Store>(state: &mut State<S>, key: &Key) -> Outcome<Option<Vec<u8>>> {
+/// [`ParsedKey::Ancestor`] the number of the directory above.
+pub(crate) fn peer_value<S: Store>(
+    state: &mut MetaState<S>,
+    key: &RecordKey,
+) -> MetaOutcome<Option<Vec<u8>>> {
     match keys::parse(key) {
-        Some(Parsed::Ancestor(ino)) => {
-            Ok(state.inode(ino)?.map(|inode| inode.parent.0.to_be_bytes().to_vec()))
+        Some(ParsedKey::Ancestor(ino)) => {
+            Ok(state.load_inode(ino)?.map(|inode| inode.parent.0.to_be_bytes().to_vec()))
         }
         Some(_) => Ok(state.get(key)?),
-        None => Err(Failure::Errno(tatami_wire::Errno::EINVAL)),
+        None => Err(OperationFailure::Errno(tatami_wire::Errno::EINVAL)),
     }
 }

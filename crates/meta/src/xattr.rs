@@ -2,16 +2,16 @@
 //! kernel passes them as attributes.
 
 use crate::acl::Acl;
-use crate::error::Outcome;
+use crate::error::MetaOutcome;
 use crate::inode::Inode;
-use crate::keys::{self, Parsed, tag};
+use crate::keys::{self, ParsedKey, tag};
+use crate::operation::Txn;
 use crate::permission::{self, STICKY, want};
 use crate::store::Store;
-use crate::txn::Txn;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use tatami_wire::meta::{Bytes, MetaReply, XattrMode};
-use tatami_wire::{Cred, Errno, Ino, Kind, XATTR_NAME_MAX, XATTR_VALUE_MAX};
+use tatami_wire::{Cred, Errno, Ino, InodeKind, XATTR_NAME_MAX, XATTR_VALUE_MAX};
 
 /// Longest listing of one inode's names, in bytes: `XATTR_LIST_MAX` of Linux.
 const LIST_MAX: u32 = 64 * 1024;
@@ -23,7 +23,7 @@ const DEFAULT: &[u8] = b"system.posix_acl_default";
 
 /// The namespace of xattr(7) that a name belongs to.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Space {
+enum XattrNamespace {
     User,
     Trusted,
     Security,
@@ -31,7 +31,7 @@ enum Space {
     DefaultList,
 }
 
-fn space(name: &[u8]) -> Result<Space, Errno> {
+fn namespace_of(name: &[u8]) -> Result<XattrNamespace, Errno> {
     if name.is_empty() || name.len() > XATTR_NAME_MAX {
         return Err(Errno::ERANGE);
     }
@@ -39,13 +39,13 @@ fn space(name: &[u8]) -> Result<Space, Errno> {
         return Err(Errno::EINVAL);
     }
     let spaces = [
-        (&b"user."[..], Space::User),
-        (b"trusted.", Space::Trusted),
-        (b"security.", Space::Security),
+        (&b"user."[..], XattrNamespace::User),
+        (b"trusted.", XattrNamespace::Trusted),
+        (b"security.", XattrNamespace::Security),
     ];
     match name {
-        ACCESS => return Ok(Space::AccessList),
-        DEFAULT => return Ok(Space::DefaultList),
+        ACCESS => return Ok(XattrNamespace::AccessList),
+        DEFAULT => return Ok(XattrNamespace::DefaultList),
         _ => {}
     }
     for (prefix, space) in spaces {
@@ -56,59 +56,75 @@ fn space(name: &[u8]) -> Result<Space, Errno> {
     Err(Errno::EOPNOTSUPP)
 }
 
-fn check_read(inode: &Inode, cred: &Cred, space: Space) -> Result<(), Errno> {
+fn check_read(inode: &Inode, cred: &Cred, space: XattrNamespace) -> Result<(), Errno> {
     match space {
-        Space::User if !matches!(inode.kind, Kind::File | Kind::Dir) => Err(Errno::ENODATA),
-        Space::User => permission::check(inode, cred, want::READ),
+        XattrNamespace::User if !matches!(inode.kind, InodeKind::File | InodeKind::Dir) => {
+            Err(Errno::ENODATA)
+        }
+        XattrNamespace::User => permission::check_access(inode, cred, want::READ),
         // As in Linux: without privilege these attributes are invisible, not forbidden.
-        Space::Trusted if !cred.is_root() => Err(Errno::ENODATA),
+        XattrNamespace::Trusted if !cred.is_root() => Err(Errno::ENODATA),
         _ => Ok(()),
     }
 }
 
-fn check_write(inode: &Inode, cred: &Cred, space: Space) -> Result<(), Errno> {
+fn check_write(inode: &Inode, cred: &Cred, space: XattrNamespace) -> Result<(), Errno> {
     match space {
-        Space::User if !matches!(inode.kind, Kind::File | Kind::Dir) => Err(Errno::EPERM),
-        Space::User => {
+        XattrNamespace::User if !matches!(inode.kind, InodeKind::File | InodeKind::Dir) => {
+            Err(Errno::EPERM)
+        }
+        XattrNamespace::User => {
             if inode.is_dir() && inode.mode & STICKY != 0 {
                 permission::check_owner(inode, cred)?;
             }
-            permission::check(inode, cred, want::WRITE)
+            permission::check_access(inode, cred, want::WRITE)
         }
-        Space::Trusted | Space::Security if !cred.is_root() => Err(Errno::EPERM),
-        Space::Trusted | Space::Security => Ok(()),
-        Space::AccessList | Space::DefaultList if inode.kind == Kind::Symlink => {
+        XattrNamespace::Trusted | XattrNamespace::Security if !cred.is_root() => Err(Errno::EPERM),
+        XattrNamespace::Trusted | XattrNamespace::Security => Ok(()),
+        XattrNamespace::AccessList | XattrNamespace::DefaultList
+            if inode.kind == InodeKind::Symlink =>
+        {
             Err(Errno::EOPNOTSUPP)
         }
-        Space::AccessList | Space::DefaultList => permission::check_owner(inode, cred),
+        XattrNamespace::AccessList | XattrNamespace::DefaultList => {
+            permission::check_owner(inode, cred)
+        }
     }
 }
 
-fn list_of(inode: &Inode, space: Space) -> Option<&Arc<Acl>> {
+fn acl_of(inode: &Inode, space: XattrNamespace) -> Option<&Arc<Acl>> {
     match space {
-        Space::AccessList => inode.acl.as_ref(),
-        Space::DefaultList => inode.default_acl.as_ref(),
+        XattrNamespace::AccessList => inode.acl.as_ref(),
+        XattrNamespace::DefaultList => inode.default_acl.as_ref(),
         _ => None,
     }
 }
 
-pub(crate) fn get<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, name: &[u8]) -> Outcome<MetaReply> {
-    let inode = txn.own_inode(ino)?;
-    let space = space(name)?;
+pub(crate) fn get_xattr<S: Store>(
+    txn: &mut Txn<'_, S>,
+    ino: Ino,
+    name: &[u8],
+) -> MetaOutcome<MetaReply> {
+    let inode = txn.load_own_inode(ino)?;
+    let space = namespace_of(name)?;
     check_read(&inode, txn.cred, space)?;
     let value = match space {
-        Space::AccessList | Space::DefaultList if inode.kind == Kind::Symlink => {
+        XattrNamespace::AccessList | XattrNamespace::DefaultList
+            if inode.kind == InodeKind::Symlink =>
+        {
             return Err(Errno::EOPNOTSUPP.into());
         }
-        Space::AccessList | Space::DefaultList => list_of(&inode, space).map(|acl| acl.to_xattr()),
+        XattrNamespace::AccessList | XattrNamespace::DefaultList => {
+            acl_of(&inode, space).map(|acl| acl.to_xattr())
+        }
         _ if inode.xattr_list == 0 => None,
         _ => txn.get(&keys::xattr(ino, name))?,
     };
     Ok(MetaReply::Bytes(Bytes::from(value.ok_or(Errno::ENODATA)?)))
 }
 
-pub(crate) fn list<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<MetaReply> {
-    let inode = txn.own_inode(ino)?;
+pub(crate) fn list_xattrs<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> MetaOutcome<MetaReply> {
+    let inode = txn.load_own_inode(ino)?;
     let mut names = Vec::new();
     let mut push = |name: &[u8]| {
         names.extend_from_slice(name);
@@ -121,10 +137,10 @@ pub(crate) fn list<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<MetaRepl
         push(DEFAULT);
     }
     if inode.xattr_list > 0 {
-        let prefix = keys::of_ino(tag::XATTR, ino);
+        let prefix = keys::inode_prefix(tag::XATTR, ino);
         let root = txn.cred.is_root();
-        txn.scan(&prefix, &prefix, &mut |key, _| {
-            if let Some(Parsed::Xattr { name, .. }) = keys::parse(key)
+        txn.scan_records(&prefix, &prefix, &mut |key, _| {
+            if let Some(ParsedKey::Xattr { name, .. }) = keys::parse(key)
                 && (root || !name.starts_with(b"trusted."))
             {
                 push(name);
@@ -135,21 +151,21 @@ pub(crate) fn list<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<MetaRepl
     Ok(MetaReply::Bytes(Bytes::from(names)))
 }
 
-pub(crate) fn set<S: Store>(
+pub(crate) fn set_xattr<S: Store>(
     txn: &mut Txn<'_, S>,
     ino: Ino,
     name: &[u8],
     value: &[u8],
     mode: XattrMode,
-) -> Outcome<MetaReply> {
+) -> MetaOutcome<MetaReply> {
     if value.len() > XATTR_VALUE_MAX {
         return Err(Errno::E2BIG.into());
     }
-    let inode = txn.own_inode(ino)?;
-    let space = space(name)?;
+    let inode = txn.load_own_inode(ino)?;
+    let space = namespace_of(name)?;
     check_write(&inode, txn.cred, space)?;
-    if matches!(space, Space::AccessList | Space::DefaultList) {
-        return set_list(txn, ino, space, value);
+    if matches!(space, XattrNamespace::AccessList | XattrNamespace::DefaultList) {
+        return set_acl(txn, ino, space, value);
     }
     let key = keys::xattr(ino, name);
     let old = if inode.xattr_list == 0 { None } else { txn.get(&key)? };
@@ -165,72 +181,76 @@ pub(crate) fn set<S: Store>(
     if list > LIST_MAX || bytes > BYTES_MAX {
         return Err(Errno::ENOSPC.into());
     }
-    txn.need_room()?;
+    txn.require_room()?;
     let now = txn.now();
-    let inode = txn.edit(ino)?;
+    let inode = txn.edit_inode(ino)?;
     inode.xattr_list = list;
     inode.xattr_bytes = bytes;
-    inode.ctime = inode.ctime.moved_to(now);
-    txn.put(key, value.to_vec());
+    inode.ctime = inode.ctime.advanced_to(now);
+    txn.put_record(key, value.to_vec());
     Ok(MetaReply::Done)
 }
 
-pub(crate) fn remove<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, name: &[u8]) -> Outcome<MetaReply> {
-    let inode = txn.own_inode(ino)?;
-    let space = space(name)?;
+pub(crate) fn remove_xattr<S: Store>(
+    txn: &mut Txn<'_, S>,
+    ino: Ino,
+    name: &[u8],
+) -> MetaOutcome<MetaReply> {
+    let inode = txn.load_own_inode(ino)?;
+    let space = namespace_of(name)?;
     check_write(&inode, txn.cred, space)?;
-    if matches!(space, Space::AccessList | Space::DefaultList) {
-        if list_of(&inode, space).is_none() {
+    if matches!(space, XattrNamespace::AccessList | XattrNamespace::DefaultList) {
+        if acl_of(&inode, space).is_none() {
             return Err(Errno::ENODATA.into());
         }
-        return put_list(txn, ino, space, None);
+        return put_acl(txn, ino, space, None);
     }
     let key = keys::xattr(ino, name);
     let old = if inode.xattr_list == 0 { None } else { txn.get(&key)? };
     let old = old.ok_or(Errno::ENODATA)?;
     let now = txn.now();
-    let inode = txn.edit(ino)?;
+    let inode = txn.edit_inode(ino)?;
     inode.xattr_list = inode.xattr_list.saturating_sub(name.len() as u32 + 1);
     inode.xattr_bytes = inode.xattr_bytes.saturating_sub(old.len() as u32);
-    inode.ctime = inode.ctime.moved_to(now);
-    txn.delete(key);
+    inode.ctime = inode.ctime.advanced_to(now);
+    txn.delete_record(key);
     Ok(MetaReply::Done)
 }
 
-fn set_list<S: Store>(
+fn set_acl<S: Store>(
     txn: &mut Txn<'_, S>,
     ino: Ino,
-    space: Space,
+    space: XattrNamespace,
     value: &[u8],
-) -> Outcome<MetaReply> {
+) -> MetaOutcome<MetaReply> {
     // setxattr(2) with an empty value removes the list.
     let acl = if value.is_empty() { None } else { Acl::from_xattr(value)? };
-    if space == Space::DefaultList && acl.is_some() && !txn.inode(ino)?.is_dir() {
+    if space == XattrNamespace::DefaultList && acl.is_some() && !txn.load_inode(ino)?.is_dir() {
         return Err(Errno::EACCES.into());
     }
-    put_list(txn, ino, space, acl)
+    put_acl(txn, ino, space, acl)
 }
 
-fn put_list<S: Store>(
+fn put_acl<S: Store>(
     txn: &mut Txn<'_, S>,
     ino: Ino,
-    space: Space,
+    space: XattrNamespace,
     acl: Option<Acl>,
-) -> Outcome<MetaReply> {
+) -> MetaOutcome<MetaReply> {
     let (now, cred) = (txn.now(), txn.cred);
-    let inode = txn.edit(ino)?;
-    inode.ctime = inode.ctime.moved_to(now);
+    let inode = txn.edit_inode(ino)?;
+    inode.ctime = inode.ctime.advanced_to(now);
     match space {
-        Space::DefaultList => inode.default_acl = acl.map(Arc::new),
+        XattrNamespace::DefaultList => inode.default_acl = acl.map(Arc::new),
         _ => {
             if let Some(acl) = &acl {
-                let mode = inode.mode & !0o777 | acl.mode();
-                inode.mode = permission::settable(mode, inode.gid, cred);
+                let mode = inode.mode & !0o777 | acl.to_mode();
+                inode.mode = permission::settable_mode(mode, inode.gid, cred);
             }
-            inode.acl = acl.filter(|acl| !acl.is_mode()).map(Arc::new);
+            inode.acl = acl.filter(|acl| !acl.is_plain_mode()).map(Arc::new);
         }
     }
     // Partitions have copies of the permissions.
-    txn.tell_parts(ino, permission::copy)?;
+    txn.update_partitions(ino, permission::copy_permissions)?;
     Ok(MetaReply::Done)
 }

@@ -19,8 +19,8 @@
 //! The protocol is two-phase commit with presumed abort (Mohan, Lindsay and Obermarck, 1986). A
 //! transaction that meets a lock may ask the coordinator of the lock's transaction for its status,
 //! and have it aborted: as in Percolator (OSDI 2010), but the coordinator alone decides.
-//! `ARCHITECTURE.md` describes how the code does it. A [`Defect`] leaves a part of the protocol
-//! out, to show its purpose.
+//! `ARCHITECTURE.md` describes how the code does it. A [`ProtocolDefect`] leaves a part of the
+//! protocol out, to show its purpose.
 
 mod executor;
 mod locking;
@@ -28,6 +28,6 @@ mod message;
 mod protocol;
 mod records;
 
-pub use message::{Message, Part, Transaction, Word};
-pub use protocol::{Action, Defect, Protocol, State};
-pub use records::{Answer, Key, Operation, Records, Value};
+pub use message::{CommittedPart, Message, MessageBody, Transaction};
+pub use protocol::{ModelState, Protocol, ProtocolAction, ProtocolDefect};
+pub use records::{ModelKey, ModelOperation, ModelValue, ReadValues, Records};

@@ -1,30 +1,35 @@
 //! Transactions that lock the records of other executors when they first need them.
 
-use crate::executor::{Hold, Lock};
-use crate::message::{Part, Transaction, Word};
-use crate::protocol::{Defect, Protocol, Step, keys};
-use crate::records::{Key, Operation, Value};
+use crate::executor::{LockPurpose, ModelLock};
+use crate::message::{CommittedPart, MessageBody, Transaction};
+use crate::protocol::{ModelStep, Protocol, ProtocolDefect, transaction_keys};
+use crate::records::{ModelKey, ModelOperation, ModelValue};
 use std::collections::BTreeMap;
 
 impl Protocol {
     /// Returns the part of an executor in an operation that has committed.
-    pub(crate) fn part(&self, number: usize, at: usize, held: &BTreeMap<usize, u8>) -> Part {
+    pub(crate) fn committed_part(
+        &self,
+        number: usize,
+        at: usize,
+        held: &BTreeMap<usize, u8>,
+    ) -> CommittedPart {
         let life = held.get(&at).copied().unwrap_or_default();
-        let Operation::Transaction { writes, .. } = self.operation(number) else {
-            return Part::default();
+        let ModelOperation::Transaction { writes, .. } = self.operation(number) else {
+            return CommittedPart::default();
         };
-        let told = writes.iter().filter(|(key, _)| self.locks && self.place(*key) == at);
-        Part { life, writes: told.copied().collect() }
+        let told = writes.iter().filter(|(key, _)| self.locks && self.executor_of(*key) == at);
+        CommittedPart { incarnation: life, writes: told.copied().collect() }
     }
 
     /// Returns the other executors of an operation, in the order in which it needs them.
-    fn others(&self, number: usize) -> Vec<usize> {
-        let Operation::Transaction { reads, writes, home } = self.operation(number) else {
+    fn other_executors(&self, number: usize) -> Vec<usize> {
+        let ModelOperation::Transaction { reads, writes, home } = self.operation(number) else {
             return Vec::new();
         };
         let mut places = Vec::new();
         for key in reads.iter().chain(writes.iter().map(|(key, _)| key)) {
-            let place = self.place(*key);
+            let place = self.executor_of(*key);
             if place != *home && !places.contains(&place) {
                 places.push(place);
             }
@@ -33,27 +38,28 @@ impl Protocol {
     }
 }
 
-impl Step<'_> {
+impl ModelStep<'_> {
     /// Asks the next executor for locks, if one is left.
-    pub fn lock_more(&mut self, number: usize) {
-        let Operation::Transaction { reads, writes, home } = self.protocol.operation(number) else {
+    pub fn lock_next(&mut self, number: usize) {
+        let ModelOperation::Transaction { reads, writes, home } = self.protocol.operation(number)
+        else {
             return;
         };
         let run = &self.state.executors[*home].running[&number];
         let (transaction, holds) = (run.transaction, !run.held.is_empty());
-        let mut others = self.protocol.others(number).into_iter();
+        let mut others = self.protocol.other_executors(number).into_iter();
         let next = others.find(|place| !run.held.contains_key(place));
         let mut waits = BTreeMap::new();
         if let Some(to) = next {
             // The incarnation goes on record: if that executor crashes, the locks may be lost and
             // the transaction gives up.
             waits.insert(to, self.state.executors[to].incarnation);
-            let here = keys(reads, writes).into_iter();
+            let here = transaction_keys(reads, writes).into_iter();
             let (mut reads, mut writes) = (Vec::new(), Vec::new());
-            for (key, write) in here.filter(|(key, _)| self.protocol.place(*key) == to) {
+            for (key, write) in here.filter(|(key, _)| self.protocol.executor_of(*key) == to) {
                 if write { writes.push(key) } else { reads.push(key) }
             }
-            self.send(*home, to, transaction, Word::Lock { reads, writes, holds });
+            self.send_message(*home, to, transaction, MessageBody::Lock { reads, writes, holds });
         }
         if let Some(run) = self.state.executors[*home].running.get_mut(&number) {
             run.waits = Some(waits);
@@ -63,55 +69,65 @@ impl Step<'_> {
     /// Locks records for a transaction. A transaction without locks waits for any other. One with
     /// locks waits for younger ones only, and otherwise gives way (wait-die), so that no cycle of
     /// waits can form.
-    pub fn lock_for(
+    pub fn lock_records(
         &mut self,
         home: usize,
         at: usize,
         transaction: Transaction,
-        reads: &[Key],
-        writes: &[Key],
+        reads: &[ModelKey],
+        writes: &[ModelKey],
         holds: bool,
     ) {
         let executor = &mut self.state.executors[at];
         // A late request of a transaction that is over must not lock: its outcome has come already.
-        if executor.over.contains(&transaction) && !self.protocol.has(Defect::ForgetsTheOver) {
+        if executor.ended.contains(&transaction)
+            && !self.protocol.has_defect(ProtocolDefect::ForgetsTheOver)
+        {
             return;
         }
-        let shares = self.protocol.has(Defect::SharesLocks);
-        let wanted = reads.iter().map(|key| (*key, Hold::Read));
-        let wanted = wanted.filter(|_| !self.protocol.has(Defect::LeavesReadsOpen));
-        let wanted: Vec<_> = wanted.chain(writes.iter().map(|key| (*key, Hold::Intent))).collect();
-        let held = executor.locks.iter().find(|lock| lock.by == transaction).map(|lock| lock.life);
+        let shares = self.protocol.has_defect(ProtocolDefect::SharesLocks);
+        let wanted = reads.iter().map(|key| (*key, LockPurpose::Read));
+        let wanted = wanted.filter(|_| !self.protocol.has_defect(ProtocolDefect::LeavesReadsOpen));
+        let wanted: Vec<_> =
+            wanted.chain(writes.iter().map(|key| (*key, LockPurpose::Intent))).collect();
+        let held = executor
+            .locks
+            .iter()
+            .find(|lock| lock.owner == transaction)
+            .map(|lock| lock.incarnation);
         for (key, hold) in &wanted {
-            let write = *hold != Hold::Read;
-            let lock = executor.conflict(*key, write, Some(transaction)).filter(|_| !shares);
+            let write = *hold != LockPurpose::Read;
+            let lock = executor
+                .conflicting_transaction(*key, write, Some(transaction))
+                .filter(|_| !shares);
             match lock {
                 // Wound-wait: the older transaction has the younger one aborted, and waits.
                 Some(lock) if transaction.operation < lock.operation => {
-                    return self.meet(at, lock, transaction.operation);
+                    return self.wait_for_younger(at, lock, transaction.operation);
                 }
                 // The message is repeated.
                 Some(_) if !holds => return,
-                Some(_) => return self.refuse(at, home, transaction),
+                Some(_) => return self.refuse_transaction(at, home, transaction),
                 None => {}
             }
         }
         let life = held.unwrap_or(executor.incarnation);
-        let lock = |(key, hold)| Lock { key, by: transaction, hold, life };
+        let lock = |(key, hold)| ModelLock { key, owner: transaction, hold, incarnation: life };
         // All locks at once, after all checks: a transaction never holds a part of its request
         // here.
         executor.locks.extend(wanted.into_iter().map(lock));
         let all = reads.iter().chain(writes);
-        let values: Vec<(Key, Value)> = all.map(|key| (*key, executor.records[key])).collect();
-        self.send(at, home, transaction, Word::Locked { values, life });
+        let values: Vec<(ModelKey, ModelValue)> =
+            all.map(|key| (*key, executor.records[key])).collect();
+        self.send_message(at, home, transaction, MessageBody::Locked { values, incarnation: life });
     }
 
-    pub fn locked(
+    pub fn record_locked(
         &mut self,
         home: usize,
         transaction: Transaction,
         from: usize,
-        values: &[(Key, Value)],
+        values: &[(ModelKey, ModelValue)],
         life: u8,
     ) {
         let number = transaction.operation;
@@ -123,6 +139,6 @@ impl Step<'_> {
         }
         run.held.insert(from, life);
         run.read.extend(values.iter().copied());
-        self.lock_more(number);
+        self.lock_next(number);
     }
 }

@@ -1,6 +1,6 @@
 //! The messages of executors.
 
-use crate::records::{Key, Value};
+use crate::records::{ModelKey, ModelValue};
 
 /// One attempt of one operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -15,29 +15,29 @@ pub struct Transaction {
 
 /// The content of a message.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Word {
+pub enum MessageBody {
     /// Lock these records, if they are unchanged since they were read.
     Prepare {
         /// The records that were read, with their values.
-        reads: Vec<(Key, Value)>,
+        reads: Vec<(ModelKey, ModelValue)>,
         /// The records that are to be changed, with their new values.
-        writes: Vec<(Key, Value)>,
+        writes: Vec<(ModelKey, ModelValue)>,
     },
     /// Lock these records and return their values.
     Lock {
         /// Those to be read only.
-        reads: Vec<Key>,
+        reads: Vec<ModelKey>,
         /// Those to be changed.
-        writes: Vec<Key>,
+        writes: Vec<ModelKey>,
         /// The transaction has locks on other executors already.
         holds: bool,
     },
     /// They are locked, with these values.
     Locked {
         /// The values.
-        values: Vec<(Key, Value)>,
+        values: Vec<(ModelKey, ModelValue)>,
         /// The incarnation in which they were locked.
-        life: u8,
+        incarnation: u8,
     },
     /// They are locked.
     Prepared,
@@ -48,7 +48,7 @@ pub enum Word {
         /// Whether the transaction has committed, and changes something there.
         committed: bool,
         /// The changes that were not prepared; they apply if the locks are of that incarnation.
-        part: Part,
+        part: CommittedPart,
     },
     /// The outcome is known, and the locks are gone.
     Finished,
@@ -69,11 +69,11 @@ pub enum Word {
 
 /// The part of one executor in a transaction that has committed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Part {
+pub struct CommittedPart {
     /// The incarnation in which it has locked the records that are to be changed.
-    pub life: u8,
+    pub incarnation: u8,
     /// The new values of the records that were not prepared.
-    pub writes: Vec<(Key, Value)>,
+    pub writes: Vec<(ModelKey, ModelValue)>,
 }
 
 /// A message stays deliverable for as long as its receiver lives: it may come late, again, or
@@ -90,5 +90,5 @@ pub struct Message {
     /// The transaction.
     pub about: Transaction,
     /// The content.
-    pub word: Word,
+    pub word: MessageBody,
 }

@@ -1,17 +1,17 @@
 //! All possible events, and the properties that must hold.
 
-use crate::executor::{Executor, Hold, Lock, Run};
-use crate::message::{Message, Part, Transaction, Word};
-use crate::records::{Answer, Key, Operation, Records, Value};
+use crate::executor::{LockPurpose, ModelExecutor, ModelLock, RunningTransaction};
+use crate::message::{CommittedPart, Message, MessageBody, Transaction};
+use crate::records::{ModelKey, ModelOperation, ModelValue, ReadValues, Records};
 use stateright::semantics::{ConsistencyTester, LinearizabilityTester};
 use stateright::{Model, Property};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A part of the protocol that is left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Defect {
+pub enum ProtocolDefect {
     /// A participant locks without checking that the records are unchanged.
-    LocksUnseen,
+    LocksUnvalidated,
     /// A record that was only read is checked, but not locked.
     LeavesReadsOpen,
     /// A reader takes the old value of a locked record without asking.
@@ -44,7 +44,7 @@ pub struct Protocol {
     /// The executor that has each record. All records begin as 0.
     pub places: Vec<usize>,
     /// The operations of each client, in order.
-    pub clients: Vec<Vec<Operation>>,
+    pub clients: Vec<Vec<ModelOperation>>,
     /// Most crashes of executors.
     pub deaths: u8,
     /// Most attempts of an operation in one incarnation of its coordinator.
@@ -53,13 +53,13 @@ pub struct Protocol {
     /// their changes prepared.
     pub locks: bool,
     /// The part that is left out.
-    pub defect: Option<Defect>,
+    pub defect: Option<ProtocolDefect>,
 }
 
 /// The state of all executors, messages and clients.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct State {
-    pub(crate) executors: Vec<Executor>,
+pub struct ModelState {
+    pub(crate) executors: Vec<ModelExecutor>,
     /// All messages that were ever sent to an executor that is alive.
     network: BTreeSet<Message>,
     /// By client: operations begun, and whether the last has no answer yet.
@@ -70,13 +70,13 @@ pub struct State {
 
 /// A possible event.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Action {
+pub enum ProtocolAction {
     /// A client begins its next operation.
     Begin(usize),
     /// Its executor begins the operation, or tries again.
     Start(usize),
     /// A transaction reads a record of another executor.
-    Fetch(usize, Key),
+    Fetch(usize, ModelKey),
     /// All are prepared: the transaction commits, unless a record at its coordinator is locked or
     /// has changed.
     Commit(usize),
@@ -91,13 +91,13 @@ pub enum Action {
     /// An executor asks for the outcome of transactions whose locks it has held for long.
     Sweep(usize),
     /// An executor crashes and restarts.
-    Die(usize),
+    Crash(usize),
 }
 
 impl Protocol {
     /// Returns the client of an operation, and the operation's index there. Operations are numbered
     /// over all clients.
-    fn client(&self, operation: usize) -> (usize, usize) {
+    fn client_of(&self, operation: usize) -> (usize, usize) {
         let mut left = operation;
         for (client, operations) in self.clients.iter().enumerate() {
             match left.checked_sub(operations.len()) {
@@ -108,32 +108,32 @@ impl Protocol {
         unreachable!("operations are numbered by `number`")
     }
 
-    fn number(&self, client: usize, at: usize) -> usize {
+    fn operation_number(&self, client: usize, at: usize) -> usize {
         self.clients[..client].iter().map(Vec::len).sum::<usize>() + at
     }
 
-    pub(crate) fn operation(&self, number: usize) -> &Operation {
-        let (client, at) = self.client(number);
+    pub(crate) fn operation(&self, number: usize) -> &ModelOperation {
+        let (client, at) = self.client_of(number);
         &self.clients[client][at]
     }
 
-    pub(crate) fn place(&self, key: Key) -> usize {
+    pub(crate) fn executor_of(&self, key: ModelKey) -> usize {
         self.places[usize::from(key)]
     }
 
     /// Returns the executor that coordinates an operation.
-    pub(crate) fn home(&self, operation: usize) -> usize {
+    pub(crate) fn coordinator_of(&self, operation: usize) -> usize {
         match self.operation(operation) {
-            Operation::Transaction { home, .. } => *home,
-            Operation::Put(key, _) | Operation::Get(key) => self.place(*key),
+            ModelOperation::Transaction { home, .. } => *home,
+            ModelOperation::Put(key, _) | ModelOperation::Get(key) => self.executor_of(*key),
         }
     }
 
-    pub(crate) fn has(&self, defect: Defect) -> bool {
+    pub(crate) fn has_defect(&self, defect: ProtocolDefect) -> bool {
         self.defect == Some(defect)
     }
 
-    fn can_go_on(&self, state: &State) -> bool {
+    fn has_next_state(&self, state: &ModelState) -> bool {
         let mut actions = Vec::new();
         self.actions(state, &mut actions);
         actions.into_iter().any(|action| self.next_state(state, action).is_some())
@@ -141,19 +141,19 @@ impl Protocol {
 }
 
 /// A state on its way to the next.
-pub(crate) struct Step<'a> {
+pub(crate) struct ModelStep<'a> {
     pub protocol: &'a Protocol,
-    pub state: State,
+    pub state: ModelState,
 }
 
-impl Step<'_> {
-    pub fn send(&mut self, from: usize, to: usize, about: Transaction, word: Word) {
+impl ModelStep<'_> {
+    pub fn send_message(&mut self, from: usize, to: usize, about: Transaction, word: MessageBody) {
         let incarnation = self.state.executors[to].incarnation;
         self.state.network.insert(Message { from, to, incarnation, about, word });
     }
 
-    fn answer(&mut self, operation: usize, answer: Answer) {
-        let (client, _) = self.protocol.client(operation);
+    fn answer_client(&mut self, operation: usize, answer: ReadValues) {
+        let (client, _) = self.protocol.client_of(operation);
         self.state.begun[client].1 = false;
         let told = self.state.history.on_return(client, answer);
         told.expect("an operation that was asked for is answered once");
@@ -161,68 +161,83 @@ impl Step<'_> {
 
     /// Wounds the transaction whose lock conflicts with an operation that changes a record: asks
     /// its coordinator to abort it.
-    pub fn wound(&mut self, at: usize, lock: Transaction, by: usize) {
-        if !self.protocol.has(Defect::TrustsLocks) {
-            let home = self.protocol.home(lock.operation);
-            self.send(at, home, lock, Word::Status { abort: Some(by), reader: None });
+    pub fn wound_transaction(&mut self, at: usize, lock: Transaction, by: usize) {
+        if !self.protocol.has_defect(ProtocolDefect::TrustsLocks) {
+            let home = self.protocol.coordinator_of(lock.operation);
+            self.send_message(
+                at,
+                home,
+                lock,
+                MessageBody::Status { abort: Some(by), reader: None },
+            );
         }
     }
 
     /// An older transaction has met the lock of a younger one: it waits, and the younger one gives
     /// way. If both gave way, they could do so for ever.
-    pub fn meet(&mut self, at: usize, lock: Transaction, older: usize) {
-        self.wound(at, lock, older);
-        if self.protocol.has(Defect::BothGiveWay) {
+    pub fn wait_for_younger(&mut self, at: usize, lock: Transaction, older: usize) {
+        self.wound_transaction(at, lock, older);
+        if self.protocol.has_defect(ProtocolDefect::BothGiveWay) {
             // At its own coordinator the older one aborts itself; elsewhere its coordinator is
             // asked to do so.
-            let home = self.protocol.home(older);
+            let home = self.protocol.coordinator_of(older);
             match self.state.executors[home].running.get(&older).map(|run| run.transaction) {
-                Some(_) if at == home => self.abort(home, older),
-                Some(about) => self.send(at, home, about, Word::Refused),
+                Some(_) if at == home => self.abort_transaction(home, older),
+                Some(about) => self.send_message(at, home, about, MessageBody::Refused),
                 None => {}
             }
         }
     }
 
-    fn start(&mut self, number: usize) {
-        let home = self.protocol.home(number);
+    fn start_operation(&mut self, number: usize) {
+        let home = self.protocol.coordinator_of(number);
         match self.protocol.operation(number).clone() {
-            Operation::Put(key, value) => {
-                match self.state.executors[home].conflict(key, true, None) {
+            ModelOperation::Put(key, value) => {
+                match self.state.executors[home].conflicting_transaction(key, true, None) {
                     // A plain operation wins in the end.
-                    Some(lock) => self.wound(home, lock, number),
+                    Some(lock) => self.wound_transaction(home, lock, number),
                     None => {
                         self.state.executors[home].records.insert(key, value);
-                        self.answer(number, Vec::new());
+                        self.answer_client(number, Vec::new());
                     }
                 }
             }
-            Operation::Get(key) => match self.state.executors[home].conflict(key, false, None) {
-                Some(lock) if !self.protocol.has(Defect::ReadsBelowLocks) => {
-                    let (to, reader) = (self.protocol.home(lock.operation), Some(number));
-                    self.send(home, to, lock, Word::Status { abort: None, reader });
+            ModelOperation::Get(key) => match self.state.executors[home]
+                .conflicting_transaction(key, false, None)
+            {
+                Some(lock) if !self.protocol.has_defect(ProtocolDefect::ReadsBelowLocks) => {
+                    let (to, reader) = (self.protocol.coordinator_of(lock.operation), Some(number));
+                    self.send_message(home, to, lock, MessageBody::Status { abort: None, reader });
                 }
-                _ => self.get(number, home, key),
+                _ => self.read_record(number, home, key),
             },
-            Operation::Transaction { reads, writes, .. } => self.try_it(number, &reads, &writes),
+            ModelOperation::Transaction { reads, writes, .. } => {
+                self.attempt_transaction(number, &reads, &writes)
+            }
         }
     }
 
-    fn get(&mut self, number: usize, at: usize, key: Key) {
+    fn read_record(&mut self, number: usize, at: usize, key: ModelKey) {
         let value = self.state.executors[at].records[&key];
-        self.answer(number, vec![value]);
+        self.answer_client(number, vec![value]);
     }
 
-    fn try_it(&mut self, number: usize, reads: &[Key], writes: &[(Key, Value)]) {
-        let home = self.protocol.home(number);
-        for (key, write) in keys(reads, writes) {
-            if self.protocol.place(key) == home
-                && let Some(lock) = self.state.executors[home].conflict(key, write, None)
+    fn attempt_transaction(
+        &mut self,
+        number: usize,
+        reads: &[ModelKey],
+        writes: &[(ModelKey, ModelValue)],
+    ) {
+        let home = self.protocol.coordinator_of(number);
+        for (key, write) in transaction_keys(reads, writes) {
+            if self.protocol.executor_of(key) == home
+                && let Some(lock) =
+                    self.state.executors[home].conflicting_transaction(key, write, None)
             // Local records are checked first: a transaction that must wait here has no locks
             // elsewhere yet.
             {
                 if number < lock.operation {
-                    self.wound(home, lock, number);
+                    self.wound_transaction(home, lock, number);
                 }
                 return;
             }
@@ -230,35 +245,36 @@ impl Step<'_> {
         let executor = &mut self.state.executors[home];
         let attempts = executor.attempts.entry(number).or_default();
         *attempts += 1;
-        let forgets = self.protocol.has(Defect::ForgetsIncarnation);
+        let forgets = self.protocol.has_defect(ProtocolDefect::ForgetsIncarnation);
         // With the incarnation in its name, no transaction of the time before a restart can be
         // taken for this one.
         let incarnation = if forgets { 0 } else { executor.incarnation };
         let transaction = Transaction { operation: number, incarnation, attempt: *attempts };
-        let local = reads.iter().filter(|key| self.protocol.place(**key) == home);
+        let local = reads.iter().filter(|key| self.protocol.executor_of(**key) == home);
         // A transaction that locks other executors' records reads its own last, under its locks.
         let local = local.filter(|_| !self.protocol.locks);
         let read = local.map(|key| (*key, executor.records[key])).collect();
-        let run = Run { transaction, read, waits: None, held: BTreeMap::new() };
+        let run = RunningTransaction { transaction, read, waits: None, held: BTreeMap::new() };
         executor.running.insert(number, run);
         match self.protocol.locks {
-            true => self.lock_more(number),
-            false => self.prepare(number),
+            true => self.lock_next(number),
+            false => self.request_votes(number),
         }
     }
 
-    fn fetch(&mut self, number: usize, key: Key) {
-        let value = self.state.executors[self.protocol.place(key)].records[&key];
-        let home = self.protocol.home(number);
+    fn fetch_record(&mut self, number: usize, key: ModelKey) {
+        let value = self.state.executors[self.protocol.executor_of(key)].records[&key];
+        let home = self.protocol.coordinator_of(number);
         if let Some(run) = self.state.executors[home].running.get_mut(&number) {
             run.read.insert(key, value);
         }
-        self.prepare(number);
+        self.request_votes(number);
     }
 
     /// Asks all participants for their votes, once all records are read.
-    fn prepare(&mut self, number: usize) {
-        let Operation::Transaction { reads, writes, home } = self.protocol.operation(number) else {
+    fn request_votes(&mut self, number: usize) {
+        let ModelOperation::Transaction { reads, writes, home } = self.protocol.operation(number)
+        else {
             return;
         };
         let run = &self.state.executors[*home].running[&number];
@@ -267,26 +283,26 @@ impl Step<'_> {
         }
         let (transaction, read) = (run.transaction, run.read.clone());
         let mut waits = BTreeMap::new();
-        for (key, _) in keys(reads, writes) {
-            let to = self.protocol.place(key);
+        for (key, _) in transaction_keys(reads, writes) {
+            let to = self.protocol.executor_of(key);
             if to != *home {
                 waits.insert(to, self.state.executors[to].incarnation);
             }
         }
         for to in waits.keys() {
-            let reads = read.iter().filter(|(key, _)| self.protocol.place(**key) == *to);
+            let reads = read.iter().filter(|(key, _)| self.protocol.executor_of(**key) == *to);
             let reads = reads.map(|(key, value)| (*key, *value)).collect();
-            let writes = writes.iter().filter(|(key, _)| self.protocol.place(*key) == *to);
+            let writes = writes.iter().filter(|(key, _)| self.protocol.executor_of(*key) == *to);
             let writes = writes.copied().collect();
-            self.send(*home, *to, transaction, Word::Prepare { reads, writes });
+            self.send_message(*home, *to, transaction, MessageBody::Prepare { reads, writes });
         }
         if let Some(run) = self.state.executors[*home].running.get_mut(&number) {
             run.waits = Some(waits);
         }
     }
 
-    fn prepared(&mut self, home: usize, transaction: Transaction, from: usize) {
-        let early = self.protocol.has(Defect::CommitsEarly);
+    fn record_vote(&mut self, home: usize, transaction: Transaction, from: usize) {
+        let early = self.protocol.has_defect(ProtocolDefect::CommitsEarly);
         let Some(run) = self.state.executors[home].running.get_mut(&transaction.operation) else {
             return;
         };
@@ -303,37 +319,44 @@ impl Step<'_> {
 
     /// Commits: the one moment at which the transaction takes effect, unless a record of the
     /// coordinator has changed.
-    fn commit(&mut self, home: usize, transaction: Transaction) {
+    fn commit_transaction(&mut self, home: usize, transaction: Transaction) {
         let number = transaction.operation;
-        let Operation::Transaction { reads, writes, .. } = self.protocol.operation(number) else {
+        let ModelOperation::Transaction { reads, writes, .. } = self.protocol.operation(number)
+        else {
             return;
         };
-        let is_home = |key: Key| self.protocol.place(key) == home;
+        let is_home = |key: ModelKey| self.protocol.executor_of(key) == home;
         let executor = &self.state.executors[home];
         let run = &executor.running[&number];
-        for (key, write) in keys(reads, writes).into_iter().filter(|(key, _)| is_home(*key)) {
-            match executor.conflict(key, write, None) {
-                Some(lock) if number < lock.operation => return self.meet(home, lock, number),
-                Some(_) => return self.abort(home, number),
+        for (key, write) in
+            transaction_keys(reads, writes).into_iter().filter(|(key, _)| is_home(*key))
+        {
+            match executor.conflicting_transaction(key, write, None) {
+                Some(lock) if number < lock.operation => {
+                    return self.wait_for_younger(home, lock, number);
+                }
+                Some(_) => return self.abort_transaction(home, number),
                 None => {}
             }
         }
         // Read validation: records at the coordinator are not locked, so their values must still be
         // the ones that were read.
         if run.read.iter().any(|(key, value)| is_home(*key) && executor.records[key] != *value) {
-            return self.abort(home, number);
+            return self.abort_transaction(home, number);
         }
-        let value = |key: &Key| run.read.get(key).copied().unwrap_or_else(|| executor.records[key]);
+        let value =
+            |key: &ModelKey| run.read.get(key).copied().unwrap_or_else(|| executor.records[key]);
         let answer = reads.iter().map(value).collect();
-        let others: BTreeSet<usize> = keys(reads, writes)
+        let others: BTreeSet<usize> = transaction_keys(reads, writes)
             .into_keys()
-            .map(|key| self.protocol.place(key))
+            .map(|key| self.protocol.executor_of(key))
             .filter(|place| *place != home)
             .collect();
-        let part = |to: &usize| (*to, self.protocol.part(number, *to, &run.held));
-        let changes = |(_, part): &(usize, Part)| !part.writes.is_empty() || !self.protocol.locks;
+        let part = |to: &usize| (*to, self.protocol.committed_part(number, *to, &run.held));
+        let changes =
+            |(_, part): &(usize, CommittedPart)| !part.writes.is_empty() || !self.protocol.locks;
         let (others, released): (Vec<_>, Vec<_>) = others.iter().map(part).partition(changes);
-        let others: BTreeMap<usize, Part> = others.into_iter().collect();
+        let others: BTreeMap<usize, CommittedPart> = others.into_iter().collect();
         // One atomic step, as one batch of the store: the changes, the reply, and the record of the
         // participants.
         let executor = &mut self.state.executors[home];
@@ -346,53 +369,72 @@ impl Step<'_> {
             executor.committed.insert(transaction, others.clone());
         }
         for (to, part) in others {
-            self.send(home, to, transaction, Word::Finish { committed: true, part });
+            self.send_message(home, to, transaction, MessageBody::Finish { committed: true, part });
         }
         // Participants that only read need no record of the outcome: presumed abort frees their
         // locks as well.
         for (to, part) in released {
-            self.send(home, to, transaction, Word::Finish { committed: false, part });
+            self.send_message(
+                home,
+                to,
+                transaction,
+                MessageBody::Finish { committed: false, part },
+            );
         }
     }
 
-    pub fn abort(&mut self, home: usize, number: usize) {
+    pub fn abort_transaction(&mut self, home: usize, number: usize) {
         let Some(run) = self.state.executors[home].running.remove(&number) else { return };
-        let Operation::Transaction { reads, writes, .. } = self.protocol.operation(number) else {
+        let ModelOperation::Transaction { reads, writes, .. } = self.protocol.operation(number)
+        else {
             return;
         };
-        for (key, _) in keys(reads, writes) {
-            let to = self.protocol.place(key);
+        for (key, _) in transaction_keys(reads, writes) {
+            let to = self.protocol.executor_of(key);
             if to != home && run.waits.is_some() {
-                let part = Part::default();
-                self.send(home, to, run.transaction, Word::Finish { committed: false, part });
+                let part = CommittedPart::default();
+                self.send_message(
+                    home,
+                    to,
+                    run.transaction,
+                    MessageBody::Finish { committed: false, part },
+                );
             }
         }
     }
 
-    fn deliver(&mut self, message: Message) {
+    fn deliver_message(&mut self, message: Message) {
         let Message { from, to, about, word, .. } = message;
         match word {
-            Word::Prepare { reads, writes } => self.lock(from, to, about, &reads, &writes),
-            Word::Prepared => self.prepared(to, about, from),
-            Word::Lock { reads, writes, holds } => {
-                self.lock_for(from, to, about, &reads, &writes, holds);
+            MessageBody::Prepare { reads, writes } => {
+                self.lock_prepared(from, to, about, &reads, &writes)
             }
-            Word::Locked { values, life } => self.locked(to, about, from, &values, life),
-            Word::Refused => {
+            MessageBody::Prepared => self.record_vote(to, about, from),
+            MessageBody::Lock { reads, writes, holds } => {
+                self.lock_records(from, to, about, &reads, &writes, holds);
+            }
+            MessageBody::Locked { values, incarnation: life } => {
+                self.record_locked(to, about, from, &values, life)
+            }
+            MessageBody::Refused => {
                 let run = self.state.executors[to].running.get(&about.operation);
                 if run.is_some_and(|run| run.transaction == about) {
-                    self.abort(to, about.operation);
+                    self.abort_transaction(to, about.operation);
                 }
             }
-            Word::Finish { committed, part } => {
-                let any_life = self.protocol.has(Defect::ForgetsLives);
-                self.state.executors[to].finish(about, committed.then_some(&part), any_life);
+            MessageBody::Finish { committed, part } => {
+                let any_life = self.protocol.has_defect(ProtocolDefect::ForgetsLives);
+                self.state.executors[to].finish_transaction(
+                    about,
+                    committed.then_some(&part),
+                    any_life,
+                );
                 if committed {
-                    self.send(to, from, about, Word::Finished);
+                    self.send_message(to, from, about, MessageBody::Finished);
                 }
             }
-            Word::Finished => {
-                let drops = self.protocol.has(Defect::DropsRecord);
+            MessageBody::Finished => {
+                let drops = self.protocol.has_defect(ProtocolDefect::DropsRecord);
                 let committed = &mut self.state.executors[to].committed;
                 if let Some(others) = committed.get_mut(&about) {
                     others.remove(&from);
@@ -401,71 +443,75 @@ impl Step<'_> {
                     }
                 }
             }
-            Word::Status { abort, reader } => self.tell(to, from, about, abort, reader),
-            Word::Running { reader } => {
-                let waits = self.state.waits(self.protocol, reader);
-                if let (true, Operation::Get(key)) = (waits, self.protocol.operation(reader)) {
+            MessageBody::Status { abort, reader } => {
+                self.report_status(to, from, about, abort, reader)
+            }
+            MessageBody::Running { reader } => {
+                let waits = self.state.is_waiting(self.protocol, reader);
+                if let (true, ModelOperation::Get(key)) = (waits, self.protocol.operation(reader)) {
                     // The present value under this lock was current when the coordinator answered.
                     // A lock of another transaction needs a request of its own.
-                    match self.state.executors[to].conflict(*key, false, None) {
+                    match self.state.executors[to].conflicting_transaction(*key, false, None) {
                         Some(lock) if lock != about => {}
-                        _ => self.get(reader, to, *key),
+                        _ => self.read_record(reader, to, *key),
                     }
                 }
             }
         }
     }
 
-    fn lock(
+    fn lock_prepared(
         &mut self,
         home: usize,
         at: usize,
         transaction: Transaction,
-        reads: &[(Key, Value)],
-        writes: &[(Key, Value)],
+        reads: &[(ModelKey, ModelValue)],
+        writes: &[(ModelKey, ModelValue)],
     ) {
         let executor = &mut self.state.executors[at];
-        if executor.over.contains(&transaction) && !self.protocol.has(Defect::ForgetsTheOver) {
+        if executor.ended.contains(&transaction)
+            && !self.protocol.has_defect(ProtocolDefect::ForgetsTheOver)
+        {
             return;
         }
         // A new attempt proves that the earlier one had not committed.
-        executor.end_earlier(transaction);
-        if executor.locks.iter().any(|lock| lock.by == transaction) {
-            return self.send(at, home, transaction, Word::Prepared);
+        executor.end_earlier_attempts(transaction);
+        if executor.locks.iter().any(|lock| lock.owner == transaction) {
+            return self.send_message(at, home, transaction, MessageBody::Prepared);
         }
-        let mut locks: BTreeMap<Key, Hold> = BTreeMap::new();
-        if !self.protocol.has(Defect::LeavesReadsOpen) {
-            locks.extend(reads.iter().map(|(key, _)| (*key, Hold::Read)));
+        let mut locks: BTreeMap<ModelKey, LockPurpose> = BTreeMap::new();
+        if !self.protocol.has_defect(ProtocolDefect::LeavesReadsOpen) {
+            locks.extend(reads.iter().map(|(key, _)| (*key, LockPurpose::Read)));
         }
-        locks.extend(writes.iter().map(|(key, value)| (*key, Hold::Value(*value))));
+        locks.extend(writes.iter().map(|(key, value)| (*key, LockPurpose::Value(*value))));
         for (key, hold) in &locks {
-            let write = *hold != Hold::Read;
-            if let Some(lock) = executor.conflict(*key, write, Some(transaction)) {
+            let write = *hold != LockPurpose::Read;
+            if let Some(lock) = executor.conflicting_transaction(*key, write, Some(transaction)) {
                 if transaction.operation < lock.operation {
-                    return self.meet(at, lock, transaction.operation);
+                    return self.wait_for_younger(at, lock, transaction.operation);
                 }
-                return self.refuse(at, home, transaction);
+                return self.refuse_transaction(at, home, transaction);
             }
         }
         // Read validation: nothing may have changed between the read and this lock.
         let is_same = reads.iter().all(|(key, value)| executor.records[key] == *value);
-        if !is_same && !self.protocol.has(Defect::LocksUnseen) {
-            return self.refuse(at, home, transaction);
+        if !is_same && !self.protocol.has_defect(ProtocolDefect::LocksUnvalidated) {
+            return self.refuse_transaction(at, home, transaction);
         }
         let life = executor.incarnation;
-        let lock = |(key, hold)| Lock { key, by: transaction, hold, life };
+        let lock = |(key, hold)| ModelLock { key, owner: transaction, hold, incarnation: life };
         let locks = locks.into_iter().map(lock);
         self.state.executors[at].locks.extend(locks);
-        self.send(at, home, transaction, Word::Prepared);
+        self.send_message(at, home, transaction, MessageBody::Prepared);
     }
 
     /// Refuses for good: a lock that is taken later would conflict with the next attempt.
-    pub fn refuse(&mut self, at: usize, home: usize, transaction: Transaction) {
-        self.state.executors[at].over.insert(transaction);
-        self.send(at, home, transaction, Word::Refused);
+    pub fn refuse_transaction(&mut self, at: usize, home: usize, transaction: Transaction) {
+        self.state.executors[at].ended.insert(transaction);
+        self.send_message(at, home, transaction, MessageBody::Refused);
     }
 
-    fn tell(
+    fn report_status(
         &mut self,
         home: usize,
         to: usize,
@@ -477,52 +523,66 @@ impl Step<'_> {
         if let Some(others) = executor.committed.get(&about) {
             let part = others.get(&to).cloned();
             let (committed, part) = (part.is_some(), part.unwrap_or_default());
-            return self.send(home, to, about, Word::Finish { committed, part });
+            return self.send_message(home, to, about, MessageBody::Finish { committed, part });
         }
         let run = executor.running.get(&about.operation);
         let runs = run.is_some_and(|run| run.transaction == about);
         match (runs, reader) {
             (true, _) if abort.is_some() => {
-                self.abort(home, about.operation);
-                self.state.executors[home].yields.extend(abort.map(|by| (about.operation, by)));
+                self.abort_transaction(home, about.operation);
+                self.state.executors[home].yields_to.extend(abort.map(|by| (about.operation, by)));
             }
-            (true, Some(reader)) => self.send(home, to, about, Word::Running { reader }),
+            (true, Some(reader)) => {
+                self.send_message(home, to, about, MessageBody::Running { reader })
+            }
             (true, None) => {}
             // Presumed abort: it never commits, because later attempts have other names.
             (false, _) => {
-                let part = Part::default();
-                self.send(home, to, about, Word::Finish { committed: false, part });
+                let part = CommittedPart::default();
+                self.send_message(home, to, about, MessageBody::Finish { committed: false, part });
             }
         }
     }
 
-    fn repeat(&mut self, home: usize) {
+    fn repeat_outcomes(&mut self, home: usize) {
         for (transaction, others) in self.state.executors[home].committed.clone() {
             for (to, part) in others {
-                self.send(home, to, transaction, Word::Finish { committed: true, part });
+                self.send_message(
+                    home,
+                    to,
+                    transaction,
+                    MessageBody::Finish { committed: true, part },
+                );
             }
         }
     }
 
-    fn sweep(&mut self, at: usize) {
+    fn request_outcomes(&mut self, at: usize) {
         for lock in self.state.executors[at].locks.clone() {
-            let home = self.protocol.home(lock.by.operation);
+            let home = self.protocol.coordinator_of(lock.owner.operation);
             // Before it is over there is no outcome.
-            if self.state.executors[home].has(lock.by) || self.protocol.has(Defect::TrustsLocks) {
+            if self.state.executors[home].knows_transaction(lock.owner)
+                || self.protocol.has_defect(ProtocolDefect::TrustsLocks)
+            {
                 continue;
             }
-            self.send(at, home, lock.by, Word::Status { abort: None, reader: None });
+            self.send_message(
+                at,
+                home,
+                lock.owner,
+                MessageBody::Status { abort: None, reader: None },
+            );
         }
     }
 
-    fn die(&mut self, at: usize) {
+    fn crash_executor(&mut self, at: usize) {
         self.state.deaths += 1;
         let executor = &mut self.state.executors[at];
         executor.restart();
-        if self.protocol.has(Defect::LosesLocks) {
+        if self.protocol.has_defect(ProtocolDefect::LosesLocks) {
             executor.locks.clear();
         }
-        if self.protocol.has(Defect::ForgetsWrites) {
+        if self.protocol.has_defect(ProtocolDefect::ForgetsWrites) {
             let parts = executor.committed.values_mut().flat_map(BTreeMap::values_mut);
             parts.for_each(|part| part.writes.clear());
         }
@@ -530,81 +590,85 @@ impl Step<'_> {
         // Connections die with the process, except that requests for locks may wait for the next
         // one.
         self.state.network.retain(|message| {
-            let waits = matches!(message.word, Word::Lock { .. });
+            let waits = matches!(message.word, MessageBody::Lock { .. });
             message.to != at || message.incarnation == incarnation || waits
         });
     }
 }
 
 /// Returns the records of a transaction, each with whether it is changed.
-pub(crate) fn keys(reads: &[Key], writes: &[(Key, Value)]) -> BTreeMap<Key, bool> {
-    let mut keys: BTreeMap<Key, bool> = reads.iter().map(|key| (*key, false)).collect();
+pub(crate) fn transaction_keys(
+    reads: &[ModelKey],
+    writes: &[(ModelKey, ModelValue)],
+) -> BTreeMap<ModelKey, bool> {
+    let mut keys: BTreeMap<ModelKey, bool> = reads.iter().map(|key| (*key, false)).collect();
     keys.extend(writes.iter().map(|(key, _)| (*key, true)));
     keys
 }
 
-impl State {
+impl ModelState {
     /// Whether a lock of another transaction blocks one that waits for its next attempt.
     fn is_blocked(&self, protocol: &Protocol, number: usize) -> bool {
-        let Operation::Transaction { reads, writes, home } = protocol.operation(number) else {
+        let ModelOperation::Transaction { reads, writes, home } = protocol.operation(number) else {
             return false;
         };
         // Stands for a pause: the operation that had it aborted comes first.
-        let yields = self.executors[*home].yields.get(&number);
-        if yields.is_some_and(|by| self.waits(protocol, *by)) {
+        let yields = self.executors[*home].yields_to.get(&number);
+        if yields.is_some_and(|by| self.is_waiting(protocol, *by)) {
             return true;
         }
-        keys(reads, writes).into_iter().any(|(key, write)| {
-            let place = protocol.place(key);
-            place != *home && self.executors[place].conflict(key, write, None).is_some()
+        transaction_keys(reads, writes).into_iter().any(|(key, write)| {
+            let place = protocol.executor_of(key);
+            place != *home
+                && self.executors[place].conflicting_transaction(key, write, None).is_some()
         })
     }
 
     /// Whether an operation has no answer yet.
-    fn waits(&self, protocol: &Protocol, number: usize) -> bool {
-        let (client, at) = protocol.client(number);
+    fn is_waiting(&self, protocol: &Protocol, number: usize) -> bool {
+        let (client, at) = protocol.client_of(number);
         self.begun[client] == (at + 1, true)
     }
 
     /// Drops messages that can have no effect any more, to reduce the number of states.
-    fn forget_messages(&mut self, protocol: &Protocol) {
+    fn drop_dead_messages(&mut self, protocol: &Protocol) {
         let executors = &self.executors;
         let is_over = |message: &Message| {
-            executors[message.to].over.contains(&message.about)
-                && !protocol.has(Defect::ForgetsTheOver)
+            executors[message.to].ended.contains(&message.about)
+                && !protocol.has_defect(ProtocolDefect::ForgetsTheOver)
         };
         let acknowledged: BTreeSet<(usize, Transaction)> = self
             .network
             .iter()
-            .filter(|message| message.word == Word::Finished)
+            .filter(|message| message.word == MessageBody::Finished)
             .map(|message| (message.from, message.about))
             .collect();
-        let waiting: BTreeSet<usize> = (0..protocol.number(protocol.clients.len(), 0))
-            .filter(|n| self.waits(protocol, *n))
+        let waiting: BTreeSet<usize> = (0..protocol.operation_number(protocol.clients.len(), 0))
+            .filter(|n| self.is_waiting(protocol, *n))
             .collect();
         let may_die = self.deaths < protocol.deaths;
         self.network.retain(|message| {
             let (to, about) = (&executors[message.to], message.about);
             match &message.word {
-                Word::Prepare { .. } => !is_over(message),
+                MessageBody::Prepare { .. } => !is_over(message),
                 // A crash forgets that the transaction is over.
-                Word::Lock { .. } => may_die || !is_over(message),
-                Word::Prepared | Word::Refused | Word::Locked { .. } => {
+                MessageBody::Lock { .. } => may_die || !is_over(message),
+                MessageBody::Prepared | MessageBody::Refused | MessageBody::Locked { .. } => {
                     let run = to.running.get(&about.operation);
                     run.is_some_and(|run| run.transaction == about)
                 }
-                Word::Finish { committed, .. } => {
+                MessageBody::Finish { committed, .. } => {
                     let home = &executors[message.from];
                     let is_known = !committed
                         || !home.committed.contains_key(&about)
                         || acknowledged.contains(&(message.to, about));
                     !(is_over(message) && is_known)
                 }
-                Word::Finished => to.committed.contains_key(&about),
-                Word::Status { .. } => {
-                    executors[message.from].locks.iter().any(|lock| lock.by == about)
+                MessageBody::Finished => to.committed.contains_key(&about),
+                MessageBody::Status { .. } => {
+                    executors[message.from].locks.iter().any(|lock| lock.owner == about)
                 }
-                Word::Running { reader } => waiting.contains(reader),
+                MessageBody::Running { reader } => waiting.contains(reader),
             }
         });
     }
@@ -622,16 +686,16 @@ impl State {
 }
 
 impl Model for Protocol {
-    type State = State;
-    type Action = Action;
+    type State = ModelState;
+    type Action = ProtocolAction;
 
-    fn init_states(&self) -> Vec<State> {
+    fn init_states(&self) -> Vec<ModelState> {
         let mut executors =
-            vec![Executor::default(); self.places.iter().max().map_or(0, |m| m + 1)];
+            vec![ModelExecutor::default(); self.places.iter().max().map_or(0, |m| m + 1)];
         for (key, place) in self.places.iter().enumerate() {
-            executors[*place].records.insert(key as Key, 0);
+            executors[*place].records.insert(key as ModelKey, 0);
         }
-        vec![State {
+        vec![ModelState {
             executors,
             network: BTreeSet::new(),
             begun: vec![(0, false); self.clients.len()],
@@ -640,94 +704,96 @@ impl Model for Protocol {
         }]
     }
 
-    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
+    fn actions(&self, state: &ModelState, actions: &mut Vec<ProtocolAction>) {
         for (client, &(begun, open)) in state.begun.iter().enumerate() {
             if !open {
                 if begun < self.clients[client].len() {
-                    actions.push(Action::Begin(client));
+                    actions.push(ProtocolAction::Begin(client));
                 }
                 continue;
             }
-            let number = self.number(client, begun - 1);
-            let home = &state.executors[self.home(number)];
+            let number = self.operation_number(client, begun - 1);
+            let home = &state.executors[self.coordinator_of(number)];
             if home.replies.contains_key(&number) {
-                actions.push(Action::Answer(number));
+                actions.push(ProtocolAction::Answer(number));
                 continue;
             }
             match home.running.get(&number) {
                 Some(run) => {
-                    let Operation::Transaction { reads, .. } = self.operation(number) else {
+                    let ModelOperation::Transaction { reads, .. } = self.operation(number) else {
                         continue;
                     };
                     let missing = reads.iter().filter(|key| !run.read.contains_key(key));
                     let missing = missing.filter(|_| !self.locks);
-                    actions.extend(missing.map(|key| Action::Fetch(number, *key)));
+                    actions.extend(missing.map(|key| ProtocolAction::Fetch(number, *key)));
                     let mut waits = run.waits.iter().flatten();
                     if run.waits.as_ref().is_some_and(BTreeMap::is_empty) {
-                        actions.push(Action::Commit(number));
+                        actions.push(ProtocolAction::Commit(number));
                     }
                     if waits.any(|(at, life)| state.executors[*at].incarnation != *life) {
-                        actions.push(Action::GiveUp(number));
+                        actions.push(ProtocolAction::GiveUp(number));
                     }
                 }
                 None => {
                     let tried = home.attempts.get(&number).copied().unwrap_or(0);
                     let again = tried == 0 || !state.is_blocked(self, number);
                     if tried < self.attempts && again {
-                        actions.push(Action::Start(number));
+                        actions.push(ProtocolAction::Start(number));
                     }
                 }
             }
         }
-        actions.extend(state.network.iter().cloned().map(Action::Deliver));
+        actions.extend(state.network.iter().cloned().map(ProtocolAction::Deliver));
         for at in 0..state.executors.len() {
-            actions.push(Action::Repeat(at));
-            actions.push(Action::Sweep(at));
+            actions.push(ProtocolAction::Repeat(at));
+            actions.push(ProtocolAction::Sweep(at));
             if state.deaths < self.deaths {
-                actions.push(Action::Die(at));
+                actions.push(ProtocolAction::Crash(at));
             }
         }
     }
 
-    fn next_state(&self, last: &State, action: Action) -> Option<State> {
-        let mut step = Step { protocol: self, state: last.clone() };
+    fn next_state(&self, last: &ModelState, action: ProtocolAction) -> Option<ModelState> {
+        let mut step = ModelStep { protocol: self, state: last.clone() };
         match action {
-            Action::Begin(client) => {
+            ProtocolAction::Begin(client) => {
                 let (begun, open) = &mut step.state.begun[client];
                 let operation = self.clients[client][*begun].clone();
                 (*begun, *open) = (*begun + 1, true);
                 step.state.history.on_invoke(client, operation).ok()?;
             }
-            Action::Start(number) => step.start(number),
-            Action::Fetch(number, key) => step.fetch(number, key),
-            Action::Commit(number) => {
-                let home = self.home(number);
+            ProtocolAction::Start(number) => step.start_operation(number),
+            ProtocolAction::Fetch(number, key) => step.fetch_record(number, key),
+            ProtocolAction::Commit(number) => {
+                let home = self.coordinator_of(number);
                 let transaction = last.executors[home].running.get(&number)?.transaction;
-                step.commit(home, transaction);
+                step.commit_transaction(home, transaction);
             }
-            Action::GiveUp(number) => step.abort(self.home(number), number),
-            Action::Answer(number) => {
-                let home = &last.executors[self.home(number)];
-                step.answer(number, home.replies.get(&number)?.clone());
+            ProtocolAction::GiveUp(number) => {
+                step.abort_transaction(self.coordinator_of(number), number)
             }
-            Action::Deliver(message) => step.deliver(message),
-            Action::Repeat(at) => step.repeat(at),
-            Action::Sweep(at) => step.sweep(at),
-            Action::Die(at) => step.die(at),
+            ProtocolAction::Answer(number) => {
+                let home = &last.executors[self.coordinator_of(number)];
+                step.answer_client(number, home.replies.get(&number)?.clone());
+            }
+            ProtocolAction::Deliver(message) => step.deliver_message(message),
+            ProtocolAction::Repeat(at) => step.repeat_outcomes(at),
+            ProtocolAction::Sweep(at) => step.request_outcomes(at),
+            ProtocolAction::Crash(at) => step.crash_executor(at),
         }
-        step.state.forget_messages(self);
+        step.state.drop_dead_messages(self);
         (step.state != *last).then_some(step.state)
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
-            Property::always("linearizable", |_, state: &State| {
+            Property::always("linearizable", |_, state: &ModelState| {
                 state.history.serialized_history().is_some()
             }),
-            Property::always("finished", |protocol: &Protocol, state: &State| {
-                state.is_finished(protocol) || protocol.can_go_on(state)
+            Property::always("finished", |protocol: &Protocol, state: &ModelState| {
+                state.is_finished(protocol) || protocol.has_next_state(state)
             }),
-            Property::sometimes("everything done", |protocol: &Protocol, state: &State| {
+            Property::sometimes("everything done", |protocol: &Protocol, state: &ModelState| {
                 state.is_finished(protocol)
             }),
         ]

@@ -3,52 +3,52 @@
 use stateright::semantics::SequentialSpec;
 
 /// The number of a record.
-pub type Key = u8;
+pub type ModelKey = u8;
 /// The value of a record.
-pub type Value = u8;
+pub type ModelValue = u8;
 /// The values that an operation has read.
-pub type Answer = Vec<Value>;
+pub type ReadValues = Vec<ModelValue>;
 
 /// A request of a client.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Operation {
+pub enum ModelOperation {
     /// Reads records and changes records, maybe on several executors, at one moment.
     Transaction {
         /// Read, in this order.
-        reads: Vec<Key>,
+        reads: Vec<ModelKey>,
         /// Changed, with the new values.
-        writes: Vec<(Key, Value)>,
+        writes: Vec<(ModelKey, ModelValue)>,
         /// The executor that coordinates it.
         home: usize,
     },
     /// Changes one record.
-    Put(Key, Value),
+    Put(ModelKey, ModelValue),
     /// Reads one record.
-    Get(Key),
+    Get(ModelKey),
 }
 
 /// All records in one place.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Records(pub Vec<Value>);
+pub struct Records(pub Vec<ModelValue>);
 
 impl SequentialSpec for Records {
-    type Op = Operation;
-    type Ret = Answer;
+    type Op = ModelOperation;
+    type Ret = ReadValues;
 
-    fn invoke(&mut self, operation: &Operation) -> Answer {
+    fn invoke(&mut self, operation: &ModelOperation) -> ReadValues {
         match operation {
-            Operation::Transaction { reads, writes, .. } => {
+            ModelOperation::Transaction { reads, writes, .. } => {
                 let answer = reads.iter().map(|key| self.0[usize::from(*key)]).collect();
                 for (key, value) in writes {
                     self.0[usize::from(*key)] = *value;
                 }
                 answer
             }
-            Operation::Put(key, value) => {
+            ModelOperation::Put(key, value) => {
                 self.0[usize::from(*key)] = *value;
                 Vec::new()
             }
-            Operation::Get(key) => vec![self.0[usize::from(*key)]],
+            ModelOperation::Get(key) => vec![self.0[usize::from(*key)]],
         }
     }
 }

@@ -1,15 +1,15 @@
 //! Checks every state of small cases.
 
 use stateright::{Checker, Model};
-use tatami_model::{Defect, Operation, Protocol};
+use tatami_model::{ModelOperation, Protocol, ProtocolDefect};
 
 const DONE: &str = "everything done";
 
-fn transaction(home: usize, reads: &[u8], writes: &[(u8, u8)]) -> Operation {
-    Operation::Transaction { home, reads: reads.to_vec(), writes: writes.to_vec() }
+fn transaction(home: usize, reads: &[u8], writes: &[(u8, u8)]) -> ModelOperation {
+    ModelOperation::Transaction { home, reads: reads.to_vec(), writes: writes.to_vec() }
 }
 
-fn protocol(places: &[usize], clients: Vec<Vec<Operation>>, deaths: u8) -> Protocol {
+fn protocol(places: &[usize], clients: Vec<Vec<ModelOperation>>, deaths: u8) -> Protocol {
     Protocol { places: places.to_vec(), clients, deaths, attempts: 6, locks: false, defect: None }
 }
 
@@ -24,7 +24,7 @@ fn opposite(deaths: u8) -> Protocol {
     let clients = vec![
         vec![transaction(0, &[0, 1], &[(0, 1), (1, 1)])],
         vec![transaction(1, &[0, 1], &[(0, 2), (1, 2)])],
-        vec![Operation::Get(0), Operation::Get(1)],
+        vec![ModelOperation::Get(0), ModelOperation::Get(1)],
     ];
     protocol(&[0, 1], clients, deaths)
 }
@@ -41,15 +41,17 @@ fn crossed(deaths: u8) -> Protocol {
 fn there_and_back(deaths: u8) -> Protocol {
     let clients = vec![
         vec![transaction(0, &[1], &[(1, 1)])],
-        vec![Operation::Put(1, 2), Operation::Put(1, 0), Operation::Get(1)],
+        vec![ModelOperation::Put(1, 2), ModelOperation::Put(1, 0), ModelOperation::Get(1)],
     ];
     protocol(&[0, 1], clients, deaths)
 }
 
 /// A record is changed while a transaction that has read it is under way.
 fn overwritten(deaths: u8) -> Protocol {
-    let clients =
-        vec![vec![transaction(0, &[1], &[(1, 1)])], vec![Operation::Put(1, 2), Operation::Get(1)]];
+    let clients = vec![
+        vec![transaction(0, &[1], &[(1, 1)])],
+        vec![ModelOperation::Put(1, 2), ModelOperation::Get(1)],
+    ];
     protocol(&[0, 1], clients, deaths)
 }
 
@@ -57,7 +59,7 @@ fn overwritten(deaths: u8) -> Protocol {
 fn three(deaths: u8) -> Protocol {
     let clients = vec![
         vec![transaction(0, &[1, 2], &[(1, 1), (2, 1)])],
-        vec![Operation::Get(1), Operation::Get(2)],
+        vec![ModelOperation::Get(1), ModelOperation::Get(2)],
     ];
     protocol(&[0, 1, 2], clients, deaths)
 }
@@ -115,7 +117,7 @@ fn all_orders_of_more_are_right() {
 }
 
 /// Whether the checker notices that a part of the protocol is left out.
-fn is_seen(defect: Defect, protocol: Protocol, what: &str) -> bool {
+fn is_seen(defect: ProtocolDefect, protocol: Protocol, what: &str) -> bool {
     let protocol = Protocol { defect: Some(defect), ..protocol };
     let checker = protocol.checker().threads(2).spawn_bfs().join();
     checker.discoveries().contains_key(what)
@@ -124,29 +126,29 @@ fn is_seen(defect: Defect, protocol: Protocol, what: &str) -> bool {
 #[test]
 fn every_part_is_needed() {
     let wrong = "linearizable";
-    assert!(is_seen(Defect::LocksUnseen, overwritten(0), wrong));
-    assert!(is_seen(Defect::LeavesReadsOpen, crossed(0), wrong));
-    assert!(is_seen(Defect::ReadsBelowLocks, three(0), wrong));
-    assert!(is_seen(Defect::CommitsEarly, three(0), wrong));
-    assert!(is_seen(Defect::ForgetsIncarnation, there_and_back(1), wrong));
-    assert!(is_seen(Defect::ForgetsTheOver, there_and_back(0), wrong));
-    assert!(is_seen(Defect::DropsRecord, three(0), wrong));
-    assert!(is_seen(Defect::TrustsLocks, crossed(1), "finished"));
-    assert!(is_seen(Defect::BothGiveWay, crossed(0), "finished"));
+    assert!(is_seen(ProtocolDefect::LocksUnvalidated, overwritten(0), wrong));
+    assert!(is_seen(ProtocolDefect::LeavesReadsOpen, crossed(0), wrong));
+    assert!(is_seen(ProtocolDefect::ReadsBelowLocks, three(0), wrong));
+    assert!(is_seen(ProtocolDefect::CommitsEarly, three(0), wrong));
+    assert!(is_seen(ProtocolDefect::ForgetsIncarnation, there_and_back(1), wrong));
+    assert!(is_seen(ProtocolDefect::ForgetsTheOver, there_and_back(0), wrong));
+    assert!(is_seen(ProtocolDefect::DropsRecord, three(0), wrong));
+    assert!(is_seen(ProtocolDefect::TrustsLocks, crossed(1), "finished"));
+    assert!(is_seen(ProtocolDefect::BothGiveWay, crossed(0), "finished"));
 }
 
 #[test]
 fn every_part_of_locking_is_needed() {
     let wrong = "linearizable";
-    assert!(is_seen(Defect::SharesLocks, locking(turned(0)), wrong));
-    assert!(is_seen(Defect::LeavesReadsOpen, locking(crossed(0)), wrong));
-    assert!(is_seen(Defect::ReadsBelowLocks, locking(three(0)), wrong));
-    assert!(is_seen(Defect::ForgetsIncarnation, locking(there_and_back(1)), wrong));
-    assert!(is_seen(Defect::ForgetsTheOver, locking(there_and_back(0)), wrong));
-    assert!(is_seen(Defect::DropsRecord, locking(three(0)), wrong));
-    assert!(is_seen(Defect::LosesLocks, locking(overwritten(1)), wrong));
-    assert!(is_seen(Defect::ForgetsWrites, locking(overwritten(1)), wrong));
-    assert!(is_seen(Defect::ForgetsLives, locking(there_and_back(1)), wrong));
-    assert!(is_seen(Defect::TrustsLocks, locking(crossed(1)), "finished"));
-    assert!(is_seen(Defect::BothGiveWay, locking(crossed(0)), "finished"));
+    assert!(is_seen(ProtocolDefect::SharesLocks, locking(turned(0)), wrong));
+    assert!(is_seen(ProtocolDefect::LeavesReadsOpen, locking(crossed(0)), wrong));
+    assert!(is_seen(ProtocolDefect::ReadsBelowLocks, locking(three(0)), wrong));
+    assert!(is_seen(ProtocolDefect::ForgetsIncarnation, locking(there_and_back(1)), wrong));
+    assert!(is_seen(ProtocolDefect::ForgetsTheOver, locking(there_and_back(0)), wrong));
+    assert!(is_seen(ProtocolDefect::DropsRecord, locking(three(0)), wrong));
+    assert!(is_seen(ProtocolDefect::LosesLocks, locking(overwritten(1)), wrong));
+    assert!(is_seen(ProtocolDefect::ForgetsWrites, locking(overwritten(1)), wrong));
+    assert!(is_seen(ProtocolDefect::ForgetsLives, locking(there_and_back(1)), wrong));
+    assert!(is_seen(ProtocolDefect::TrustsLocks, locking(crossed(1)), "finished"));
+    assert!(is_seen(ProtocolDefect::BothGiveWay, locking(crossed(0)), "finished"));
 }

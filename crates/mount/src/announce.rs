@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use tatami_client::connection::{Caller, Connection, Endpoint};
 use tatami_wire::admin::{AdminCall, AdminResult, MountInfo};
-use tatami_wire::frame::Class;
+use tatami_wire::frame::FrameClass;
 use tatami_wire::handshake::Role;
 
 /// Interval between checks of the connection.
@@ -27,12 +27,12 @@ impl Announcer {
     /// mount.
     pub(crate) fn start(endpoint: Endpoint, caller: Caller, info: MountInfo) -> Announcer {
         let stop = Arc::new((Mutex::new(false), Condvar::new()));
-        let connection = announce(&endpoint, &caller, &info);
+        let connection = announce_mount(&endpoint, &caller, &info);
         let thread = std::thread::Builder::new()
             .name("announce".into())
             .spawn({
                 let stop = stop.clone();
-                move || keep(connection, &endpoint, &caller, &info, &stop)
+                move || keep_announced(connection, &endpoint, &caller, &info, &stop)
             })
             .map_err(|error| tracing::warn!(%error, "the mount will not show in `status`"))
             .ok();
@@ -51,7 +51,7 @@ impl Drop for Announcer {
     }
 }
 
-fn keep(
+fn keep_announced(
     mut connection: Option<Connection>,
     endpoint: &Endpoint,
     caller: &Caller,
@@ -66,18 +66,18 @@ fn keep(
         }
         if connection.as_ref().is_none_or(Connection::is_stale) {
             parking_lot::MutexGuard::unlocked(&mut stopped, || {
-                connection = announce(endpoint, caller, info);
+                connection = announce_mount(endpoint, caller, info);
             });
         }
     }
 }
 
-fn announce(endpoint: &Endpoint, caller: &Caller, info: &MountInfo) -> Option<Connection> {
+fn announce_mount(endpoint: &Endpoint, caller: &Caller, info: &MountInfo) -> Option<Connection> {
     let mut connection = Connection::open(endpoint, caller, Role::Admin, 0, TIMEOUT)
         .map_err(|error| tracing::debug!(%error, "not announced"))
         .ok()?;
     let call = AdminCall::Announce(info.clone());
-    match connection.call::<_, AdminResult>(Class::Admin, 0, &call) {
+    match connection.call::<_, AdminResult>(FrameClass::Admin, 0, &call) {
         Ok(Ok(_)) => Some(connection),
         Ok(Err(error)) => {
             tracing::debug!(%error, "the node will not be told of the mount");

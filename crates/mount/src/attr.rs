@@ -1,27 +1,27 @@
 //! Conversion of attributes between the volume and the kernel.
 
-use tatami_fuse::request::{SetAttr as FuseSetAttr, SetTime as FuseSetTime};
-use tatami_fuse::{Attr as FuseAttr, Time};
+use tatami_fuse::request::{FuseSetAttr, FuseSetTime};
+use tatami_fuse::{FuseAttr, FuseTime};
 use tatami_wire::meta::RenameMode;
 use tatami_wire::{Attr, Errno, SetAttr, SetTime, Timestamp};
 
 /// Preferred size of a transfer, in bytes: the size of a page.
 const BLOCK_SIZE: u32 = 4096;
 
-fn time(t: Timestamp) -> Time {
-    Time { sec: t.sec, nsec: t.nsec }
+fn to_fuse_time(t: Timestamp) -> FuseTime {
+    FuseTime { sec: t.sec, nsec: t.nsec }
 }
 
 /// Converts attributes for the kernel.
-pub(crate) fn to_kernel(a: &Attr) -> FuseAttr {
+pub(crate) fn to_fuse_attr(a: &Attr) -> FuseAttr {
     FuseAttr {
         ino: a.ino.0,
         size: a.size.min(tatami_wire::FILE_SIZE_MAX),
         blocks: a.blocks,
-        atime: time(a.atime),
-        mtime: time(a.mtime),
-        ctime: time(a.ctime),
-        btime: time(a.btime),
+        atime: to_fuse_time(a.atime),
+        mtime: to_fuse_time(a.mtime),
+        ctime: to_fuse_time(a.ctime),
+        btime: to_fuse_time(a.btime),
         mode: a.st_mode(),
         nlink: a.nlink,
         uid: a.uid,
@@ -32,7 +32,7 @@ pub(crate) fn to_kernel(a: &Attr) -> FuseAttr {
     }
 }
 
-fn set_time(t: FuseSetTime) -> SetTime {
+fn from_fuse_set_time(t: FuseSetTime) -> SetTime {
     match t {
         FuseSetTime::Now => SetTime::Now,
         FuseSetTime::At(t) => SetTime::At(Timestamp { sec: t.sec, nsec: t.nsec }),
@@ -40,13 +40,13 @@ fn set_time(t: FuseSetTime) -> SetTime {
 }
 
 /// Converts a change by the kernel, without the size.
-pub(crate) fn changes(s: &FuseSetAttr) -> SetAttr {
+pub(crate) fn from_fuse_set_attr(s: &FuseSetAttr) -> SetAttr {
     SetAttr {
         mode: s.mode.map(|m| (m & 0o7777) as u16),
         uid: s.uid,
         gid: s.gid,
-        atime: s.atime.map(set_time),
-        mtime: s.mtime.map(set_time),
+        atime: s.atime.map(from_fuse_set_time),
+        mtime: s.mtime.map(from_fuse_set_time),
         ..SetAttr::default()
     }
 }
@@ -62,7 +62,7 @@ pub(crate) fn without_suid(mode: u16) -> u16 {
 ///
 /// # Errors
 /// `EINVAL` for whiteouts, which only overlayfs uses, and for contradictory flags.
-pub(crate) fn rename_mode(flags: u32) -> Result<RenameMode, Errno> {
+pub(crate) fn parse_rename_flags(flags: u32) -> Result<RenameMode, Errno> {
     match flags {
         0 => Ok(RenameMode::Replace),
         libc::RENAME_NOREPLACE => Ok(RenameMode::NoReplace),
@@ -85,9 +85,12 @@ mod tests {
 
     #[test]
     fn rename_flags_exclude_each_other() {
-        assert_eq!(rename_mode(0), Ok(RenameMode::Replace));
-        assert_eq!(rename_mode(libc::RENAME_EXCHANGE), Ok(RenameMode::Exchange));
-        assert_eq!(rename_mode(libc::RENAME_WHITEOUT), Err(Errno::EINVAL));
-        assert_eq!(rename_mode(libc::RENAME_EXCHANGE | libc::RENAME_NOREPLACE), Err(Errno::EINVAL));
+        assert_eq!(parse_rename_flags(0), Ok(RenameMode::Replace));
+        assert_eq!(parse_rename_flags(libc::RENAME_EXCHANGE), Ok(RenameMode::Exchange));
+        assert_eq!(parse_rename_flags(libc::RENAME_WHITEOUT), Err(Errno::EINVAL));
+        assert_eq!(
+            parse_rename_flags(libc::RENAME_EXCHANGE | libc::RENAME_NOREPLACE),
+            Err(Errno::EINVAL)
+        );
     }
 }

@@ -10,39 +10,42 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 use tatami_fuse::abi::{ROOT_ID, fopen};
-use tatami_fuse::{Attr, BackingId, Device, Handler, Op, Opened, Reply, Request, StatFs, Validity};
+use tatami_fuse::{
+    BackingId, CacheTimeouts, Device, FuseAttr, FuseOp, Handler, OpenReply, Reply, Request, StatFs,
+};
 
 /// The name of the file.
-pub const NAME: &str = "file";
+pub const FILE_NAME: &str = "file";
 const FILE_ID: u64 = ROOT_ID + 1;
 
 /// The file system with its file.
-pub(crate) struct Bare {
+pub(crate) struct PassthroughFileSystem {
     file: File,
     /// Unregistered at the end of the mount.
     backing: BackingId,
-    valid: Validity,
+    valid: CacheTimeouts,
 }
 
-impl Bare {
+impl PassthroughFileSystem {
     /// Registers `path` with the kernel.
     ///
     /// # Errors
-    /// A file that cannot be opened, and [`MountError::Bare`] if the kernel rejects it.
-    pub(crate) fn new(device: &Device, path: &Path) -> Result<Bare, MountError> {
+    /// A file that cannot be opened, and [`MountError::PassthroughFileSystem`] if the kernel
+    /// rejects it.
+    pub(crate) fn new(device: &Device, path: &Path) -> Result<PassthroughFileSystem, MountError> {
         let failed = |source| MountError::Bare { path: path.to_owned(), source };
         let file = File::options().read(true).write(true).open(path).map_err(failed)?;
         let backing = device.open_backing(&file).map_err(|e| failed(e.into()))?;
-        Ok(Bare { file, backing, valid: Validity::default() })
+        Ok(PassthroughFileSystem { file, backing, valid: CacheTimeouts::default() })
     }
 
-    fn attr(&self, node: u64) -> Result<Attr, i32> {
+    fn node_attr(&self, node: u64) -> Result<FuseAttr, i32> {
         if node == ROOT_ID {
             let mode = libc::S_IFDIR | 0o777;
-            return Ok(Attr { ino: ROOT_ID, mode, nlink: 2, ..Attr::default() });
+            return Ok(FuseAttr { ino: ROOT_ID, mode, nlink: 2, ..FuseAttr::default() });
         }
         let stat: Stat = rustix::fs::fstat(&self.file).map_err(|e| e.raw_os_error())?;
-        Ok(Attr {
+        Ok(FuseAttr {
             ino: FILE_ID,
             size: stat.st_size as u64,
             blocks: stat.st_blocks as u64,
@@ -50,53 +53,53 @@ impl Bare {
             nlink: 1,
             uid: stat.st_uid,
             gid: stat.st_gid,
-            ..Attr::default()
+            ..FuseAttr::default()
         })
     }
 
-    fn cut(&self, size: Option<u64>) -> Result<(), i32> {
+    fn truncate_file(&self, size: Option<u64>) -> Result<(), i32> {
         let cut = size.map_or(Ok(()), |size| rustix::fs::ftruncate(&self.file, size));
         cut.map_err(|e| e.raw_os_error())
     }
 }
 
-impl Handler for Bare {
-    fn handle(self: &Arc<Self>, request: Request<'_>, reply: Reply<'_>) {
+impl Handler for PassthroughFileSystem {
+    fn handle_request(self: &Arc<Self>, request: Request<'_>, reply: Reply<'_>) {
         let node = request.header.node;
-        let attr = |reply: Reply<'_>, attr: Result<Attr, i32>| match attr {
-            Ok(attr) => reply.attr(&attr, self.valid.attr),
-            Err(errno) => reply.error(errno),
+        let attr = |reply: Reply<'_>, attr: Result<FuseAttr, i32>| match attr {
+            Ok(attr) => reply.send_attr(&attr, self.valid.attr),
+            Err(errno) => reply.send_error(errno),
         };
         match request.op {
-            Op::Lookup { name } if node == ROOT_ID && name == NAME.as_bytes() => {
-                match self.attr(FILE_ID) {
-                    Ok(attr) => reply.entry(&attr, &self.valid),
-                    Err(errno) => reply.error(errno),
+            FuseOp::Lookup { name } if node == ROOT_ID && name == FILE_NAME.as_bytes() => {
+                match self.node_attr(FILE_ID) {
+                    Ok(attr) => reply.send_entry(&attr, &self.valid),
+                    Err(errno) => reply.send_error(errno),
                 }
             }
-            Op::Lookup { .. } => reply.error(libc::ENOENT),
-            Op::GetAttr { .. } => attr(reply, self.attr(node)),
-            Op::SetAttr(set) if node == FILE_ID => {
-                attr(reply, self.cut(set.size).and_then(|()| self.attr(node)))
+            FuseOp::Lookup { .. } => reply.send_error(libc::ENOENT),
+            FuseOp::GetAttr { .. } => attr(reply, self.node_attr(node)),
+            FuseOp::SetAttr(set) if node == FILE_ID => {
+                attr(reply, self.truncate_file(set.size).and_then(|()| self.node_attr(node)))
             }
-            Op::Open { .. } => {
+            FuseOp::Open { .. } => {
                 let flags = fopen::PASSTHROUGH | fopen::NOFLUSH;
-                reply.opened(&Opened { handle: 0, flags, backing: self.backing.0 })
+                reply.send_open(&OpenReply { handle: 0, flags, backing: self.backing.0 })
             }
-            Op::Fsync { .. } => match self.file.sync_all() {
-                Ok(()) => reply.done(),
-                Err(error) => reply.error(error.raw_os_error().unwrap_or(libc::EIO)),
+            FuseOp::Fsync { .. } => match self.file.sync_all() {
+                Ok(()) => reply.send_success(),
+                Err(error) => reply.send_error(error.raw_os_error().unwrap_or(libc::EIO)),
             },
-            Op::Statfs => {
-                reply.statfs(&StatFs { block_size: 4096, name_max: 255, ..StatFs::default() })
+            FuseOp::Statfs => {
+                reply.send_statfs(&StatFs { block_size: 4096, name_max: 255, ..StatFs::default() })
             }
-            Op::GetXattr { .. } => reply.error(libc::ENODATA),
-            Op::Release { .. } | Op::Flush { .. } => reply.done(),
-            Op::Forget { .. } | Op::BatchForget | Op::Destroy => {
-                reply.none();
+            FuseOp::GetXattr { .. } => reply.send_error(libc::ENODATA),
+            FuseOp::Release { .. } | FuseOp::Flush { .. } => reply.send_success(),
+            FuseOp::Forget { .. } | FuseOp::BatchForget | FuseOp::Destroy => {
+                reply.send_nothing();
                 false
             }
-            _ => reply.error(libc::ENOSYS),
+            _ => reply.send_error(libc::ENOSYS),
         };
     }
 }

@@ -9,7 +9,7 @@ use tatami_wire::{Cred, Errno, GROUPS_MAX};
 
 /// Returns the caller's credentials with only those supplementary groups that came with the
 /// request.
-pub(crate) fn plain(request: &Request<'_>) -> Cred {
+pub(crate) fn base_credentials(request: &Request<'_>) -> Cred {
     Cred {
         uid: request.header.uid,
         gid: request.header.gid,
@@ -18,8 +18,8 @@ pub(crate) fn plain(request: &Request<'_>) -> Cred {
 }
 
 /// Returns the caller's credentials with all supplementary groups, as far as `/proc` shows them.
-pub(crate) fn with_groups(request: &Request<'_>) -> Cred {
-    let mut cred = plain(request);
+pub(crate) fn full_credentials(request: &Request<'_>) -> Cred {
+    let mut cred = base_credentials(request);
     if cred.uid != 0 {
         add_groups(&mut cred, request.header.pid);
     }
@@ -31,18 +31,18 @@ pub(crate) fn with_groups(request: &Request<'_>) -> Cred {
 ///
 /// # Errors
 /// Those of the last attempt.
-pub(crate) fn run<R>(
+pub(crate) fn run_as_caller<R>(
     request: &Request<'_>,
     attempt: impl FnMut(&Cred) -> Result<R, Errno>,
 ) -> Result<R, Errno> {
-    run_as(&mut plain(request), request.header.pid, attempt)
+    run_with_groups(&mut base_credentials(request), request.header.pid, attempt)
 }
 
-/// Like [`run`], for known credentials. Groups from `/proc` are added to `cred`.
+/// Like [`run_as_caller`], for known credentials. Groups from `/proc` are added to `cred`.
 ///
 /// # Errors
 /// Those of the last attempt.
-pub(crate) fn run_as<R>(
+pub(crate) fn run_with_groups<R>(
     cred: &mut Cred,
     pid: u32,
     mut attempt: impl FnMut(&Cred) -> Result<R, Errno>,
@@ -97,7 +97,7 @@ mod tests {
     fn a_refusal_is_tried_again_only_with_more_groups() {
         let mut cred = Cred { uid: 1, gid: 1, groups: vec![] };
         let mut attempts = 0;
-        let result: Result<(), Errno> = run_as(&mut cred, 0, |_| {
+        let result: Result<(), Errno> = run_with_groups(&mut cred, 0, |_| {
             attempts += 1;
             Err(Errno::EACCES)
         });

@@ -5,13 +5,13 @@
 //! reply of the shard.
 
 use crate::filesystem::FileSystem;
-use crate::open::{OpenInode, Sort};
+use crate::open::{OpenInode, OpenKind};
 use crate::{attr, caller};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use tatami_client::lock_patiently;
-use tatami_fuse::{DirEntries, Opened, Request};
+use tatami_client::lock_interruptibly;
+use tatami_fuse::{DirEntries, OpenReply, Request};
 use tatami_wire::meta::DirEntry;
 use tatami_wire::{Cred, Errno, Ino, READDIR_MAX};
 
@@ -24,40 +24,40 @@ pub(crate) struct OpenDir {
     inode: Arc<OpenInode>,
     /// The thread that opened the directory. Its groups are read from `/proc`.
     pid: u32,
-    state: Mutex<Progress>,
+    state: Mutex<ListingState>,
 }
 
-struct Progress {
+struct ListingState {
     cred: Cred,
     parent: Option<Ino>,
     /// Entries after offset `at`, in order.
-    ahead: VecDeque<DirEntry>,
-    at: u64,
+    buffered: VecDeque<DirEntry>,
+    position: u64,
     /// `ahead` is the end of the listing.
     end: bool,
     /// `ahead` was requested with attributes.
     plus: bool,
 }
 
-fn offset_of(cookie: u64) -> u64 {
+fn offset_of_cookie(cookie: u64) -> u64 {
     cookie.saturating_add(DOT_DOT).min(i64::MAX as u64)
 }
 
 impl FileSystem {
     /// OPENDIR. The request to the shard follows with the first read.
-    pub(crate) fn open_dir(&self, request: &Request<'_>) -> Opened {
-        self.open.announce(Sort::Dir);
-        let inode = self.open.enter(Ino(request.header.node), false);
-        let state = Mutex::new(Progress {
-            cred: caller::plain(request),
+    pub(crate) fn open_dir(&self, request: &Request<'_>) -> OpenReply {
+        self.open_inodes.announce_open(OpenKind::Dir);
+        let inode = self.open_inodes.add_user(Ino(request.header.node), false);
+        let state = Mutex::new(ListingState {
+            cred: caller::base_credentials(request),
             parent: None,
-            ahead: VecDeque::new(),
-            at: u64::MAX,
+            buffered: VecDeque::new(),
+            position: u64::MAX,
             end: false,
             plus: false,
         });
         let dir = OpenDir { inode, pid: request.header.pid, state };
-        Opened { handle: self.dirs.insert(Arc::new(dir)), flags: 0, backing: 0 }
+        OpenReply { handle: self.dirs.insert(Arc::new(dir)), flags: 0, backing: 0 }
     }
 
     /// RELEASEDIR.
@@ -69,9 +69,9 @@ impl FileSystem {
 
     /// Closes an open directory that is not in the table any more.
     pub(crate) fn close_dir(&self, dir: &OpenDir) {
-        if let Some(last) = self.open.leave(&dir.inode, Sort::Dir, None)
-            && last.kept
-            && let Err(error) = self.client.release(dir.inode.ino)
+        if let Some(last) = self.open_inodes.remove_user(&dir.inode, OpenKind::Dir, None)
+            && last.is_kept
+            && let Err(error) = self.client.release_inode(dir.inode.ino)
         {
             tracing::warn!(ino = %dir.inode.ino, %error, "the shard keeps a removed directory");
         }
@@ -90,57 +90,57 @@ impl FileSystem {
     ) -> Result<(), Errno> {
         let dir = self.dirs.get(handle).ok_or(Errno::EBADF)?;
         let ino = dir.inode.ino;
-        let mut p = lock_patiently(&dir.state)?;
+        let mut p = lock_interruptibly(&dir.state)?;
         // A start from the beginning, another position or missing attributes: the buffered entries
         // do not fit.
-        if offset == 0 || offset != p.at || plus && !p.plus {
-            p.ahead.clear();
+        if offset == 0 || offset != p.position || plus && !p.plus {
+            p.buffered.clear();
             p.end = false;
-            p.at = offset.max(DOT_DOT);
-            self.fetch(&dir, &mut p, plus)?;
+            p.position = offset.max(DOT_DOT);
+            self.fetch_entries(&dir, &mut p, plus)?;
         }
         let dots = [(0, DOT, ino, &b"."[..]), (DOT, DOT_DOT, p.parent.unwrap_or(ino), b"..")];
         for (after, next, ino, name) in dots {
-            if offset <= after && !push_bare(out, plus, ino.0, next, libc::S_IFDIR, name) {
-                p.at = after;
+            if offset <= after && !push_entry(out, plus, ino.0, next, libc::S_IFDIR, name) {
+                p.position = after;
                 return Ok(());
             }
         }
         loop {
-            while let Some(entry) = p.ahead.front() {
-                let next = offset_of(entry.cookie);
+            while let Some(entry) = p.buffered.front() {
+                let next = offset_of_cookie(entry.cookie);
                 let pushed = match (&entry.attr, plus) {
                     (Some(a), true) => {
-                        let amended = self.amended(&Cred::ROOT, a.clone());
+                        let amended = self.with_local_state(&Cred::ROOT, a.clone());
                         let a = amended.as_ref().unwrap_or(a);
-                        let times = self.times(ino, &entry.name, a);
-                        out.push_plus(&attr::to_kernel(a), &times, next, &entry.name)
+                        let times = self.cache_timeouts(ino, &entry.name, a);
+                        out.push_with_attr(&attr::to_fuse_attr(a), &times, next, &entry.name)
                     }
                     _ => {
                         let kind = entry.kind.mode_bits();
-                        push_bare(out, plus, entry.ino.0, next, kind, &entry.name)
+                        push_entry(out, plus, entry.ino.0, next, kind, &entry.name)
                     }
                 };
                 if !pushed {
                     return Ok(());
                 }
-                p.at = next;
-                p.ahead.pop_front();
+                p.position = next;
+                p.buffered.pop_front();
             }
             if p.end {
                 return Ok(());
             }
-            self.fetch(&dir, &mut p, plus)?;
+            self.fetch_entries(&dir, &mut p, plus)?;
         }
     }
 
     /// Fetches the entries after `p.at`. After a lookup in the directory, also fetches attributes,
     /// because the caller probably looks at each entry. The kernel does not always detect that.
-    fn fetch(&self, dir: &OpenDir, p: &mut Progress, plus: bool) -> Result<(), Errno> {
-        let after = p.at.saturating_sub(DOT_DOT);
+    fn fetch_entries(&self, dir: &OpenDir, p: &mut ListingState, plus: bool) -> Result<(), Errno> {
+        let after = p.position.saturating_sub(DOT_DOT);
         let plus = plus || dir.inode.was_looked_up();
         p.plus = plus;
-        let listing = caller::run_as(&mut p.cred, dir.pid, |cred| {
+        let listing = caller::run_with_groups(&mut p.cred, dir.pid, |cred| {
             self.client.read_dir(cred, dir.inode.ino, after, READDIR_MAX, plus)
         });
         let listing = match listing {
@@ -153,12 +153,12 @@ impl FileSystem {
         };
         p.end = listing.end || listing.entries.is_empty();
         p.parent = Some(listing.parent);
-        p.ahead = listing.entries.into();
+        p.buffered = listing.entries.into();
         Ok(())
     }
 }
 
-fn push_bare(
+fn push_entry(
     out: &mut DirEntries<'_>,
     plus: bool,
     ino: u64,
@@ -166,5 +166,9 @@ fn push_bare(
     kind: u32,
     name: &[u8],
 ) -> bool {
-    if plus { out.push_bare(ino, next, kind, name) } else { out.push(ino, next, kind, name) }
+    if plus {
+        out.push_without_attr(ino, next, kind, name)
+    } else {
+        out.push(ino, next, kind, name)
+    }
 }

@@ -6,15 +6,15 @@ use tatami_wire::Errno;
 ///
 /// `ENOSYS` must never reach the kernel, because the kernel would disable the operation for this
 /// mount for ever. `EINTR` must not either, because it would report a signal that nobody sent.
-pub(crate) fn to_kernel(errno: Errno) -> i32 {
-    let number = number(errno);
+pub(crate) fn to_kernel_errno(errno: Errno) -> i32 {
+    let number = map_errno(errno);
     if number == libc::EIO {
         tatami_fuse::note_cause(tatami_client::take_cause().unwrap_or_else(|| errno.to_string()));
     }
     number
 }
 
-fn number(errno: Errno) -> i32 {
+fn map_errno(errno: Errno) -> i32 {
     match errno {
         Errno::EKEYREJECTED | Errno::EKEYEXPIRED => libc::EACCES,
         Errno::ENOSYS => libc::EOPNOTSUPP,
@@ -27,13 +27,13 @@ fn number(errno: Errno) -> i32 {
     }
 }
 
-/// Like [`to_kernel`], for an operation on an inode that the kernel knows. If the inode is gone,
-/// another mount has removed it. On `ESTALE` the kernel looks the path up once more, and the
+/// Like [`to_kernel_errno`], for an operation on an inode that the kernel knows. If the inode is
+/// gone, another mount has removed it. On `ESTALE` the kernel looks the path up once more, and the
 /// program gets the right error.
-pub(crate) fn of_inode(errno: Errno) -> i32 {
+pub(crate) fn inode_errno(errno: Errno) -> i32 {
     match errno {
         Errno::ENOENT => libc::ESTALE,
-        other => to_kernel(other),
+        other => to_kernel_errno(other),
     }
 }
 
@@ -43,13 +43,13 @@ mod tests {
 
     #[test]
     fn nothing_that_would_mislead_the_kernel_comes_through() {
-        assert_eq!(to_kernel(Errno::ENOSYS), libc::EOPNOTSUPP);
-        assert_eq!(to_kernel(Errno::EINTR), libc::EIO);
-        assert_eq!(to_kernel(Errno(0)), libc::EIO);
-        assert_eq!(to_kernel(Errno(-5)), libc::EIO);
-        assert_eq!(to_kernel(Errno(100_000)), libc::EIO);
-        assert_eq!(to_kernel(Errno::ENOENT), libc::ENOENT);
-        assert_eq!(of_inode(Errno::ENOENT), libc::ESTALE);
-        assert_eq!(to_kernel(Errno::EKEYREJECTED), libc::EACCES);
+        assert_eq!(to_kernel_errno(Errno::ENOSYS), libc::EOPNOTSUPP);
+        assert_eq!(to_kernel_errno(Errno::EINTR), libc::EIO);
+        assert_eq!(to_kernel_errno(Errno(0)), libc::EIO);
+        assert_eq!(to_kernel_errno(Errno(-5)), libc::EIO);
+        assert_eq!(to_kernel_errno(Errno(100_000)), libc::EIO);
+        assert_eq!(to_kernel_errno(Errno::ENOENT), libc::ENOENT);
+        assert_eq!(inode_errno(Errno::ENOENT), libc::ESTALE);
+        assert_eq!(to_kernel_errno(Errno::EKEYREJECTED), libc::EACCES);
     }
 }

@@ -22,7 +22,7 @@ pub enum MountError {
     #[error("mount point {path}: {source}")]
     Mountpoint { path: PathBuf, source: std::io::Error },
     #[error(transparent)]
-    Mount(#[from] tatami_fuse::MountError),
+    Mount(#[from] tatami_fuse::FuseMountError),
     #[error(transparent)]
     Init(#[from] tatami_fuse::init::InitError),
     #[error("serving {path}: {source}")]

@@ -1,22 +1,22 @@
 //! Files: open, read, write, close.
 
-use crate::closings::Closing;
-use crate::errno::to_kernel;
+use crate::deferred_close::DeferredClose;
+use crate::errno::to_kernel_errno;
 use crate::filesystem::FileSystem;
-use crate::locks::Locked;
-use crate::open::{Backing, OpenInode, Sort, Told};
-use crate::size::{self, Occasion};
-use crate::spares::Before;
+use crate::locks::FileLockState;
+use crate::open::{Backing, CommitMark, OpenInode, OpenKind};
+use crate::size::{self, CommitReason};
+use crate::spare_pool::SparePoolMoment;
 use crate::{attr, caller};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
-use tatami_client::{DataFile, Sink, lock_patiently, stat_file};
+use tatami_client::{DataFile, PayloadSink, lock_interruptibly, stat_file};
 use tatami_fuse::abi::fopen;
-use tatami_fuse::{Opened, Passage, Reply, Request};
+use tatami_fuse::{OpenReply, Reply, Request, SplicedReply};
 use tatami_wire::frame::PAYLOAD_MAX;
-use tatami_wire::meta::NewNode;
-use tatami_wire::object::{AllocMode, SeekFor};
+use tatami_wire::meta::InodeTemplate;
+use tatami_wire::object::{AllocMode, SeekTarget};
 use tatami_wire::{Access, Attr, Cap, Cred, Errno, Ino};
 
 /// The kernel's open flag for a file that is opened for execution.
@@ -27,7 +27,7 @@ const CLOSE_WAIT: Duration = Duration::from_secs(2);
 const COPY_MAX: u64 = 64 << 20;
 /// Shortest read of a remote file, in bytes, that is spliced past this process. For shorter reads,
 /// a copy is cheaper than the additional system calls.
-const PASS_MIN: usize = 64 << 10;
+const SPLICE_MIN: usize = 64 << 10;
 
 /// An open file.
 pub(crate) struct OpenFile {
@@ -35,47 +35,47 @@ pub(crate) struct OpenFile {
     pub(crate) data: Arc<DataFile>,
     pub(crate) access: Access,
     /// Size at the open, in bytes.
-    size: u64,
-    pub(crate) locked: Locked,
+    opened_size: u64,
+    pub(crate) lock_state: FileLockState,
 }
 
 /// Splices bytes from a node's socket to the kernel, without a copy in this process.
-struct Way<'a, 'b>(&'a mut Passage<'b>);
+struct PassageSink<'a, 'b>(&'a mut SplicedReply<'b>);
 
-impl Sink for Way<'_, '_> {
-    fn start(&mut self, len: usize) {
-        self.0.start(len);
+impl PayloadSink for PassageSink<'_, '_> {
+    fn begin_payload(&mut self, len: usize) {
+        self.0.start_reply(len);
     }
 
-    fn take(&mut self, socket: BorrowedFd<'_>, len: usize) -> std::io::Result<usize> {
-        Ok(self.0.take(socket, len)?)
+    fn take_payload(&mut self, socket: BorrowedFd<'_>, len: usize) -> std::io::Result<usize> {
+        Ok(self.0.take_bytes(socket, len)?)
     }
 }
 
 /// An open in progress. The inode is counted as open, so that a removal keeps it. The open either
 /// succeeds or is undone when this value is dropped.
-pub(crate) struct Opening<'a> {
+pub(crate) struct PendingOpen<'a> {
     fs: &'a FileSystem,
     inode: Option<Arc<OpenInode>>,
     writes: bool,
 }
 
-impl Opening<'_> {
+impl PendingOpen<'_> {
     pub(crate) fn inode(&self) -> &Arc<OpenInode> {
         self.inode.as_ref().expect("it is there until it is made a file")
     }
 }
 
-impl Drop for Opening<'_> {
+impl Drop for PendingOpen<'_> {
     fn drop(&mut self) {
         if let Some(inode) = self.inode.take() {
-            self.fs.leave(&inode, self.writes, None);
+            self.fs.end_use(&inode, self.writes, None);
         }
     }
 }
 
 /// A WRITE request.
-pub(crate) struct Write<'a> {
+pub(crate) struct WriteRequest<'a> {
     pub(crate) handle: u64,
     pub(crate) offset: u64,
     pub(crate) data: &'a [u8],
@@ -87,23 +87,23 @@ pub(crate) struct Write<'a> {
 impl FileSystem {
     /// Counts `ino` as open before the request to the daemon, so that no removal can run between
     /// both.
-    pub(crate) fn opening(&self, ino: Ino, writes: bool) -> Opening<'_> {
-        self.open.announce(Sort::File);
-        self.announced(ino, writes)
+    pub(crate) fn begin_open(&self, ino: Ino, writes: bool) -> PendingOpen<'_> {
+        self.open_inodes.announce_open(OpenKind::File);
+        self.enter_announced(ino, writes)
     }
 
-    fn announced(&self, ino: Ino, writes: bool) -> Opening<'_> {
-        let inode = self.open.enter(ino, !writes);
+    fn enter_announced(&self, ino: Ino, writes: bool) -> PendingOpen<'_> {
+        let inode = self.open_inodes.add_user(ino, !writes);
         if writes {
             inode.state.lock().writers += 1;
-            self.client.end_attr_time(ino);
+            self.client.revoke_attr_timeout(ino);
         }
-        Opening { fs: self, inode: Some(inode), writes }
+        PendingOpen { fs: self, inode: Some(inode), writes }
     }
 
     /// Ends one use of `inode`. `closing` is set if this was the last writer, and the close is
     /// still to be sent to the shard.
-    fn leave(&self, inode: &Arc<OpenInode>, writes: bool, closing: Option<Closing>) {
+    fn end_use(&self, inode: &Arc<OpenInode>, writes: bool, closing: Option<DeferredClose>) {
         if writes {
             let mut state = inode.state.lock();
             state.writers -= 1;
@@ -111,19 +111,19 @@ impl FileSystem {
                 state.writer = None;
             }
         }
-        let nobody_reads = || self.closings.add_read(inode.ino);
+        let nobody_reads = || self.deferred_closes.defer_read_close(inode.ino);
         let reads: Option<&dyn Fn()> = if writes { None } else { Some(&nobody_reads) };
-        let Some(last) = self.open.leave(inode, Sort::File, reads) else {
+        let Some(last) = self.open_inodes.remove_user(inode, OpenKind::File, reads) else {
             return;
         };
         if let Some(backing) = last.backing
-            && self.spares.give_back(&self.device, inode.ino, backing, last.is_empty)
+            && self.spare_pool.return_backing(&self.device, inode.ino, backing, last.is_empty)
             && let Some(closing) = closing
         {
-            self.closings.add_empty(inode.ino, closing);
+            self.deferred_closes.mark_empty(inode.ino, closing);
         }
-        if last.kept
-            && let Err(error) = self.client.release(inode.ino)
+        if last.is_kept
+            && let Err(error) = self.client.release_inode(inode.ino)
         {
             tracing::warn!(ino = %inode.ino, %error, "the shard keeps a removed file");
         }
@@ -135,34 +135,35 @@ impl FileSystem {
     ///
     /// # Errors
     /// Those of the shard and of the object's node.
-    pub(crate) fn open(&self, request: &Request<'_>, flags: i32) -> Result<Opened, Errno> {
-        match self.open_now(request, flags) {
+    pub(crate) fn open(&self, request: &Request<'_>, flags: i32) -> Result<OpenReply, Errno> {
+        match self.try_open(request, flags) {
             Err(Errno::EBUSY)
-                if self.open.wait_until_closed(Ino(request.header.node), CLOSE_WAIT) =>
+                if self.open_inodes.wait_until_closed(Ino(request.header.node), CLOSE_WAIT) =>
             {
-                self.open_now(request, flags)
+                self.try_open(request, flags)
             }
             opened => opened,
         }
     }
 
-    fn open_now(&self, request: &Request<'_>, flags: i32) -> Result<Opened, Errno> {
+    fn try_open(&self, request: &Request<'_>, flags: i32) -> Result<OpenReply, Errno> {
         let ino = Ino(request.header.node);
         let access = Access::from_open_flags(flags);
-        let opening = self.opening(ino, access.write);
+        let opening = self.begin_open(ino, access.write);
         let opened = {
             // Held during the request, so that the close of an earlier writer cannot reach the
             // shard after this open.
             let order = &opening.inode().order;
-            let _order = access.write.then(|| lock_patiently(order)).transpose()?;
+            let _order = access.write.then(|| lock_interruptibly(order)).transpose()?;
             // A deferred close that is reported after this open would end the open at the shard.
             match access.write {
-                true => self.closings.reopen(ino, 0),
-                false => self.closings.reopen_to_read(ino, 0),
+                true => self.deferred_closes.cancel_write_close(ino, 0),
+                false => self.deferred_closes.cancel_read_close(ino, 0),
             };
-            let opened = caller::run(request, |cred| self.client.open_noted(cred, ino, access));
+            let opened =
+                caller::run_as_caller(request, |cred| self.client.open_noted(cred, ino, access));
             if opened.is_ok() && access.write {
-                opening.inode().state.lock().noted = true;
+                opening.inode().state.lock().registered = true;
             }
             opened
         };
@@ -173,8 +174,8 @@ impl FileSystem {
             }
             other => other?,
         };
-        self.known.learn(&attr);
-        self.attach(opening, &attr, cap, access, None)
+        self.attr_cache.cache_attr(&attr);
+        self.attach_handle(opening, &attr, cap, access, None)
     }
 
     /// CREATE.
@@ -188,29 +189,29 @@ impl FileSystem {
         flags: i32,
         mode: u32,
         umask: u32,
-    ) -> Result<(Attr, Opened), Errno> {
+    ) -> Result<(Attr, OpenReply), Errno> {
         let parent = Ino(request.header.node);
         let access = Access::from_open_flags(flags);
         let exclusive = flags & libc::O_EXCL != 0;
         let (mode, umask) = ((mode & 0o7777) as u16, (umask & 0o777) as u16);
         // Before the request: the inode must be kept if it is removed right after its creation.
-        self.open.announce(Sort::File);
+        self.open_inodes.announce_open(OpenKind::File);
         // The inode is not known before the reply. These moments show afterwards whether a close
         // was reported meanwhile, and whether the inode is newer than the spare file.
-        let before = self.closings.now();
-        let free = self.spares.now();
-        let result = self.creating(request, mode, |cred| {
-            let node = NewNode::File(self.client.new_layout());
+        let before = self.deferred_closes.current_moment();
+        let free = self.spare_pool.current_moment();
+        let result = self.create_as_caller(request, mode, |cred| {
+            let node = InodeTemplate::File(self.client.new_layout());
             self.client.create(cred, parent, name, node, mode, umask, exclusive, Some(access))
         });
-        self.known.changed();
-        let mut made = result.inspect_err(|_| self.open.withdraw(Sort::File))?;
+        self.attr_cache.count_change();
+        let mut made = result.inspect_err(|_| self.open_inodes.withdraw_open(OpenKind::File))?;
         let cap = made.cap.ok_or(Errno::EPROTO);
-        let opening = self.announced(made.attr.ino, access.write);
+        let opening = self.enter_announced(made.attr.ino, access.write);
         let may_be_closed = !made.created
             && match access.write {
-                true => self.closings.reopen(made.attr.ino, before),
-                false => self.closings.reopen_to_read(made.attr.ino, before),
+                true => self.deferred_closes.cancel_write_close(made.attr.ino, before),
+                false => self.deferred_closes.cancel_read_close(made.attr.ino, before),
             };
         if may_be_closed {
             // A close of an earlier open may have reached the shard after this create. Open again,
@@ -219,13 +220,13 @@ impl FileSystem {
         }
         {
             let mut state = opening.inode().state.lock();
-            state.noted |= access.write;
+            state.registered |= access.write;
             state.no_capability |= made.created;
         }
         let cap = cap?;
         if !made.created && flags & libc::O_TRUNC != 0 && access.write {
             // The kernel takes the file for new, and so will not truncate it.
-            let now = self.client.data(&made.attr, cap)?.truncate(0)?;
+            let now = self.client.open_data(&made.attr, cap)?.truncate(0)?;
             let set = tatami_wire::SetAttr {
                 size: Some(0),
                 blocks: Some(now.blocks),
@@ -236,7 +237,7 @@ impl FileSystem {
             made.attr = self.client.setattr(&Cred::ROOT, made.attr.ino, set)?;
         }
         let free = made.created.then_some(&free);
-        let opened = self.attach(opening, &made.attr, cap, access, free)?;
+        let opened = self.attach_handle(opening, &made.attr, cap, access, free)?;
         Ok((made.attr, opened))
     }
 
@@ -250,45 +251,46 @@ impl FileSystem {
         flags: i32,
         mode: u32,
         umask: u32,
-    ) -> Result<(Attr, Opened), Errno> {
+    ) -> Result<(Attr, OpenReply), Errno> {
         let parent = Ino(request.header.node);
         let access = Access::from_open_flags(flags);
         let (mode, umask) = ((mode & 0o7777) as u16, (umask & 0o777) as u16);
-        self.open.announce(Sort::File);
-        let result = self
-            .creating(request, mode, |cred| self.client.tmpfile(cred, parent, mode, umask, access));
-        let made = result.inspect_err(|_| self.open.withdraw(Sort::File))?;
-        let opening = self.announced(made.attr.ino, access.write);
+        self.open_inodes.announce_open(OpenKind::File);
+        let result = self.create_as_caller(request, mode, |cred| {
+            self.client.tmpfile(cred, parent, mode, umask, access)
+        });
+        let made = result.inspect_err(|_| self.open_inodes.withdraw_open(OpenKind::File))?;
+        let opening = self.enter_announced(made.attr.ino, access.write);
         {
             let mut state = opening.inode().state.lock();
-            state.noted |= access.write;
+            state.registered |= access.write;
             state.no_capability = true;
         }
         // The file has no name, so the shard keeps it until the release after the last close.
-        self.open.keep(made.attr.ino);
+        self.open_inodes.mark_kept(made.attr.ino);
         let opened =
-            self.attach(opening, &made.attr, made.cap.ok_or(Errno::EPROTO)?, access, None)?;
+            self.attach_handle(opening, &made.attr, made.cap.ok_or(Errno::EPROTO)?, access, None)?;
         Ok((made.attr, opened))
     }
 
     /// Makes an open file of an inode and chooses the kernel's path to its bytes. `made` is the
     /// moment before a new inode was created.
-    fn attach(
+    fn attach_handle(
         &self,
-        mut opening: Opening<'_>,
+        mut opening: PendingOpen<'_>,
         attr: &Attr,
         cap: Cap,
         access: Access,
-        made: Option<&Before>,
-    ) -> Result<Opened, Errno> {
-        let data = Arc::new(self.client.data(attr, cap)?);
+        made: Option<&SparePoolMoment>,
+    ) -> Result<OpenReply, Errno> {
+        let data = Arc::new(self.client.open_data(attr, cap)?);
         let inode = opening.inode().clone();
-        let (mut flags, backing) = self.way(&inode, attr, &data, access, made)?;
+        let (mut flags, backing) = self.choose_data_path(&inode, attr, &data, access, made)?;
         if access.write {
-            self.stamps.changed(attr.ino);
+            self.page_validity.forget_state(attr.ino);
         }
         // The close of a reader without locks needs no FLUSH. A FLUSH costs as much as the open.
-        let silent = !access.write && !self.waiting.are_used(attr.ino);
+        let silent = !access.write && !self.lock_waits.are_used(attr.ino);
         if silent {
             flags |= fopen::NOFLUSH;
         }
@@ -305,34 +307,34 @@ impl FileSystem {
             inode,
             data,
             access,
-            size: attr.size,
-            locked: Locked::new(silent),
+            opened_size: attr.size,
+            lock_state: FileLockState::new(silent),
         }));
-        Ok(Opened { handle, flags, backing })
+        Ok(OpenReply { handle, flags, backing })
     }
 
     /// Returns the open flags for the kernel, and the number of the backing file or 0.
-    fn way(
+    fn choose_data_path(
         &self,
         inode: &OpenInode,
         attr: &Attr,
         data: &DataFile,
         access: Access,
-        made: Option<&Before>,
+        made: Option<&SparePoolMoment>,
     ) -> Result<(u32, i32), Errno> {
         const DIRECT: u32 = fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES;
-        if let Some(stale) = self.stale(inode, attr, access)? {
+        if let Some(stale) = self.take_stale_backing(inode, attr, access)? {
             return Ok((fopen::PASSTHROUGH | DIRECT, stale));
         }
         if data.is_tiled() {
-            return self.way_of_tiles(inode, access);
+            return self.choose_tiled_path(inode, access);
         }
         if !(self.passthrough && data.is_local()) {
             if access.write {
                 return Ok((DIRECT, 0));
             }
-            let keep = self.stamps.opened(attr, data)?;
-            inode.state.lock().through_us = true;
+            let keep = self.page_validity.record_open(attr, data)?;
+            inode.state.lock().no_backing = true;
             return Ok((if keep { fopen::KEEP_CACHE } else { 0 }, 0));
         }
         let mut state = inode.state.lock();
@@ -341,15 +343,15 @@ impl FileSystem {
             // Only readers had the file open. A writer needs a descriptor for its commits.
             if access.write && backing.file.is_none() {
                 let file = data.local_file(true)?.ok_or(Errno::ESTALE)?;
-                let told = size::mark(&stat_file(&file)?);
+                let told = size::commit_mark(&stat_file(&file)?);
                 backing.file = Some(file);
-                state.told = Some(told);
+                state.committed = Some(told);
             }
             return Ok((fopen::PASSTHROUGH, id));
         }
         // The file is local or untiled again, but other opens still use it through this process.
         // The kernel allows no mix of cached and passthrough opens of one inode.
-        if state.through_us {
+        if state.no_backing {
             return Ok((DIRECT, 0));
         }
         // Writes must go through this process, so that the first one can clear setuid.
@@ -359,10 +361,10 @@ impl FileSystem {
         }
         let lent = made
             .filter(|_| access.write)
-            .and_then(|before| self.spares.lend(&self.device, data, before, attr.mtime));
+            .and_then(|before| self.spare_pool.take_spare(&self.device, data, before, attr.mtime));
         if let Some(backing) = lent {
-            backing.file.iter().for_each(|file| data.use_file(file.clone()));
-            state.told = Some(Told { size: 0, mtime: attr.mtime });
+            backing.file.iter().for_each(|file| data.set_local_file(file.clone()));
+            state.committed = Some(CommitMark { size: 0, mtime: attr.mtime });
             let id = backing.id;
             state.backing = Some(backing);
             return Ok((fopen::PASSTHROUGH, id.0));
@@ -384,19 +386,19 @@ impl FileSystem {
             if let Some(backing) = &state.backing {
                 return Ok((fopen::PASSTHROUGH, backing.id.0));
             }
-            if state.through_us {
+            if state.no_backing {
                 return Ok((DIRECT, 0));
             }
         }
         match self.device.open_backing(&file) {
             Ok(id) => {
-                state.told = Some(size::mark(&now));
+                state.committed = Some(size::commit_mark(&now));
                 let base = attr.layout.base();
                 let file = access.write.then_some(file);
                 if file.is_none() {
-                    data.close_file();
+                    data.close_local_file();
                 }
-                state.backing = Some(Backing { id, file, base, lent: None, unwritten: None });
+                state.backing = Some(Backing { id, file, base, spare: None, unwritten: None });
                 Ok((fopen::PASSTHROUGH, id.0))
             }
             Err(errno) => {
@@ -412,19 +414,24 @@ impl FileSystem {
     ///
     /// # Errors
     /// `EBUSY` for an open that could map the file for writing: these writes would be lost.
-    fn stale(&self, inode: &OpenInode, attr: &Attr, access: Access) -> Result<Option<i32>, Errno> {
+    fn take_stale_backing(
+        &self,
+        inode: &OpenInode,
+        attr: &Attr,
+        access: Access,
+    ) -> Result<Option<i32>, Errno> {
         let mut state = inode.state.lock();
         if state.backing.as_ref().is_some_and(|backing| backing.base != attr.layout.base()) {
-            state.stale = state.backing.take();
-            state.told = None;
+            state.stale_backing = state.backing.take();
+            state.committed = None;
         }
-        let Some(stale) = &state.stale else { return Ok(None) };
+        let Some(stale) = &state.stale_backing else { return Ok(None) };
         if access.read && access.write {
             return Err(Errno::EBUSY);
         }
         let id = stale.id.0;
-        state.through_us = true;
-        self.stamps.changed(inode.ino);
+        state.no_backing = true;
+        self.page_validity.forget_state(inode.ino);
         Ok(Some(id))
     }
 
@@ -433,11 +440,12 @@ impl FileSystem {
     /// no pages across opens.
     ///
     /// # Errors
-    /// `EBUSY` as for [`FileSystem::stale`], while the file is open from before its first tiles.
-    fn way_of_tiles(&self, inode: &OpenInode, access: Access) -> Result<(u32, i32), Errno> {
-        self.stamps.changed(inode.ino);
+    /// `EBUSY` as for [`FileSystem::take_stale_backing`], while the file is open from before its
+    /// first tiles.
+    fn choose_tiled_path(&self, inode: &OpenInode, access: Access) -> Result<(u32, i32), Errno> {
+        self.page_validity.forget_state(inode.ino);
         let mut state = inode.state.lock();
-        state.through_us = true;
+        state.no_backing = true;
         match &state.backing {
             Some(_) if access.read && access.write => Err(Errno::EBUSY),
             Some(backing) => Ok((fopen::PASSTHROUGH | fopen::DIRECT_IO, backing.id.0)),
@@ -449,12 +457,12 @@ impl FileSystem {
     pub(crate) fn release(&self, handle: u64) {
         if let Some(file) = self.files.remove(handle) {
             self.free_locks_of_file(&file, handle);
-            self.close(&file);
+            self.close_file(&file);
         }
     }
 
     /// Closes an open file that is not in the table any more.
-    pub(crate) fn close(&self, file: &OpenFile) {
+    pub(crate) fn close_file(&self, file: &OpenFile) {
         let mut closing = None;
         if file.access.write {
             // The commit reads the size, so all accepted writes must have reached the object.
@@ -462,7 +470,7 @@ impl FileSystem {
             // `commit` must see the count without this writer, to recognise the last one. `leave`
             // decrements again.
             file.inode.state.lock().writers -= 1;
-            let told = self.commit(&file.inode, &file.data, Occasion::Release);
+            let told = self.commit_state(&file.inode, &file.data, CommitReason::HandleReleased);
             file.inode.state.lock().writers += 1;
             match flushed.and(told) {
                 Ok(waits) => {
@@ -471,7 +479,7 @@ impl FileSystem {
                     // The last writer is gone, and its state is committed. The kernel has its own
                     // descriptor for other opens.
                     if state.writers == 1
-                        && let Some(backing) = state.backing.as_mut().filter(|b| b.lent.is_none())
+                        && let Some(backing) = state.backing.as_mut().filter(|b| b.spare.is_none())
                     {
                         backing.file = None;
                     }
@@ -481,10 +489,10 @@ impl FileSystem {
                 }
             }
         }
-        self.leave(&file.inode, file.access.write, closing);
+        self.end_use(&file.inode, file.access.write, closing);
     }
 
-    fn file(&self, handle: u64) -> Result<Arc<OpenFile>, Errno> {
+    fn get_file(&self, handle: u64) -> Result<Arc<OpenFile>, Errno> {
         let file = self.files.get(handle).ok_or(Errno::EBADF)?;
         self.check_locks(&file)?;
         Ok(file)
@@ -504,7 +512,7 @@ impl FileSystem {
         let flushed = match file.access.write {
             true => {
                 let flushed = file.data.flush();
-                let told = self.commit(&file.inode, &file.data, Occasion::Open);
+                let told = self.commit_state(&file.inode, &file.data, CommitReason::HandleStays);
                 flushed.and(told.map(drop))
             }
             false => Ok(()),
@@ -534,12 +542,12 @@ impl FileSystem {
     /// # Errors
     /// Errors of earlier writes, and those of the shard.
     pub(crate) fn fsync(&self, handle: u64, data_only: bool) -> Result<(), Errno> {
-        let file = self.file(handle)?;
+        let file = self.get_file(handle)?;
         // First the bytes, then their size: a power cut between both must not leave a size without
         // its bytes.
         file.data.sync(data_only)?;
         if file.access.write {
-            self.commit(&file.inode, &file.data, Occasion::Open)?;
+            self.commit_state(&file.inode, &file.data, CommitReason::HandleStays)?;
         }
         self.client.sync_inode(file.inode.ino)
     }
@@ -549,39 +557,48 @@ impl FileSystem {
     /// # Errors
     /// Those of the object's node; `ESTALE` for a file that another mount has
     /// removed along with its bytes.
-    pub(crate) fn answer_read(&self, reply: Reply<'_>, handle: u64, offset: u64, size: usize) {
-        let file = match self.file(handle) {
+    pub(crate) fn reply_read(&self, reply: Reply<'_>, handle: u64, offset: u64, size: usize) {
+        let file = match self.get_file(handle) {
             Ok(file) => file,
             Err(e) => {
-                reply.error(to_kernel(e));
+                reply.send_error(to_kernel_errno(e));
                 return;
             }
         };
         let far = file.access.read && file.data.is_remote();
-        if far && (PASS_MIN..=PAYLOAD_MAX).contains(&size) {
-            reply.pass(|passage| {
-                let got = file.data.read_into(&mut Way(passage), offset, size);
-                got.and_then(|got| self.read_end(&file, offset, size, got)).map_err(to_kernel)
+        if far && (SPLICE_MIN..=PAYLOAD_MAX).contains(&size) {
+            reply.send_spliced(|passage| {
+                let got = file.data.read_into(&mut PassageSink(passage), offset, size);
+                got.and_then(|got| self.check_short_read(&file, offset, size, got))
+                    .map_err(to_kernel_errno)
             });
         } else {
-            reply.fill(size, |buf| self.read(&file, offset, buf).map_err(to_kernel));
+            reply.send_filled(size, |buf| {
+                self.read_file(&file, offset, buf).map_err(to_kernel_errno)
+            });
         }
     }
 
-    fn read(&self, file: &OpenFile, offset: u64, buf: &mut [u8]) -> Result<usize, Errno> {
+    fn read_file(&self, file: &OpenFile, offset: u64, buf: &mut [u8]) -> Result<usize, Errno> {
         if file.access.read {
             let got = file.data.read_at(buf, offset)?;
-            self.read_end(file, offset, buf.len(), got)?;
+            self.check_short_read(file, offset, buf.len(), got)?;
             return Ok(got);
         }
         // A file that is open only for writing needs a page for a mapping or for a partial write.
         let (attr, cap) = self.client.open(&Cred::ROOT, file.inode.ino, Access::READ)?;
-        self.client.data(&attr, cap)?.read_at(buf, offset)
+        self.client.open_data(&attr, cap)?.read_at(buf, offset)
     }
 
     /// Checks a read that returned fewer bytes than the file had at its open.
-    fn read_end(&self, file: &OpenFile, offset: u64, size: usize, got: usize) -> Result<(), Errno> {
-        if got < size && offset.saturating_add(got as u64) < file.size {
+    fn check_short_read(
+        &self,
+        file: &OpenFile,
+        offset: u64,
+        size: usize,
+        got: usize,
+    ) -> Result<(), Errno> {
+        if got < size && offset.saturating_add(got as u64) < file.opened_size {
             // The file was longer. If it was removed, this is not its end, and `getattr` fails.
             self.client.getattr(&Cred::ROOT, file.inode.ino)?;
         }
@@ -592,8 +609,8 @@ impl FileSystem {
     ///
     /// # Errors
     /// Those of the object's node, including errors of earlier writes.
-    pub(crate) fn write(&self, write: &Write<'_>) -> Result<usize, Errno> {
-        let file = self.file(write.handle)?;
+    pub(crate) fn write_file(&self, write: &WriteRequest<'_>) -> Result<usize, Errno> {
+        let file = self.get_file(write.handle)?;
         let inode = &file.inode;
         let mode = inode.state.lock().mode;
         if write.kill_suidgid && attr::without_suid(mode) != mode {
@@ -608,7 +625,7 @@ impl FileSystem {
             file.data.write_at(write.data, write.offset)
         };
         // Counted after a failure, too, because a part may have been written.
-        inode.wrote();
+        inode.count_write();
         result
     }
 
@@ -616,7 +633,7 @@ impl FileSystem {
     ///
     /// # Errors
     /// Those of the object's node; `EOPNOTSUPP` for modes that Tatami does not support.
-    pub(crate) fn allocate(
+    pub(crate) fn allocate_range(
         &self,
         handle: u64,
         mode: i32,
@@ -627,7 +644,7 @@ impl FileSystem {
         const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | KEEP;
         const ZERO: i32 = libc::FALLOC_FL_ZERO_RANGE;
         const ZERO_KEEP: i32 = ZERO | KEEP;
-        let file = self.file(handle)?;
+        let file = self.get_file(handle)?;
         let mode = match mode {
             0 => AllocMode::Extend,
             KEEP => AllocMode::Keep,
@@ -638,7 +655,7 @@ impl FileSystem {
         };
         file.data.check_changeable()?;
         let result = file.data.allocate(mode, offset, len);
-        file.inode.wrote();
+        file.inode.count_write();
         result.map(|_| ())
     }
 
@@ -646,35 +663,42 @@ impl FileSystem {
     ///
     /// # Errors
     /// `ENXIO` beyond the end; those of the object's node.
-    pub(crate) fn seek(&self, handle: u64, offset: i64, whence: i32) -> Result<u64, Errno> {
+    pub(crate) fn seek_extent(&self, handle: u64, offset: i64, whence: i32) -> Result<u64, Errno> {
         let what = match whence {
-            libc::SEEK_DATA => SeekFor::Data,
-            libc::SEEK_HOLE => SeekFor::Hole,
+            libc::SEEK_DATA => SeekTarget::Data,
+            libc::SEEK_HOLE => SeekTarget::Hole,
             _ => return Err(Errno::EINVAL),
         };
         let offset = u64::try_from(offset).map_err(|_| Errno::ENXIO)?;
-        self.file(handle)?.data.seek(what, offset)
+        self.get_file(handle)?.data.seek(what, offset)
     }
 
     /// COPY_FILE_RANGE. Returns the number of copied bytes.
     ///
     /// # Errors
     /// `EXDEV` or `EOPNOTSUPP` if the kernel must read and write instead.
-    pub(crate) fn copy(&self, from: (u64, u64), to: (u64, u64), len: u64) -> Result<u64, Errno> {
-        let (source, target) = (self.file(from.0)?, self.file(to.0)?);
+    pub(crate) fn copy_range(
+        &self,
+        from: (u64, u64),
+        to: (u64, u64),
+        len: u64,
+    ) -> Result<u64, Errno> {
+        let (source, target) = (self.get_file(from.0)?, self.get_file(to.0)?);
         target.data.check_changeable()?;
         let copied = target.data.copy_from(&source.data, from.1, to.1, len.min(COPY_MAX));
-        target.inode.wrote();
+        target.inode.count_write();
         copied
     }
 
     /// Commits the writes to files that stay open after the end of the mount. The opens stay
     /// registered, because the kernel may continue to write to local files. The size recovery after
     /// this client's lease then takes the final state.
-    pub(crate) fn tell_all(&self) {
-        for file in self.files.all().iter().filter(|f| f.access.write) {
+    pub(crate) fn commit_all(&self) {
+        for file in self.files.list_open().iter().filter(|f| f.access.write) {
             let told = file.data.flush();
-            let told = told.and(self.commit(&file.inode, &file.data, Occasion::Open).map(drop));
+            let told = told.and(
+                self.commit_state(&file.inode, &file.data, CommitReason::HandleStays).map(drop),
+            );
             if let Err(error) = told {
                 tracing::warn!(ino = %file.inode.ino, %error, "a file did not end well");
             }
@@ -683,10 +707,10 @@ impl FileSystem {
 
     /// Closes all files and directories, for the end of the mount.
     pub(crate) fn close_all(&self) {
-        for file in self.files.drain() {
-            self.close(&file);
+        for file in self.files.drain_open() {
+            self.close_file(&file);
         }
-        for dir in self.dirs.drain() {
+        for dir in self.dirs.drain_open() {
             self.close_dir(&dir);
         }
     }

@@ -1,25 +1,25 @@
 //! The dispatch of the kernel's requests to their handlers.
 
 use crate::attr;
+use crate::attr_cache::AttrCache;
 use crate::caller;
-use crate::closings::Closings;
+use crate::deferred_close::DeferredCloses;
 use crate::directory::OpenDir;
-use crate::ending;
-use crate::errno::{of_inode, to_kernel};
-use crate::file::{OpenFile, Write};
-use crate::gone::Gone;
-use crate::handles::Handles;
-use crate::known::Known;
-use crate::locks::Waiting;
-use crate::open::{OpenInodes, Sort};
-use crate::spares::Spares;
-use crate::stamps::Stamps;
-use crate::walks::Walks;
+use crate::errno::{inode_errno, to_kernel_errno};
+use crate::file::{OpenFile, WriteRequest};
+use crate::handles::HandleTable;
+use crate::locks::LockWaits;
+use crate::open::{OpenInodes, OpenKind};
+use crate::page_validity::PageValidity;
+use crate::process_end;
+use crate::removed_dirs::RemovedDirs;
+use crate::spare_pool::SparePool;
+use crate::walk_cache::WalkCache;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use tatami_client::Client;
-use tatami_fuse::{Device, Handler, Op, Reply, Request, StatFs, Validity};
-use tatami_wire::meta::{Bytes, NewNode};
+use tatami_fuse::{CacheTimeouts, Device, FuseOp, Handler, Reply, Request, StatFs};
+use tatami_wire::meta::{Bytes, InodeTemplate};
 use tatami_wire::{Attr, Errno, Ino, NAME_MAX};
 
 const STATFS_BLOCK: u64 = 4096;
@@ -30,21 +30,21 @@ pub(crate) struct FileSystem {
     pub(crate) device: Arc<Device>,
     /// The kernel may read and write local files itself.
     pub(crate) passthrough: bool,
-    pub(crate) valid: Validity,
+    pub(crate) timeouts: CacheTimeouts,
     /// The kernel may cache names and attributes that are delegated to this mount.
-    pub(crate) keeps: bool,
-    pub(crate) open: OpenInodes,
-    pub(crate) files: Handles<OpenFile>,
-    pub(crate) dirs: Handles<OpenDir>,
-    pub(crate) known: Known,
-    pub(crate) walks: Walks,
-    pub(crate) gone: Gone,
-    pub(crate) stamps: Stamps,
-    pub(crate) closings: Closings,
-    pub(crate) spares: Spares,
-    pub(crate) waiting: Waiting,
+    pub(crate) kernel_cache: bool,
+    pub(crate) open_inodes: OpenInodes,
+    pub(crate) files: HandleTable<OpenFile>,
+    pub(crate) dirs: HandleTable<OpenDir>,
+    pub(crate) attr_cache: AttrCache,
+    pub(crate) walk_cache: WalkCache,
+    pub(crate) removed_dirs: RemovedDirs,
+    pub(crate) page_validity: PageValidity,
+    pub(crate) deferred_closes: DeferredCloses,
+    pub(crate) spare_pool: SparePool,
+    pub(crate) lock_waits: LockWaits,
     /// The last known attributes of the root directory.
-    pub(crate) root: Mutex<Option<Attr>>,
+    pub(crate) root_attr: Mutex<Option<Attr>>,
 }
 
 impl FileSystem {
@@ -52,26 +52,26 @@ impl FileSystem {
         client: Arc<Client>,
         device: Arc<Device>,
         passthrough: bool,
-        valid: Validity,
+        valid: CacheTimeouts,
         keeps: bool,
     ) -> FileSystem {
         FileSystem {
-            closings: Closings::new(client.clone()),
+            deferred_closes: DeferredCloses::new(client.clone()),
             client,
             device,
             passthrough,
-            valid,
-            keeps,
-            open: OpenInodes::new(),
-            files: Handles::new(),
-            dirs: Handles::new(),
-            known: Known::new(),
-            walks: Walks::new(),
-            gone: Gone::default(),
-            stamps: Stamps::default(),
-            spares: Spares::default(),
-            waiting: Waiting::default(),
-            root: Mutex::default(),
+            timeouts: valid,
+            kernel_cache: keeps,
+            open_inodes: OpenInodes::new(),
+            files: HandleTable::new(),
+            dirs: HandleTable::new(),
+            attr_cache: AttrCache::new(),
+            walk_cache: WalkCache::new(),
+            removed_dirs: RemovedDirs::default(),
+            page_validity: PageValidity::default(),
+            spare_pool: SparePool::default(),
+            lock_waits: LockWaits::default(),
+            root_attr: Mutex::default(),
         }
     }
 
@@ -90,232 +90,260 @@ impl FileSystem {
         }
     }
 
-    fn entry(&self, r: &Request<'_>, name: &[u8], reply: Reply<'_>, result: Result<Attr, Errno>) {
+    fn reply_entry(
+        &self,
+        r: &Request<'_>,
+        name: &[u8],
+        reply: Reply<'_>,
+        result: Result<Attr, Errno>,
+    ) {
         match result {
             Ok(attr) => {
-                let times = self.times(Ino(r.header.node), name, &attr);
-                reply.entry(&attr::to_kernel(&attr), &times)
+                let times = self.cache_timeouts(Ino(r.header.node), name, &attr);
+                reply.send_entry(&attr::to_fuse_attr(&attr), &times)
             }
-            Err(e) => reply.error(to_kernel(e)),
+            Err(e) => reply.send_error(to_kernel_errno(e)),
         };
     }
 
-    fn answer_lookup(&self, r: &Request<'_>, name: &[u8], reply: Reply<'_>) {
+    fn reply_lookup(&self, r: &Request<'_>, name: &[u8], reply: Reply<'_>) {
         let found = self.lookup(r, name);
         if found == Err(Errno::ENOENT) {
-            let time = self.name_time(Ino(r.header.node), name, None);
+            let time = self.entry_timeout(Ino(r.header.node), name, None);
             if !time.is_zero() {
-                reply.absent(time);
+                reply.send_absent(time);
                 return;
             }
         }
-        self.entry(r, name, reply, found);
+        self.reply_entry(r, name, reply, found);
     }
 }
 
 /// Replies with success or an error number.
-fn done(reply: Reply<'_>, result: Result<(), i32>) {
+fn reply_status(reply: Reply<'_>, result: Result<(), i32>) {
     match result {
-        Ok(()) => reply.done(),
-        Err(errno) => reply.error(errno),
+        Ok(()) => reply.send_success(),
+        Err(errno) => reply.send_error(errno),
     };
 }
 
 /// Replies to GETXATTR and LISTXATTR. With `size` 0, the reply is the length.
-fn bytes(reply: Reply<'_>, size: u32, result: Result<Vec<u8>, Errno>) {
+fn reply_xattr(reply: Reply<'_>, size: u32, result: Result<Vec<u8>, Errno>) {
     match result {
-        Ok(bytes) if size == 0 => reply.xattr_len(bytes.len() as u32),
-        Ok(bytes) if bytes.len() > size as usize => reply.error(libc::ERANGE),
-        Ok(bytes) => reply.data(&bytes),
-        Err(e) => reply.error(of_inode(e)),
+        Ok(bytes) if size == 0 => reply.send_xattr_len(bytes.len() as u32),
+        Ok(bytes) if bytes.len() > size as usize => reply.send_error(libc::ERANGE),
+        Ok(bytes) => reply.send_data(&bytes),
+        Err(e) => reply.send_error(inode_errno(e)),
     };
 }
 
 impl Handler for FileSystem {
-    fn handle(self: &Arc<Self>, r: Request<'_>, reply: Reply<'_>) {
-        tatami_client::forget_cause();
-        let operation = ending::begin_operation(&r);
+    fn handle_request(self: &Arc<Self>, r: Request<'_>, reply: Reply<'_>) {
+        tatami_client::clear_cause();
+        let operation = process_end::begin_operation(&r);
         let node = Ino(r.header.node);
         match r.op {
-            Op::Lookup { name } => self.answer_lookup(&r, name, reply),
-            Op::GetAttr { .. } | Op::Statx { .. } => {
-                match self.attr_asked(&r) {
+            FuseOp::Lookup { name } => self.reply_lookup(&r, name, reply),
+            FuseOp::GetAttr { .. } | FuseOp::Statx { .. } => {
+                match self.get_attr(&r) {
                     Ok(attr) => {
-                        let time = self.attr_time(&attr);
-                        let attr = attr::to_kernel(&attr);
+                        let time = self.attr_timeout(&attr);
+                        let attr = attr::to_fuse_attr(&attr);
                         match r.op {
-                            Op::Statx { .. } => reply.statx(&attr, time),
-                            _ => reply.attr(&attr, time),
+                            FuseOp::Statx { .. } => reply.send_statx(&attr, time),
+                            _ => reply.send_attr(&attr, time),
                         }
                     }
-                    Err(e) => reply.error(of_inode(e)),
+                    Err(e) => reply.send_error(inode_errno(e)),
                 };
             }
-            Op::SetAttr(set) => {
+            FuseOp::SetAttr(set) => {
                 match self.set_attr(&r, &set) {
-                    Ok(attr) => reply.attr(&attr::to_kernel(&attr), self.valid.attr),
-                    Err(e) => reply.error(of_inode(e)),
+                    Ok(attr) => reply.send_attr(&attr::to_fuse_attr(&attr), self.timeouts.attr),
+                    Err(e) => reply.send_error(inode_errno(e)),
                 };
             }
-            Op::Readlink => {
-                match caller::run(&r, |cred| self.client.readlink(cred, node)) {
-                    Ok(target) => reply.data(&target),
-                    Err(e) => reply.error(of_inode(e)),
+            FuseOp::Readlink => {
+                match caller::run_as_caller(&r, |cred| self.client.readlink(cred, node)) {
+                    Ok(target) => reply.send_data(&target),
+                    Err(e) => reply.send_error(inode_errno(e)),
                 };
             }
-            Op::Symlink { name, target } => {
-                let target = NewNode::Symlink(Bytes::from(target));
-                self.entry(&r, name, reply, self.make(&r, name, target, 0o777, 0));
+            FuseOp::Symlink { name, target } => {
+                let target = InodeTemplate::Symlink(Bytes::from(target));
+                self.reply_entry(&r, name, reply, self.make_inode(&r, name, target, 0o777, 0));
             }
-            Op::Mknod { name, mode, umask, rdev } => {
+            FuseOp::Mknod { name, mode, umask, rdev } => {
                 let made = self
                     .new_node(mode, rdev)
-                    .and_then(|kind| self.make(&r, name, kind, mode, umask));
-                self.entry(&r, name, reply, made);
+                    .and_then(|kind| self.make_inode(&r, name, kind, mode, umask));
+                self.reply_entry(&r, name, reply, made);
             }
-            Op::Mkdir { name, mode, umask } => {
-                self.entry(&r, name, reply, self.make(&r, name, NewNode::Dir, mode, umask));
+            FuseOp::Mkdir { name, mode, umask } => {
+                self.reply_entry(
+                    &r,
+                    name,
+                    reply,
+                    self.make_inode(&r, name, InodeTemplate::Dir, mode, umask),
+                );
             }
-            Op::Unlink { name } => {
-                done(reply, self.remove(&r, name, Sort::File).map_err(to_kernel));
+            FuseOp::Unlink { name } => {
+                reply_status(
+                    reply,
+                    self.remove_entry(&r, name, OpenKind::File).map_err(to_kernel_errno),
+                );
             }
-            Op::Rmdir { name } => done(reply, self.remove(&r, name, Sort::Dir).map_err(to_kernel)),
-            Op::Rename { name, new_parent, new_name, flags } => {
+            FuseOp::Rmdir { name } => reply_status(
+                reply,
+                self.remove_entry(&r, name, OpenKind::Dir).map_err(to_kernel_errno),
+            ),
+            FuseOp::Rename { name, new_parent, new_name, flags } => {
                 let renamed = self.rename(&r, name, Ino(new_parent), new_name, flags);
-                done(reply, renamed.map_err(to_kernel));
+                reply_status(reply, renamed.map_err(to_kernel_errno));
             }
-            Op::Link { ino, name } => {
-                self.entry(&r, name, reply, self.link(&r, Ino(ino), name));
+            FuseOp::Link { ino, name } => {
+                self.reply_entry(&r, name, reply, self.link(&r, Ino(ino), name));
             }
-            Op::Open { flags, .. } => match self.open(&r, flags) {
+            FuseOp::Open { flags, .. } => match self.open(&r, flags) {
                 Ok(opened) => {
                     // The caller of open(2) is gone, so the kernel will send no RELEASE.
-                    if !reply.opened(&opened) {
+                    if !reply.send_open(&opened) {
                         self.release(opened.handle);
                     }
                 }
                 Err(e) => {
-                    reply.error(of_inode(e));
+                    reply.send_error(inode_errno(e));
                 }
             },
-            Op::Create { name, flags, mode, umask } => {
-                self.created(&r, Some(name), reply, self.create(&r, name, flags, mode, umask));
+            FuseOp::Create { name, flags, mode, umask } => {
+                self.reply_created(
+                    &r,
+                    Some(name),
+                    reply,
+                    self.create(&r, name, flags, mode, umask),
+                );
             }
-            Op::Tmpfile { flags, mode, umask } => {
-                self.created(&r, None, reply, self.tmpfile(&r, flags, mode, umask));
+            FuseOp::Tmpfile { flags, mode, umask } => {
+                self.reply_created(&r, None, reply, self.tmpfile(&r, flags, mode, umask));
             }
-            Op::Read { handle, offset, size, .. } => {
-                self.answer_read(reply, handle, offset, size as usize);
+            FuseOp::Read { handle, offset, size, .. } => {
+                self.reply_read(reply, handle, offset, size as usize);
             }
-            Op::Write { handle, offset, data, flags, from_cache, kill_suidgid } => {
+            FuseOp::Write { handle, offset, data, flags, from_cache, kill_suidgid } => {
                 let append = flags & libc::O_APPEND != 0 && !from_cache;
-                let write = Write { handle, offset, data, append, kill_suidgid };
-                match self.write(&write) {
-                    Ok(len) => reply.written(len as u32),
-                    Err(e) => reply.error(to_kernel(e)),
+                let write = WriteRequest { handle, offset, data, append, kill_suidgid };
+                match self.write_file(&write) {
+                    Ok(len) => reply.send_written(len as u32),
+                    Err(e) => reply.send_error(to_kernel_errno(e)),
                 };
             }
-            Op::Flush { handle, owner } => {
+            FuseOp::Flush { handle, owner } => {
                 let flushed = self.flush(handle, owner);
-                if operation.asker_ended() {
+                if operation.has_asker_ended() {
                     self.flush_later(handle, owner);
                 }
-                done(reply, flushed.map_err(to_kernel));
+                reply_status(reply, flushed.map_err(to_kernel_errno));
             }
-            Op::GetLock(asked) => {
+            FuseOp::GetLock(asked) => {
                 match self.get_lock(node, &asked) {
-                    Ok(lock) => reply.lock(&lock),
-                    Err(e) => reply.error(to_kernel(e)),
+                    Ok(lock) => reply.send_lock(&lock),
+                    Err(e) => reply.send_error(to_kernel_errno(e)),
                 };
             }
-            Op::SetLock { lock, wait } => self.lock(reply, r.header.unique, node, &lock, wait),
-            Op::Release { handle, .. } => {
+            FuseOp::SetLock { lock, wait } => {
+                self.set_lock(reply, r.header.unique, node, &lock, wait)
+            }
+            FuseOp::Release { handle, .. } => {
                 self.release(handle);
-                reply.done();
+                reply.send_success();
             }
-            Op::Fsync { handle, data_only } => {
-                done(reply, self.fsync(handle, data_only).map_err(to_kernel));
+            FuseOp::Fsync { handle, data_only } => {
+                reply_status(reply, self.fsync(handle, data_only).map_err(to_kernel_errno));
             }
-            Op::FsyncDir { .. } => {
-                done(reply, self.client.sync_directory(node).map_err(to_kernel));
+            FuseOp::FsyncDir { .. } => {
+                reply_status(reply, self.client.sync_directory(node).map_err(to_kernel_errno));
             }
-            Op::SyncFs => done(reply, self.client.sync().map_err(to_kernel)),
-            Op::Statfs => {
-                reply.statfs(&self.statfs());
+            FuseOp::SyncFs => reply_status(reply, self.client.sync().map_err(to_kernel_errno)),
+            FuseOp::Statfs => {
+                reply.send_statfs(&self.statfs());
             }
-            Op::OpenDir { .. } => {
+            FuseOp::OpenDir { .. } => {
                 let opened = self.open_dir(&r);
-                if !reply.opened(&opened) {
+                if !reply.send_open(&opened) {
                     self.release_dir(opened.handle);
                 }
             }
-            Op::ReadDir { handle, offset, size, plus } => {
-                reply.directory(size as usize, |out| {
-                    self.read_dir(handle, offset, plus, out).map_err(to_kernel)
+            FuseOp::ReadDir { handle, offset, size, plus } => {
+                reply.send_directory(size as usize, |out| {
+                    self.read_dir(handle, offset, plus, out).map_err(to_kernel_errno)
                 });
             }
-            Op::ReleaseDir { handle } => {
+            FuseOp::ReleaseDir { handle } => {
                 self.release_dir(handle);
-                reply.done();
+                reply.send_success();
             }
-            Op::SetXattr { name, value, flags } => {
-                done(reply, self.set_xattr(&r, name, value, flags).map_err(of_inode));
+            FuseOp::SetXattr { name, value, flags } => {
+                reply_status(reply, self.set_xattr(&r, name, value, flags).map_err(inode_errno));
             }
-            Op::GetXattr { name, size } => bytes(reply, size, self.get_xattr(&r, name)),
-            Op::ListXattr { size } => bytes(reply, size, self.list_xattr(&r)),
-            Op::RemoveXattr { name } => {
-                done(reply, self.remove_xattr(&r, name).map_err(of_inode));
+            FuseOp::GetXattr { name, size } => reply_xattr(reply, size, self.get_xattr(&r, name)),
+            FuseOp::ListXattr { size } => reply_xattr(reply, size, self.list_xattr(&r)),
+            FuseOp::RemoveXattr { name } => {
+                reply_status(reply, self.remove_xattr(&r, name).map_err(inode_errno));
             }
-            Op::Fallocate { handle, offset, len, mode } => {
-                done(reply, self.allocate(handle, mode, offset, len).map_err(to_kernel));
+            FuseOp::Fallocate { handle, offset, len, mode } => {
+                reply_status(
+                    reply,
+                    self.allocate_range(handle, mode, offset, len).map_err(to_kernel_errno),
+                );
             }
-            Op::Lseek { handle, offset, whence } => {
-                match self.seek(handle, offset, whence) {
-                    Ok(found) => reply.number(found),
-                    Err(e) => reply.error(to_kernel(e)),
+            FuseOp::Lseek { handle, offset, whence } => {
+                match self.seek_extent(handle, offset, whence) {
+                    Ok(found) => reply.send_number(found),
+                    Err(e) => reply.send_error(to_kernel_errno(e)),
                 };
             }
-            Op::CopyFileRange { handle, offset, to_handle, to_offset, len, wide, .. } => {
-                match self.copy((handle, offset), (to_handle, to_offset), len) {
-                    Ok(copied) if wide => reply.number(copied),
-                    Ok(copied) => reply.written(copied as u32),
-                    Err(e) => reply.error(to_kernel(e)),
+            FuseOp::CopyFileRange { handle, offset, to_handle, to_offset, len, wide, .. } => {
+                match self.copy_range((handle, offset), (to_handle, to_offset), len) {
+                    Ok(copied) if wide => reply.send_number(copied),
+                    Ok(copied) => reply.send_written(copied as u32),
+                    Err(e) => reply.send_error(to_kernel_errno(e)),
                 };
             }
-            Op::Forget { .. } | Op::BatchForget | Op::Destroy => reply.none(),
+            FuseOp::Forget { .. } | FuseOp::BatchForget | FuseOp::Destroy => reply.send_nothing(),
             // The kernel checks permissions itself because of `default_permissions`.
-            Op::Access { .. } | Op::Interrupt { .. } | Op::Unknown => {
-                reply.error(libc::ENOSYS);
+            FuseOp::Access { .. } | FuseOp::Interrupt { .. } | FuseOp::Unknown => {
+                reply.send_error(libc::ENOSYS);
             }
         }
     }
 
     /// Only waits for locks can be interrupted.
-    fn interrupt(&self, unique: u64) -> bool {
+    fn interrupt_request(&self, unique: u64) -> bool {
         self.interrupt_lock(unique);
         true
     }
 }
 
 impl FileSystem {
-    fn created(
+    fn reply_created(
         &self,
         r: &Request<'_>,
         name: Option<&[u8]>,
         reply: Reply<'_>,
-        result: Result<(Attr, tatami_fuse::Opened), Errno>,
+        result: Result<(Attr, tatami_fuse::OpenReply), Errno>,
     ) {
         match result {
             Ok((attr, opened)) => {
-                self.known.tell(&attr, r.header.pid);
+                self.attr_cache.cache_looked_up_attr(&attr, r.header.pid);
                 let parent = Ino(r.header.node);
-                let times = name.map_or(self.valid, |name| self.times(parent, name, &attr));
-                if !reply.created(&attr::to_kernel(&attr), &times, &opened) {
+                let times =
+                    name.map_or(self.timeouts, |name| self.cache_timeouts(parent, name, &attr));
+                if !reply.send_created(&attr::to_fuse_attr(&attr), &times, &opened) {
                     self.release(opened.handle);
                 }
             }
             Err(e) => {
-                reply.error(to_kernel(e));
+                reply.send_error(to_kernel_errno(e));
             }
         }
     }

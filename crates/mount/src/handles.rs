@@ -9,42 +9,42 @@ use tatami_wire::hash;
 const SHARDS: usize = 16;
 
 /// A table of open files or directories. Numbers are never reused.
-pub(crate) struct Handles<T> {
-    shards: Vec<RwLock<HashMap<u64, Arc<T>, hash::Build>>>,
+pub(crate) struct HandleTable<T> {
+    shards: Vec<RwLock<HashMap<u64, Arc<T>, hash::HashBuilder>>>,
     next: AtomicU64,
 }
 
-impl<T> Handles<T> {
-    pub(crate) fn new() -> Handles<T> {
+impl<T> HandleTable<T> {
+    pub(crate) fn new() -> HandleTable<T> {
         let shards = (0..SHARDS).map(|_| RwLock::new(HashMap::default())).collect();
-        Handles { shards, next: AtomicU64::new(1) }
+        HandleTable { shards, next: AtomicU64::new(1) }
     }
 
-    fn shard(&self, handle: u64) -> &RwLock<HashMap<u64, Arc<T>, hash::Build>> {
+    fn shard_of(&self, handle: u64) -> &RwLock<HashMap<u64, Arc<T>, hash::HashBuilder>> {
         &self.shards[handle as usize % SHARDS]
     }
 
     pub(crate) fn insert(&self, value: Arc<T>) -> u64 {
         let handle = self.next.fetch_add(1, Relaxed);
-        self.shard(handle).write().insert(handle, value);
+        self.shard_of(handle).write().insert(handle, value);
         handle
     }
 
     pub(crate) fn get(&self, handle: u64) -> Option<Arc<T>> {
-        self.shard(handle).read().get(&handle).cloned()
+        self.shard_of(handle).read().get(&handle).cloned()
     }
 
     pub(crate) fn remove(&self, handle: u64) -> Option<Arc<T>> {
-        self.shard(handle).write().remove(&handle)
+        self.shard_of(handle).write().remove(&handle)
     }
 
     /// Returns all open values.
-    pub(crate) fn all(&self) -> Vec<Arc<T>> {
+    pub(crate) fn list_open(&self) -> Vec<Arc<T>> {
         self.shards.iter().flat_map(|s| s.read().values().cloned().collect::<Vec<_>>()).collect()
     }
 
     /// Removes and returns all values, for the end of the mount.
-    pub(crate) fn drain(&self) -> Vec<Arc<T>> {
+    pub(crate) fn drain_open(&self) -> Vec<Arc<T>> {
         self.shards.iter().flat_map(|s| std::mem::take(&mut *s.write()).into_values()).collect()
     }
 }

@@ -7,35 +7,35 @@
 //! *silent* open file is read-only and was not expected to use locks. It gets no FLUSH, so the
 //! mount frees its locks at its RELEASE.
 
-use crate::errno::to_kernel;
+use crate::errno::to_kernel_errno;
 use crate::file::OpenFile;
 use crate::filesystem::FileSystem;
-use crate::size::Occasion;
+use crate::size::CommitReason;
 use parking_lot::{Condvar, Mutex};
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use tatami_client::{ASK_AGAIN, LockNews, LockedBytes, Taken};
+use tatami_client::{LOCK_RETRY_INTERVAL, LockNotices, LockOutcome, LockedBytes};
 use tatami_fuse::request::FileLock;
-use tatami_fuse::{Notifier, Reply, reply::Later};
-use tatami_wire::lock::{Lock, LockKind, LockSort, Span};
+use tatami_fuse::{Notifier, Reply, reply::DeferredReply};
+use tatami_wire::lock::{ByteRange, Lock, LockKind, LockSort};
 use tatami_wire::{Errno, Ino, hash};
 
 /// Most remembered interruptions of requests that have not arrived yet.
-const EARLY_MAX: usize = 1024;
+const EARLY_INTERRUPTS_MAX: usize = 1024;
 /// The kernel sends RELEASE after close(2) has returned. A lock of an open file with a close since
 /// it was locked may be about to be freed. A request waits for that for this time before it fails.
 const CLOSE_WAIT: Duration = Duration::from_millis(500);
 /// Most files in the table of files with locks. It is cleared when full.
 const USED_MAX: usize = 64 * 1024;
 /// Longest wait of the notification thread for news or for an executor.
-const NEWS_WAIT: Duration = Duration::from_secs(1);
+const NOTICE_WAIT: Duration = Duration::from_secs(1);
 
 /// The locks of an open file.
 #[derive(Debug, Default)]
-pub(crate) struct Locked {
+pub(crate) struct FileLockState {
     /// A lock was acquired through the file.
     taken: AtomicBool,
     /// A descriptor was closed since.
@@ -46,50 +46,50 @@ pub(crate) struct Locked {
     silent: bool,
 }
 
-impl Locked {
-    pub(crate) fn new(silent: bool) -> Locked {
-        Locked { silent, ..Locked::default() }
+impl FileLockState {
+    pub(crate) fn new(silent: bool) -> FileLockState {
+        FileLockState { silent, ..FileLockState::default() }
     }
 
     /// Checks whether the file may have been closed without a FLUSH.
-    fn may_have_ended(&self) -> bool {
+    fn may_be_closed(&self) -> bool {
         self.silent || self.closed.load(SeqCst)
     }
 }
 
 /// A pending request for a lock.
-struct Wait {
+struct LockWait {
     ino: Ino,
     lock: Lock,
     handle: u64,
     /// `None` while the request is being repeated.
-    reply: Option<Later>,
+    reply: Option<DeferredReply>,
     /// The lock may be free now.
     ready: bool,
     interrupted: bool,
     /// Time of the next repetition.
-    next: Instant,
+    retry_at: Instant,
 }
 
 #[derive(Default)]
-struct Waits {
+struct LockWaitTable {
     /// By the unique number of the FUSE request.
-    waits: HashMap<u64, Wait, hash::Build>,
-    early: VecDeque<u64>,
+    waits: HashMap<u64, LockWait, hash::HashBuilder>,
+    early_interrupts: VecDeque<u64>,
     ended: bool,
 }
 
 /// All pending requests for locks.
 #[derive(Default)]
-pub(crate) struct Waiting {
-    waits: Mutex<Waits>,
+pub(crate) struct LockWaits {
+    waits: Mutex<LockWaitTable>,
     changed: Condvar,
     /// Files with locks of this mount, now or earlier.
-    used: Mutex<HashSet<Ino, hash::Build>>,
+    used: Mutex<HashSet<Ino, hash::HashBuilder>>,
     any_used: AtomicBool,
     /// Counts released open files, for the requests that wait for one.
-    ends: Mutex<u64>,
-    ended: Condvar,
+    releases: Mutex<u64>,
+    released: Condvar,
 }
 
 /// The threads that repeat lock requests and return delegations. Dropping them ends them.
@@ -109,10 +109,10 @@ impl LockThreads {
         let mut this = LockThreads { fs: fs.clone(), stop, threads: Vec::new() };
         let (fs, stop) = (this.fs.clone(), this.stop.clone());
         let news = std::thread::Builder::new().name("lock-news".into());
-        this.threads.push(news.spawn(move || fs.hear_of_locks(&stop))?);
+        this.threads.push(news.spawn(move || fs.watch_lock_notices(&stop))?);
         let fs = this.fs.clone();
         let waits = std::thread::Builder::new().name("lock-waits".into());
-        this.threads.push(waits.spawn(move || fs.ask_again())?);
+        this.threads.push(waits.spawn(move || fs.retry_locks())?);
         Ok(this)
     }
 }
@@ -121,11 +121,11 @@ impl Drop for LockThreads {
     fn drop(&mut self) {
         // Set before the wake-up, so that the woken thread sees it.
         self.stop.store(true, SeqCst);
-        self.fs.client.wake_for_locks();
+        self.fs.client.wake_lock_waiters();
         {
-            let mut waits = self.fs.waiting.waits.lock();
+            let mut waits = self.fs.lock_waits.waits.lock();
             waits.ended = true;
-            self.fs.waiting.changed.notify_all();
+            self.fs.lock_waits.changed.notify_all();
         }
         for thread in self.threads.drain(..) {
             // The threads do not panic, and have no result.
@@ -135,8 +135,8 @@ impl Drop for LockThreads {
 }
 
 /// Decodes the requested lock; the kind is `None` for an unlock.
-fn wanted(asked: &FileLock) -> Result<(LockSort, u64, Span, Option<LockKind>), Errno> {
-    let span = Span { start: asked.start, end: asked.end };
+fn parse_lock(asked: &FileLock) -> Result<(LockSort, u64, ByteRange, Option<LockKind>), Errno> {
+    let span = ByteRange { start: asked.start, end: asked.end };
     let kind = match asked.kind {
         libc::F_RDLCK => Some(LockKind::Shared),
         libc::F_WRLCK => Some(LockKind::Exclusive),
@@ -149,7 +149,7 @@ fn wanted(asked: &FileLock) -> Result<(LockSort, u64, Span, Option<LockKind>), E
     Ok(match asked.whole {
         // The kernel may reuse its own id of an open file before this mount gets the RELEASE. So
         // the handle is the owner.
-        true => (LockSort::Whole, asked.handle, Span::ALL, kind),
+        true => (LockSort::Whole, asked.handle, ByteRange::ALL, kind),
         false => (LockSort::Range, asked.owner, span, kind),
     })
 }
@@ -157,7 +157,7 @@ fn wanted(asked: &FileLock) -> Result<(LockSort, u64, Span, Option<LockKind>), E
 impl FileSystem {
     /// GETLK.
     pub(crate) fn get_lock(&self, ino: Ino, asked: &FileLock) -> Result<FileLock, Errno> {
-        let (sort, owner, span, kind) = wanted(asked)?;
+        let (sort, owner, span, kind) = parse_lock(asked)?;
         let kind = kind.ok_or(Errno::EINVAL)?;
         let lock = Lock { sort, owner, pid: asked.pid, span, kind };
         let free = FileLock { kind: libc::F_UNLCK, ..*asked };
@@ -174,7 +174,7 @@ impl FileSystem {
     }
 
     /// SETLK and SETLKW.
-    pub(crate) fn lock(
+    pub(crate) fn set_lock(
         &self,
         reply: Reply<'_>,
         unique: u64,
@@ -183,117 +183,117 @@ impl FileSystem {
         wait: bool,
     ) {
         let answer = |reply: Reply<'_>, result: Result<(), Errno>| match result {
-            Ok(()) => reply.done(),
-            Err(e) => reply.error(to_kernel(e)),
+            Ok(()) => reply.send_success(),
+            Err(e) => reply.send_error(to_kernel_errno(e)),
         };
-        let (lock, file) = match self.lock_wanted(ino, asked) {
+        let (lock, file) = match self.resolve_lock(ino, asked) {
             Ok(Some(wanted)) => wanted,
             Ok(None) => {
-                reply.done();
+                reply.send_success();
                 return;
             }
             Err(e) => {
-                reply.error(to_kernel(e));
+                reply.send_error(to_kernel_errno(e));
                 return;
             }
         };
-        if !file.locked.taken.swap(true, SeqCst) {
-            self.waiting.note_used(ino);
+        if !file.lock_state.taken.swap(true, SeqCst) {
+            self.lock_waits.record_used(ino);
         }
         // Earlier closes did not concern the lock that is now requested.
-        file.locked.closed.store(false, SeqCst);
+        file.lock_state.closed.store(false, SeqCst);
         let handle = asked.handle;
         if !wait {
-            answer(reply, self.lock_at_once(ino, &lock, handle));
+            answer(reply, self.try_lock(ino, &lock, handle));
             return;
         }
         // Registered before the request to the node: an interrupt or a notification may come before
         // its reply.
-        if !self.waiting.begin(unique, ino, lock, handle) {
-            reply.error(libc::EINTR);
+        if !self.lock_waits.begin_wait(unique, ino, lock, handle) {
+            reply.send_error(libc::EINTR);
             return;
         }
         let taken = self.client.set_lock(ino, &lock, handle, Some(unique), self);
-        if taken == Ok(Taken::Waits) {
-            self.wait_on(unique, reply.later());
+        if taken == Ok(LockOutcome::Waits) {
+            self.park_wait(unique, reply.into_deferred());
         } else {
-            self.waiting.end(unique);
+            self.lock_waits.end_wait(unique);
             answer(reply, taken.map(drop));
         }
     }
 
     /// Returns the requested lock and its open file. For an unlock: frees the lock and returns
     /// `None`.
-    fn lock_wanted(
+    fn resolve_lock(
         &self,
         ino: Ino,
         asked: &FileLock,
     ) -> Result<Option<(Lock, Arc<OpenFile>)>, Errno> {
-        let (sort, owner, span, kind) = wanted(asked)?;
+        let (sort, owner, span, kind) = parse_lock(asked)?;
         let file = self.files.get(asked.handle).ok_or(Errno::EBADF)?;
         let Some(kind) = kind else {
             self.client.free_lock(ino, (sort, owner), span, self)?;
             return Ok(None);
         };
-        if file.locked.lost.load(SeqCst) {
-            return Err(locks_are_lost());
+        if file.lock_state.lost.load(SeqCst) {
+            return Err(lost_locks_error());
         }
         Ok(Some((Lock { sort, owner, pid: asked.pid, span, kind }, file)))
     }
 
     /// Tries to acquire a lock without waiting. A lock of an open file that is being closed does
     /// not count as a conflict.
-    fn lock_at_once(&self, ino: Ino, lock: &Lock, handle: u64) -> Result<(), Errno> {
+    fn try_lock(&self, ino: Ino, lock: &Lock, handle: u64) -> Result<(), Errno> {
         let deadline = Instant::now() + CLOSE_WAIT;
         loop {
             // Read before the attempt, so that no release during the attempt is missed.
-            let before = *self.waiting.ends.lock();
+            let before = *self.lock_waits.releases.lock();
             let taken = self.client.set_lock(ino, lock, handle, None, self);
             let is_ending = |holder: &u64| {
-                self.files.get(*holder).is_none_or(|file| file.locked.may_have_ended())
+                self.files.get(*holder).is_none_or(|file| file.lock_state.may_be_closed())
             };
             let again = taken == Err(Errno::EAGAIN)
-                && self.client.own_holders(ino, lock).iter().any(is_ending);
-            if !again || !self.waiting.wait_for_end(before, deadline) {
+                && self.client.conflicting_handles(ino, lock).iter().any(is_ending);
+            if !again || !self.lock_waits.wait_for_release(before, deadline) {
                 return taken.map(drop);
             }
         }
     }
 
     /// Stores the reply of a waiting request, unless the request was interrupted before.
-    fn wait_on(&self, unique: u64, reply: Later) {
-        let mut waits = self.waiting.waits.lock();
+    fn park_wait(&self, unique: u64, reply: DeferredReply) {
+        let mut waits = self.lock_waits.waits.lock();
         let Some(wait) = waits.waits.get_mut(&unique) else { return };
         if !wait.interrupted {
             wait.reply = Some(reply);
-            wait.next = Instant::now() + ASK_AGAIN;
-            self.waiting.changed.notify_all();
+            wait.retry_at = Instant::now() + LOCK_RETRY_INTERVAL;
+            self.lock_waits.changed.notify_all();
             return;
         }
         // Interrupted while the request was under way, when the interrupt found no reply to end.
         let wait = waits.waits.remove(&unique);
         drop(waits);
         if let Some(wait) = wait {
-            self.give_up(unique, &wait, reply);
+            self.cancel_wait(unique, &wait, reply);
         }
     }
 
     /// Ends an interrupted request.
-    fn give_up(&self, unique: u64, wait: &Wait, reply: Later) {
-        let Wait { ino, lock, handle, .. } = wait;
+    fn cancel_wait(&self, unique: u64, wait: &LockWait, reply: DeferredReply) {
+        let LockWait { ino, lock, handle, .. } = wait;
         let late = self.client.cancel_lock(*ino, lock, *handle, unique, self);
-        reply.answer(if late == Ok(true) { Ok(()) } else { Err(libc::EINTR) });
+        reply.send_result(if late == Ok(true) { Ok(()) } else { Err(libc::EINTR) });
     }
 
     /// INTERRUPT.
     pub(crate) fn interrupt_lock(&self, unique: u64) {
-        let mut waits = self.waiting.waits.lock();
+        let mut waits = self.lock_waits.waits.lock();
         let Some(wait) = waits.waits.get_mut(&unique) else {
             // The kernel may send the interrupt before this process has read the request.
-            if waits.early.len() >= EARLY_MAX {
-                waits.early.pop_front();
+            if waits.early_interrupts.len() >= EARLY_INTERRUPTS_MAX {
+                waits.early_interrupts.pop_front();
             }
-            waits.early.push_back(unique);
+            waits.early_interrupts.push_back(unique);
             return;
         };
         wait.interrupted = true;
@@ -303,29 +303,29 @@ impl FileSystem {
         let wait = waits.waits.remove(&unique);
         drop(waits);
         if let Some(wait) = wait {
-            self.give_up(unique, &wait, reply);
+            self.cancel_wait(unique, &wait, reply);
         }
     }
 
     /// Frees the locks of a process that closes a descriptor.
     pub(crate) fn free_locks_of_process(&self, file: &OpenFile, owner: u64) -> Result<(), Errno> {
-        if file.locked.taken.load(SeqCst) {
-            file.locked.closed.store(true, SeqCst);
+        if file.lock_state.taken.load(SeqCst) {
+            file.lock_state.closed.store(true, SeqCst);
         }
-        self.client.free_lock(file.inode.ino, (LockSort::Range, owner), Span::ALL, self)
+        self.client.free_lock(file.inode.ino, (LockSort::Range, owner), ByteRange::ALL, self)
     }
 
     /// Frees the locks of a released open file.
     pub(crate) fn free_locks_of_file(&self, file: &OpenFile, handle: u64) {
-        if !file.locked.taken.load(SeqCst) {
+        if !file.lock_state.taken.load(SeqCst) {
             return;
         }
         let ino = file.inode.ino;
         if let Err(error) = self.client.free_locks_of(ino, handle, self) {
             tracing::warn!(%ino, %error, "the locks of a file that was closed are freed later");
         }
-        *self.waiting.ends.lock() += 1;
-        self.waiting.ended.notify_all();
+        *self.lock_waits.releases.lock() += 1;
+        self.lock_waits.released.notify_all();
     }
 
     /// Checks that no other owner had the locks of `file` meanwhile.
@@ -333,27 +333,27 @@ impl FileSystem {
     /// # Errors
     /// `EIO` if another owner may have had them; `EHOSTDOWN` if the node cannot be asked.
     pub(crate) fn check_locks(&self, file: &OpenFile) -> Result<(), Errno> {
-        if !file.locked.taken.load(SeqCst) {
+        if !file.lock_state.taken.load(SeqCst) {
             return Ok(());
         }
-        if !file.locked.lost.load(SeqCst) {
+        if !file.lock_state.lost.load(SeqCst) {
             self.client.check_locks(file.inode.ino, self)?;
         }
-        match file.locked.lost.load(SeqCst) {
-            true => Err(locks_are_lost()),
+        match file.lock_state.lost.load(SeqCst) {
+            true => Err(lost_locks_error()),
             false => Ok(()),
         }
     }
 
-    fn ask_again(&self) {
-        while let Some((unique, ino, lock, handle, reply)) = self.waiting.next() {
+    fn retry_locks(&self) {
+        while let Some((unique, ino, lock, handle, reply)) = self.lock_waits.next_retry() {
             let taken = self.client.set_lock(ino, &lock, handle, Some(unique), self);
-            if taken == Ok(Taken::Waits) {
-                self.wait_on(unique, reply);
+            if taken == Ok(LockOutcome::Waits) {
+                self.park_wait(unique, reply);
                 continue;
             }
-            self.waiting.end(unique);
-            let answered = reply.answer(taken.map(drop).map_err(to_kernel));
+            self.lock_waits.end_wait(unique);
+            let answered = reply.send_result(taken.map(drop).map_err(to_kernel_errno));
             if taken.is_ok() && !answered {
                 // The requesting process is gone.
                 let freed = self.client.free_lock(ino, (lock.sort, lock.owner), lock.span, self);
@@ -364,10 +364,10 @@ impl FileSystem {
         }
     }
 
-    fn hear_of_locks(&self, stop: &AtomicBool) {
+    fn watch_lock_notices(&self, stop: &AtomicBool) {
         while !stop.load(SeqCst) {
-            let LockNews { wanted, ready, reclaim } = self.client.lock_news(NEWS_WAIT);
-            self.waiting.note_ready(&ready);
+            let LockNotices { wanted, ready, reclaim } = self.client.take_lock_notices(NOTICE_WAIT);
+            self.lock_waits.mark_ready(&ready);
             for executor in reclaim {
                 if let Err(error) = self.client.reclaim_locks(executor, self) {
                     // A new connection to the executor triggers the next attempt.
@@ -384,37 +384,37 @@ impl FileSystem {
 }
 
 impl LockedBytes for FileSystem {
-    fn tell(&self, ino: Ino) {
-        let Some(inode) = self.open.find(ino) else { return };
+    fn publish_writes(&self, ino: Ino) {
+        let Some(inode) = self.open_inodes.get(ino) else { return };
         let Some(writer) = inode.state.lock().writer.clone() else { return };
-        writer.settle();
-        if let Err(error) = self.commit(&inode, &writer, Occasion::Open) {
+        writer.wait_for_writes();
+        if let Err(error) = self.commit_state(&inode, &writer, CommitReason::HandleStays) {
             tracing::warn!(%ino, %error, "others who lock the file may not see what was written");
         }
     }
 
-    fn forget(&self, ino: Ino) {
+    fn invalidate_cache(&self, ino: Ino) {
         // A program with a new lock must see the writes of the previous holder. So neither
         // attributes nor pages may be older than the lock.
-        self.known.changed();
-        let cached = self.open.find(ino).is_some_and(|inode| inode.state.lock().through_us);
+        self.attr_cache.count_change();
+        let cached = self.open_inodes.get(ino).is_some_and(|inode| inode.state.lock().no_backing);
         if cached && let Err(errno) = Notifier::new(self.device.clone()).inval_inode(ino.0, 0, 0) {
             tracing::debug!(%ino, %errno, "the kernel has nothing of a file that was locked");
         }
     }
 
-    fn lost(&self, ino: Ino, handles: &BTreeSet<u64>) {
+    fn report_lost(&self, ino: Ino, handles: &BTreeSet<u64>) {
         tracing::error!(%ino, "locks of a file are lost; programs that had them get EIO");
         for handle in handles {
             if let Some(file) = self.files.get(*handle) {
-                file.locked.lost.store(true, SeqCst);
+                file.lock_state.lost.store(true, SeqCst);
             }
         }
     }
 }
 
-impl Waiting {
-    fn note_used(&self, ino: Ino) {
+impl LockWaits {
+    fn record_used(&self, ino: Ino) {
         let mut used = self.used.lock();
         if used.len() >= USED_MAX {
             used.clear();
@@ -429,23 +429,23 @@ impl Waiting {
     }
 
     /// Registers a request that may have to wait. Returns false if it was interrupted before.
-    fn begin(&self, unique: u64, ino: Ino, lock: Lock, handle: u64) -> bool {
+    fn begin_wait(&self, unique: u64, ino: Ino, lock: Lock, handle: u64) -> bool {
         let mut waits = self.waits.lock();
-        if let Some(at) = waits.early.iter().position(|early| *early == unique) {
-            waits.early.remove(at);
+        if let Some(at) = waits.early_interrupts.iter().position(|early| *early == unique) {
+            waits.early_interrupts.remove(at);
             return false;
         }
         let (reply, ready, interrupted, next) = (None, false, false, Instant::now());
-        let wait = Wait { ino, lock, handle, reply, ready, interrupted, next };
+        let wait = LockWait { ino, lock, handle, reply, ready, interrupted, retry_at: next };
         waits.waits.insert(unique, wait);
         true
     }
 
-    fn end(&self, unique: u64) {
+    fn end_wait(&self, unique: u64) {
         self.waits.lock().waits.remove(&unique);
     }
 
-    fn note_ready(&self, ready: &BTreeSet<u64>) {
+    fn mark_ready(&self, ready: &BTreeSet<u64>) {
         let mut waits = self.waits.lock();
         for unique in ready {
             if let Some(wait) = waits.waits.get_mut(unique) {
@@ -456,7 +456,7 @@ impl Waiting {
     }
 
     /// Returns the next request to repeat; `None` at the end.
-    fn next(&self) -> Option<(u64, Ino, Lock, u64, Later)> {
+    fn next_retry(&self) -> Option<(u64, Ino, Lock, u64, DeferredReply)> {
         let mut waits = self.waits.lock();
         loop {
             if waits.ended {
@@ -465,13 +465,13 @@ impl Waiting {
             let now = Instant::now();
             let idle = waits.waits.iter_mut().filter(|(_, wait)| wait.reply.is_some());
             let first =
-                idle.min_by_key(|(_, wait)| if wait.ready { now } else { wait.next.max(now) });
+                idle.min_by_key(|(_, wait)| if wait.ready { now } else { wait.retry_at.max(now) });
             let Some((unique, wait)) = first else {
                 self.changed.wait(&mut waits);
                 continue;
             };
-            if !wait.ready && wait.next > now {
-                let next = wait.next;
+            if !wait.ready && wait.retry_at > now {
+                let next = wait.retry_at;
                 self.changed.wait_until(&mut waits, next);
                 continue;
             }
@@ -483,10 +483,10 @@ impl Waiting {
     }
 
     /// Waits for the release of an open file after `before`. Returns false at the deadline.
-    fn wait_for_end(&self, before: u64, deadline: Instant) -> bool {
-        let mut ends = self.ends.lock();
+    fn wait_for_release(&self, before: u64, deadline: Instant) -> bool {
+        let mut ends = self.releases.lock();
         while *ends == before {
-            if self.ended.wait_until(&mut ends, deadline).timed_out() {
+            if self.released.wait_until(&mut ends, deadline).timed_out() {
                 return *ends != before;
             }
         }
@@ -494,8 +494,8 @@ impl Waiting {
     }
 }
 /// Returns the error for open files with lost locks.
-fn locks_are_lost() -> Errno {
-    tatami_client::note_cause(Errno::EIO, || {
+fn lost_locks_error() -> Errno {
+    tatami_client::record_cause(Errno::EIO, || {
         "the mount was away for longer than its lease, and has lost the locks of this open file"
             .into()
     });

@@ -3,19 +3,22 @@
 use crate::announce::Announcer;
 use crate::error::MountError;
 use crate::filesystem::FileSystem;
-use crate::keeping::Kernel;
+use crate::kernel_cache::FuseKernelCache;
 use crate::locks::LockThreads;
 use crate::options::{MountOptions, Passthrough};
-use crate::recalls::Recalls;
-use crate::serving::{self, Ended};
-use crate::{passthrough, place};
+use crate::recalls::MountRecalls;
+use crate::serving::{self, MountEnd};
+use crate::{mountpoint, passthrough};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tatami_client::connection::{Caller, Endpoint};
 use tatami_client::{Client, KernelCache};
 use tatami_fuse::abi::init;
-use tatami_fuse::{Channel, MountSettings, Session, Threads, UnmountError, Validity, Wanted};
+use tatami_fuse::{
+    CacheTimeouts, Channel, FuseSession, MountSettings, RequestedFeatures, ThreadLimits,
+    UnmountError,
+};
 use tatami_wire::admin::MountInfo;
 use tatami_wire::{Cred, Ino};
 
@@ -27,10 +30,10 @@ const READ_AHEAD_KIB: u32 = 2048;
 pub struct Mount {
     // Fields end in this order: first the announcement, then the requests.
     announcer: Option<Announcer>,
-    recalls: Option<Recalls>,
+    recalls: Option<MountRecalls>,
     /// These threads hold `fs`, so they must end before it.
     locks: Option<LockThreads>,
-    session: Arc<Session>,
+    session: Arc<FuseSession>,
     fs: Arc<FileSystem>,
     info: MountInfo,
 }
@@ -39,11 +42,15 @@ pub struct Mount {
 ///
 /// With `HANDLE_KILLPRIV_V2` the kernel clears setuid only for writes that reach this process. So
 /// it need not ask for file capabilities before each write.
-pub(crate) fn wanted(max_write: u32, stack_depth: u32, plus: bool) -> Wanted {
-    let common = Wanted::default();
+pub(crate) fn requested_features(
+    max_write: u32,
+    stack_depth: u32,
+    plus: bool,
+) -> RequestedFeatures {
+    let common = RequestedFeatures::default();
     let passthrough = if stack_depth > 0 { init::PASSTHROUGH } else { 0 };
     let plus = if plus { init::DO_READDIRPLUS | init::READDIRPLUS_AUTO } else { 0 };
-    Wanted {
+    RequestedFeatures {
         flags: common.flags
             | init::POSIX_ACL
             | init::DONT_MASK
@@ -65,7 +72,7 @@ impl Mount {
     /// # Errors
     /// [`MountError`], with a remedy.
     pub fn start(client: Arc<Client>, options: &MountOptions) -> Result<Mount, MountError> {
-        let path = place::check(&options.mountpoint)?;
+        let path = mountpoint::check_mountpoint(&options.mountpoint)?;
         // A volume that does not answer must fail here, before programs can hang on the mount.
         client.getattr(&Cred::ROOT, Ino::ROOT).map_err(MountError::Root)?;
         tatami_client::raise_descriptor_limit();
@@ -79,18 +86,20 @@ impl Mount {
         let source = format!("tatami:{}", map.name);
         let settings = MountSettings {
             restrictions: options.restrictions,
-            ..place::settings(source, options.read_only, options.allow_other)
+            ..mountpoint::mount_settings(source, options.read_only, options.allow_other)
         };
         let channel = Channel::mount(&path, &settings)?;
         // Attributes in a listing are only useful if the kernel may cache them.
         let plus = options.kernel_cache || !options.attr_timeout.is_zero();
-        let mut wanted = wanted(options.max_write, depth, plus);
+        let mut wanted = requested_features(options.max_write, depth, plus);
         wanted.flags |= init::POSIX_LOCKS | init::FLOCK_LOCKS;
-        let agreed = channel.initialize(&wanted)?;
-        place::read_ahead(&path, READ_AHEAD_KIB);
+        let agreed = channel.negotiate_features(&wanted)?;
+        mountpoint::set_read_ahead(&path, READ_AHEAD_KIB);
         let why_not = match options.passthrough {
             Passthrough::Off => Some("switched off".to_owned()),
-            Passthrough::Auto => passthrough::probe(channel.device(), &agreed, data_dir).err(),
+            Passthrough::Auto => {
+                passthrough::probe_passthrough(channel.device(), &agreed, data_dir).err()
+            }
         };
         let info = MountInfo {
             path: path.display().to_string(),
@@ -98,19 +107,19 @@ impl Mount {
             passthrough: why_not.is_none(),
             why_not,
         };
-        let valid = Validity { entry: options.entry_timeout, attr: options.attr_timeout };
+        let valid = CacheTimeouts { entry: options.entry_timeout, attr: options.attr_timeout };
         let device = channel.device().clone();
         let kernel = options
             .kernel_cache
-            .then(|| -> Arc<dyn KernelCache> { Arc::new(Kernel::new(device.clone())) });
+            .then(|| -> Arc<dyn KernelCache> { Arc::new(FuseKernelCache::new(device.clone())) });
         let (passes, keeps) = (info.passthrough, options.kernel_cache);
         let fs = Arc::new(FileSystem::new(client.clone(), device, passes, valid, keeps));
-        let threads = Threads { base: options.threads, max: options.threads_max };
-        let session = Session::start(channel, &agreed, fs.clone(), threads)
+        let threads = ThreadLimits { base: options.threads, max: options.threads_max };
+        let session = FuseSession::start(channel, &agreed, fs.clone(), threads)
             .map_err(|source| MountError::Serve { path, source })?;
         let locks = LockThreads::start(&fs)
             .map_err(|source| MountError::Serve { path: info.path.clone().into(), source })?;
-        let recalls = Recalls::start(&fs, kernel)
+        let recalls = MountRecalls::start(&fs, kernel)
             .inspect_err(|error| tracing::warn!(%error, "names are asked for each time"))
             .ok();
         let announcer = home.map(|node| {
@@ -132,11 +141,11 @@ impl Mount {
     /// [`UnmountError::Busy`] while a program uses it. Then the mount continues.
     pub fn stop(&self) -> Result<(), UnmountError> {
         self.session.channel().unmount(false)?;
-        self.session.wait(None);
+        self.session.wait_until_unmounted(None);
         // Before the end of the deferred closes, so that the last report has these closes.
         self.fs.close_all();
-        self.fs.closings.end();
-        self.fs.client.end_locks();
+        self.fs.deferred_closes.report_all();
+        self.fs.client.end_lock_sessions();
         Ok(())
     }
 
@@ -144,23 +153,23 @@ impl Mount {
     ///
     /// # Errors
     /// When the system is short of descriptors.
-    pub fn run(self) -> std::io::Result<Ended> {
-        let ended = serving::until_end(&self.session)?;
-        self.finish();
+    pub fn run(self) -> std::io::Result<MountEnd> {
+        let ended = serving::serve_until_end(&self.session)?;
+        self.commit_pending();
         Ok(ended)
     }
 }
 
 impl Mount {
     /// Commits all pending changes to the volume.
-    fn finish(&self) {
-        if self.session.wait(Some(Duration::ZERO)) {
+    fn commit_pending(&self) {
+        if self.session.wait_until_unmounted(Some(Duration::ZERO)) {
             self.fs.close_all();
-            self.fs.client.end_locks();
+            self.fs.client.end_lock_sessions();
         } else {
-            self.fs.tell_all();
+            self.fs.commit_all();
         }
-        self.fs.closings.end();
+        self.fs.deferred_closes.report_all();
     }
 }
 
@@ -168,7 +177,7 @@ impl Drop for Mount {
     fn drop(&mut self) {
         self.announcer = None;
         self.locks = None;
-        self.finish();
+        self.commit_pending();
         self.recalls = None;
     }
 }

@@ -1,12 +1,12 @@
 //! Names: look up, create, move, remove.
 
 use crate::filesystem::FileSystem;
-use crate::open::Sort;
+use crate::open::OpenKind;
 use crate::{attr, caller};
 use tatami_client::Removed;
 use tatami_fuse::Request;
-use tatami_wire::meta::NewNode;
-use tatami_wire::{Attr, Cred, Errno, Ino, Kind};
+use tatami_wire::meta::InodeTemplate;
+use tatami_wire::{Attr, Cred, Errno, Ino, InodeKind};
 
 impl FileSystem {
     /// LOOKUP.
@@ -15,20 +15,20 @@ impl FileSystem {
     /// Those of the shard.
     pub(crate) fn lookup(&self, request: &Request<'_>, name: &[u8]) -> Result<Attr, Errno> {
         let parent = Ino(request.header.node);
-        self.open.note_lookup(parent);
-        let walk = self.walks.follow(request.header.pid, parent);
-        let found = caller::run(request, |cred| self.client.lookup(cred, parent, name));
+        self.open_inodes.record_lookup(parent);
+        let walk = self.walk_cache.take_walk(request.header.pid, parent);
+        let found = caller::run_as_caller(request, |cred| self.client.lookup(cred, parent, name));
         if let Some(walk) = walk {
-            self.walks.resume(walk);
+            self.walk_cache.resume_walk(walk);
         }
         let attr = found?;
         let attr = match attr.kind {
-            Kind::File => self.amended(&Cred::ROOT, attr)?,
+            InodeKind::File => self.with_local_state(&Cred::ROOT, attr)?,
             _ => attr,
         };
         // The size may be stale. It is only requested if the caller asks for attributes.
-        if !attr.written_elsewhere {
-            self.known.tell(&attr, request.header.pid);
+        if !attr.maybe_written_elsewhere {
+            self.attr_cache.cache_looked_up_attr(&attr, request.header.pid);
         }
         Ok(attr)
     }
@@ -38,38 +38,38 @@ impl FileSystem {
     ///
     /// # Errors
     /// Those of `make`.
-    pub(crate) fn creating<R>(
+    pub(crate) fn create_as_caller<R>(
         &self,
         request: &Request<'_>,
         mode: u16,
         mut make: impl FnMut(&Cred) -> Result<R, Errno>,
     ) -> Result<R, Errno> {
         if mode & 0o2000 != 0 {
-            return make(&caller::with_groups(request));
+            return make(&caller::full_credentials(request));
         }
-        caller::run(request, make)
+        caller::run_as_caller(request, make)
     }
 
     /// MKNOD, MKDIR, SYMLINK.
     ///
     /// # Errors
     /// Those of the shard.
-    pub(crate) fn make(
+    pub(crate) fn make_inode(
         &self,
         request: &Request<'_>,
         name: &[u8],
-        node: NewNode,
+        node: InodeTemplate,
         mode: u32,
         umask: u32,
     ) -> Result<Attr, Errno> {
         let parent = Ino(request.header.node);
         let (mode, umask) = ((mode & 0o7777) as u16, (umask & 0o777) as u16);
-        let made = self.creating(request, mode, |cred| {
+        let made = self.create_as_caller(request, mode, |cred| {
             self.client.create(cred, parent, name, node.clone(), mode, umask, true, None)
         });
-        self.known.changed();
+        self.attr_cache.count_change();
         let made = made?;
-        self.known.learn(&made.attr);
+        self.attr_cache.cache_attr(&made.attr);
         Ok(made.attr)
     }
 
@@ -77,14 +77,14 @@ impl FileSystem {
     ///
     /// # Errors
     /// `EINVAL` for a kind that mknod(2) does not create.
-    pub(crate) fn new_node(&self, mode: u32, rdev: u32) -> Result<NewNode, Errno> {
-        match Kind::from_mode(mode) {
-            Some(Kind::File) => Ok(NewNode::File(self.client.new_layout())),
-            Some(Kind::Fifo) => Ok(NewNode::Fifo),
-            Some(Kind::Socket) => Ok(NewNode::Socket),
-            Some(Kind::CharDev) => Ok(NewNode::CharDev(rdev.into())),
-            Some(Kind::BlockDev) => Ok(NewNode::BlockDev(rdev.into())),
-            Some(Kind::Dir | Kind::Symlink) | None => Err(Errno::EINVAL),
+    pub(crate) fn new_node(&self, mode: u32, rdev: u32) -> Result<InodeTemplate, Errno> {
+        match InodeKind::from_mode(mode) {
+            Some(InodeKind::File) => Ok(InodeTemplate::File(self.client.new_layout())),
+            Some(InodeKind::Fifo) => Ok(InodeTemplate::Fifo),
+            Some(InodeKind::Socket) => Ok(InodeTemplate::Socket),
+            Some(InodeKind::CharDev) => Ok(InodeTemplate::CharDev(rdev.into())),
+            Some(InodeKind::BlockDev) => Ok(InodeTemplate::BlockDev(rdev.into())),
+            Some(InodeKind::Dir | InodeKind::Symlink) | None => Err(Errno::EINVAL),
         }
     }
 
@@ -94,33 +94,34 @@ impl FileSystem {
     /// Those of the shard.
     pub(crate) fn link(&self, request: &Request<'_>, ino: Ino, name: &[u8]) -> Result<Attr, Errno> {
         let parent = Ino(request.header.node);
-        let linked = caller::run(request, |cred| self.client.link(cred, ino, parent, name));
-        self.known.changed();
+        let linked =
+            caller::run_as_caller(request, |cred| self.client.link(cred, ino, parent, name));
+        self.attr_cache.count_change();
         let attr = linked?;
-        self.amended(&Cred::ROOT, attr)
+        self.with_local_state(&Cred::ROOT, attr)
     }
 
     /// UNLINK and RMDIR.
     ///
     /// # Errors
     /// Those of the shard.
-    pub(crate) fn remove(
+    pub(crate) fn remove_entry(
         &self,
         request: &Request<'_>,
         name: &[u8],
-        sort: Sort,
+        sort: OpenKind,
     ) -> Result<(), Errno> {
         let parent = Ino(request.header.node);
         // Held until the reply, so that no inode is opened between this check and the removal.
-        let removal = self.open.removal(&[sort]);
-        let keep = removal.keep();
-        let removed = caller::run(request, |cred| match sort {
-            Sort::File => self.client.unlink(cred, parent, name, keep),
-            Sort::Dir => self.client.rmdir(cred, parent, name, keep),
+        let removal = self.open_inodes.begin_removal(&[sort]);
+        let keep = removal.must_keep();
+        let removed = caller::run_as_caller(request, |cred| match sort {
+            OpenKind::File => self.client.unlink(cred, parent, name, keep),
+            OpenKind::Dir => self.client.rmdir(cred, parent, name, keep),
         });
-        self.known.changed();
+        self.attr_cache.count_change();
         let removed = removed?;
-        self.after_removal(removed, keep);
+        self.release_removed(removed, keep);
         Ok(())
     }
 
@@ -137,32 +138,32 @@ impl FileSystem {
         flags: u32,
     ) -> Result<(), Errno> {
         let parent = Ino(request.header.node);
-        let mode = attr::rename_mode(flags)?;
+        let mode = attr::parse_rename_flags(flags)?;
         // As in `remove`. A replaced target may be of either kind.
-        let removal = self.open.removal(&[Sort::File, Sort::Dir]);
-        let keep = removal.keep();
-        let removed = caller::run(request, |cred| {
+        let removal = self.open_inodes.begin_removal(&[OpenKind::File, OpenKind::Dir]);
+        let keep = removal.must_keep();
+        let removed = caller::run_as_caller(request, |cred| {
             self.client.rename(cred, parent, name, new_parent, new_name, mode, keep)
         });
-        self.known.changed();
+        self.attr_cache.count_change();
         let removed = removed?;
-        self.after_removal(removed, keep);
+        self.release_removed(removed, keep);
         Ok(())
     }
 
     /// Releases an inode that was kept although it is not open here. It was kept because any open
     /// inode might have been the removed one.
-    fn after_removal(&self, removed: Removed, keep: bool) {
-        let known = removed.ino.and_then(|ino| self.known.forget(ino));
-        if let Some(attr) = known.filter(|attr| removed.last && attr.kind == Kind::Dir) {
-            self.gone.note(attr);
+    fn release_removed(&self, removed: Removed, keep: bool) {
+        let known = removed.ino.and_then(|ino| self.attr_cache.forget_inode(ino));
+        if let Some(attr) = known.filter(|attr| removed.last && attr.kind == InodeKind::Dir) {
+            self.removed_dirs.record_removed(attr);
         }
         let Removed { ino: Some(ino), last: true } = removed else {
             return;
         };
         if keep
-            && !self.open.keep(ino)
-            && let Err(error) = self.client.release(ino)
+            && !self.open_inodes.mark_kept(ino)
+            && let Err(error) = self.client.release_inode(ino)
         {
             tracing::warn!(%ino, %error, "the shard keeps a removed inode");
         }

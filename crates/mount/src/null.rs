@@ -4,9 +4,9 @@
 //! as fast as possible. So the cost of an operation here is the baseline for every file system in a
 //! process.
 
-use crate::bare::Bare;
+use crate::bare::PassthroughFileSystem;
 use crate::error::MountError;
-use crate::{passthrough, place};
+use crate::{mountpoint, passthrough};
 use parking_lot::RwLock;
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -14,12 +14,12 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tatami_fuse::abi::{ROOT_ID, fopen};
 use tatami_fuse::{
-    Attr, Channel, Device, Handler, Negotiated, Op, Opened, Reply, Request, Session, StatFs,
-    Threads, Time, UnmountError, Validity,
+    CacheTimeouts, Channel, Device, FuseAttr, FuseOp, FuseSession, FuseTime, Handler,
+    NegotiatedFeatures, OpenReply, Reply, Request, StatFs, ThreadLimits, UnmountError,
 };
 
 /// A mounted baseline file system. Dropping it unmounts it.
-pub struct NullMount(Session);
+pub struct NullMount(FuseSession);
 
 impl NullMount {
     /// Mounts an empty no-op file system on `path`, served by `threads` threads.
@@ -27,33 +27,35 @@ impl NullMount {
     /// # Errors
     /// [`MountError`].
     pub fn start(path: &Path, threads: usize) -> Result<NullMount, MountError> {
-        NullMount::serve(path, threads, 0, |_| Ok(Null::new()))
+        NullMount::mount_handler(path, threads, 0, |_| Ok(NullFileSystem::new()))
     }
 
-    /// Mounts a file system of one file on `path`. There [`crate::bare::NAME`] is `file`, with
+    /// Mounts a file system of one file on `path`. There [`crate::bare::FILE_NAME`] is `file`, with
     /// passthrough.
     ///
     /// # Errors
     /// [`MountError`].
     pub fn start_bare(path: &Path, file: &Path, threads: usize) -> Result<NullMount, MountError> {
         let depth = passthrough::stack_depth(file.parent());
-        NullMount::serve(path, threads, depth, |device| Bare::new(device, file))
+        NullMount::mount_handler(path, threads, depth, |device| {
+            PassthroughFileSystem::new(device, file)
+        })
     }
 
-    fn serve<H: Handler>(
+    fn mount_handler<H: Handler>(
         path: &Path,
         threads: usize,
         depth: u32,
         handler: impl FnOnce(&Device) -> Result<H, MountError>,
     ) -> Result<NullMount, MountError> {
-        let path = place::check(path)?;
-        let settings = place::settings("null".into(), false, true);
+        let path = mountpoint::check_mountpoint(path)?;
+        let settings = mountpoint::mount_settings("null".into(), false, true);
         let channel = Channel::mount(&path, &settings)?;
-        let agreed: Negotiated =
-            channel.initialize(&crate::mount::wanted(1 << 20, depth, false))?;
+        let agreed: NegotiatedFeatures =
+            channel.negotiate_features(&crate::mount::requested_features(1 << 20, depth, false))?;
         let handler = Arc::new(handler(channel.device())?);
-        let threads = Threads { base: threads, max: threads };
-        let session = Session::start(channel, &agreed, handler, threads)
+        let threads = ThreadLimits { base: threads, max: threads };
+        let session = FuseSession::start(channel, &agreed, handler, threads)
             .map_err(|source| MountError::Serve { path, source })?;
         Ok(NullMount(session))
     }
@@ -64,55 +66,65 @@ impl NullMount {
     /// [`UnmountError::Busy`] while a program uses the mount.
     pub fn stop(self) -> Result<(), UnmountError> {
         self.0.channel().unmount(false)?;
-        self.0.wait(None);
+        self.0.wait_until_unmounted(None);
         Ok(())
     }
 }
 
-struct Inode {
-    attr: Attr,
+struct NullInode {
+    attr: FuseAttr,
     parent: u64,
     entries: BTreeMap<Vec<u8>, u64>,
 }
 
-struct Tree {
-    inodes: HashMap<u64, Inode>,
+struct NullTree {
+    inodes: HashMap<u64, NullInode>,
     next: u64,
 }
 
-struct Null {
-    tree: RwLock<Tree>,
-    valid: Validity,
+struct NullFileSystem {
+    tree: RwLock<NullTree>,
+    valid: CacheTimeouts,
 }
 
-fn now() -> Time {
+fn current_time() -> FuseTime {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Time { sec: since.as_secs() as i64, nsec: since.subsec_nanos() }
+    FuseTime { sec: since.as_secs() as i64, nsec: since.subsec_nanos() }
 }
 
-impl Null {
-    fn new() -> Null {
-        let root = Inode {
-            attr: Attr { ino: ROOT_ID, mode: libc::S_IFDIR | 0o777, nlink: 2, ..Attr::default() },
+impl NullFileSystem {
+    fn new() -> NullFileSystem {
+        let root = NullInode {
+            attr: FuseAttr {
+                ino: ROOT_ID,
+                mode: libc::S_IFDIR | 0o777,
+                nlink: 2,
+                ..FuseAttr::default()
+            },
             parent: ROOT_ID,
             entries: BTreeMap::new(),
         };
-        let tree = Tree { inodes: HashMap::from([(ROOT_ID, root)]), next: ROOT_ID + 1 };
-        Null { tree: RwLock::new(tree), valid: Validity::default() }
+        let tree = NullTree { inodes: HashMap::from([(ROOT_ID, root)]), next: ROOT_ID + 1 };
+        NullFileSystem { tree: RwLock::new(tree), valid: CacheTimeouts::default() }
     }
 }
 
-impl Tree {
-    fn attr(&self, ino: u64) -> Result<Attr, i32> {
+impl NullTree {
+    fn get_attr(&self, ino: u64) -> Result<FuseAttr, i32> {
         self.inodes.get(&ino).map(|i| i.attr).ok_or(libc::ENOENT)
     }
 
-    fn lookup(&self, parent: u64, name: &[u8]) -> Result<Attr, i32> {
+    fn lookup(&self, parent: u64, name: &[u8]) -> Result<FuseAttr, i32> {
         let parent = self.inodes.get(&parent).ok_or(libc::ENOENT)?;
-        self.attr(*parent.entries.get(name).ok_or(libc::ENOENT)?)
+        self.get_attr(*parent.entries.get(name).ok_or(libc::ENOENT)?)
     }
 
-    fn make(&mut self, request: &Request<'_>, name: &[u8], mode: u32) -> Result<Attr, i32> {
+    fn add_inode(
+        &mut self,
+        request: &Request<'_>,
+        name: &[u8],
+        mode: u32,
+    ) -> Result<FuseAttr, i32> {
         let parent = request.header.node;
         let ino = self.next;
         let dir = self.inodes.get_mut(&parent).ok_or(libc::ENOENT)?;
@@ -120,9 +132,9 @@ impl Tree {
             return Err(libc::EEXIST);
         }
         dir.entries.insert(name.to_vec(), ino);
-        let (uid, gid, now) = (request.header.uid, request.header.gid, now());
+        let (uid, gid, now) = (request.header.uid, request.header.gid, current_time());
         let nlink = if mode & libc::S_IFMT == libc::S_IFDIR { 2 } else { 1 };
-        let attr = Attr {
+        let attr = FuseAttr {
             ino,
             mode,
             nlink,
@@ -131,14 +143,14 @@ impl Tree {
             atime: now,
             mtime: now,
             ctime: now,
-            ..Attr::default()
+            ..FuseAttr::default()
         };
         self.next += 1;
-        self.inodes.insert(ino, Inode { attr, parent, entries: BTreeMap::new() });
+        self.inodes.insert(ino, NullInode { attr, parent, entries: BTreeMap::new() });
         Ok(attr)
     }
 
-    fn remove(&mut self, parent: u64, name: &[u8]) -> Result<(), i32> {
+    fn remove_entry(&mut self, parent: u64, name: &[u8]) -> Result<(), i32> {
         let ino = self.lookup(parent, name)?.ino;
         if self.inodes.get(&ino).is_some_and(|i| !i.entries.is_empty()) {
             return Err(libc::ENOTEMPTY);
@@ -153,7 +165,7 @@ impl Tree {
     fn rename(&mut self, from: u64, name: &[u8], to: u64, new_name: &[u8]) -> Result<(), i32> {
         let ino = self.lookup(from, name)?.ino;
         if self.lookup(to, new_name).is_ok_and(|there| there.ino != ino) {
-            self.remove(to, new_name)?;
+            self.remove_entry(to, new_name)?;
         }
         self.inodes.get_mut(&from).ok_or(libc::ENOENT)?.entries.remove(name);
         let dir = self.inodes.get_mut(&to).ok_or(libc::ENOENT)?;
@@ -165,30 +177,30 @@ impl Tree {
     }
 }
 
-impl Handler for Null {
-    fn handle(self: &Arc<Self>, request: Request<'_>, reply: Reply<'_>) {
+impl Handler for NullFileSystem {
+    fn handle_request(self: &Arc<Self>, request: Request<'_>, reply: Reply<'_>) {
         let node = request.header.node;
-        let entry = |reply: Reply<'_>, attr: Result<Attr, i32>| match attr {
-            Ok(attr) => reply.entry(&attr, &self.valid),
-            Err(errno) => reply.error(errno),
+        let entry = |reply: Reply<'_>, attr: Result<FuseAttr, i32>| match attr {
+            Ok(attr) => reply.send_entry(&attr, &self.valid),
+            Err(errno) => reply.send_error(errno),
         };
         let done = |reply: Reply<'_>, result: Result<(), i32>| match result {
-            Ok(()) => reply.done(),
-            Err(errno) => reply.error(errno),
+            Ok(()) => reply.send_success(),
+            Err(errno) => reply.send_error(errno),
         };
         match request.op {
-            Op::Lookup { name } => {
+            FuseOp::Lookup { name } => {
                 let attr = self.tree.read().lookup(node, name);
                 entry(reply, attr)
             }
-            Op::GetAttr { .. } => {
-                let attr = self.tree.read().attr(node);
+            FuseOp::GetAttr { .. } => {
+                let attr = self.tree.read().get_attr(node);
                 match attr {
-                    Ok(attr) => reply.attr(&attr, self.valid.attr),
-                    Err(errno) => reply.error(errno),
+                    Ok(attr) => reply.send_attr(&attr, self.valid.attr),
+                    Err(errno) => reply.send_error(errno),
                 }
             }
-            Op::SetAttr(set) => {
+            FuseOp::SetAttr(set) => {
                 let attr = match self.tree.write().inodes.get_mut(&node) {
                     None => Err(libc::ENOENT),
                     Some(inode) => {
@@ -200,68 +212,68 @@ impl Handler for Null {
                     }
                 };
                 match attr {
-                    Ok(attr) => reply.attr(&attr, self.valid.attr),
-                    Err(errno) => reply.error(errno),
+                    Ok(attr) => reply.send_attr(&attr, self.valid.attr),
+                    Err(errno) => reply.send_error(errno),
                 }
             }
-            Op::Create { name, mode, umask, .. } => {
-                let made = self.tree.write().make(&request, name, mode & !umask);
+            FuseOp::Create { name, mode, umask, .. } => {
+                let made = self.tree.write().add_inode(&request, name, mode & !umask);
                 match made {
                     Ok(attr) => {
-                        let opened = Opened { handle: 0, flags: fopen::DIRECT_IO, backing: 0 };
-                        reply.created(&attr, &self.valid, &opened)
+                        let opened = OpenReply { handle: 0, flags: fopen::DIRECT_IO, backing: 0 };
+                        reply.send_created(&attr, &self.valid, &opened)
                     }
-                    Err(errno) => reply.error(errno),
+                    Err(errno) => reply.send_error(errno),
                 }
             }
-            Op::Mknod { name, mode, umask, .. } => {
-                let made = self.tree.write().make(&request, name, mode & !umask);
+            FuseOp::Mknod { name, mode, umask, .. } => {
+                let made = self.tree.write().add_inode(&request, name, mode & !umask);
                 entry(reply, made)
             }
-            Op::Mkdir { name, mode, umask } => {
+            FuseOp::Mkdir { name, mode, umask } => {
                 let mode = libc::S_IFDIR | mode & !umask;
-                let made = self.tree.write().make(&request, name, mode);
+                let made = self.tree.write().add_inode(&request, name, mode);
                 entry(reply, made)
             }
-            Op::Unlink { name } | Op::Rmdir { name } => {
-                let removed = self.tree.write().remove(node, name);
+            FuseOp::Unlink { name } | FuseOp::Rmdir { name } => {
+                let removed = self.tree.write().remove_entry(node, name);
                 done(reply, removed)
             }
-            Op::Rename { name, new_parent, new_name, flags: 0 } => {
+            FuseOp::Rename { name, new_parent, new_name, flags: 0 } => {
                 let renamed = self.tree.write().rename(node, name, new_parent, new_name);
                 done(reply, renamed)
             }
-            Op::Open { .. } | Op::OpenDir { .. } => {
-                reply.opened(&Opened { handle: 0, flags: fopen::DIRECT_IO, backing: 0 })
+            FuseOp::Open { .. } | FuseOp::OpenDir { .. } => {
+                reply.send_open(&OpenReply { handle: 0, flags: fopen::DIRECT_IO, backing: 0 })
             }
-            Op::ReadDir { offset, size, .. } => {
+            FuseOp::ReadDir { offset, size, .. } => {
                 let tree = self.tree.read();
-                reply.directory(size as usize, |out| tree.list(node, offset, out))
+                reply.send_directory(size as usize, |out| tree.list_entries(node, offset, out))
             }
-            Op::Write { data, .. } => reply.written(data.len() as u32),
-            Op::Read { .. } => reply.data(&[]),
-            Op::Statfs => {
-                reply.statfs(&StatFs { block_size: 4096, name_max: 255, ..StatFs::default() })
+            FuseOp::Write { data, .. } => reply.send_written(data.len() as u32),
+            FuseOp::Read { .. } => reply.send_data(&[]),
+            FuseOp::Statfs => {
+                reply.send_statfs(&StatFs { block_size: 4096, name_max: 255, ..StatFs::default() })
             }
-            Op::GetXattr { .. } => reply.error(libc::ENODATA),
-            Op::Release { .. }
-            | Op::ReleaseDir { .. }
-            | Op::Flush { .. }
-            | Op::Fsync { .. }
-            | Op::FsyncDir { .. } => reply.done(),
-            Op::Forget { .. } | Op::BatchForget | Op::Destroy => {
-                reply.none();
+            FuseOp::GetXattr { .. } => reply.send_error(libc::ENODATA),
+            FuseOp::Release { .. }
+            | FuseOp::ReleaseDir { .. }
+            | FuseOp::Flush { .. }
+            | FuseOp::Fsync { .. }
+            | FuseOp::FsyncDir { .. } => reply.send_success(),
+            FuseOp::Forget { .. } | FuseOp::BatchForget | FuseOp::Destroy => {
+                reply.send_nothing();
                 false
             }
-            _ => reply.error(libc::ENOSYS),
+            _ => reply.send_error(libc::ENOSYS),
         };
     }
 }
 
-impl Tree {
+impl NullTree {
     /// Lists a directory. Offsets are inode numbers plus 2, so names keep the order of their
     /// creation.
-    fn list(
+    fn list_entries(
         &self,
         dir: u64,
         offset: u64,
@@ -279,7 +291,7 @@ impl Tree {
         }
         let from = listed.partition_point(|(next, _)| *next <= offset);
         for (next, name) in &listed[from..] {
-            let mode = self.attr(next - 2)?.mode;
+            let mode = self.get_attr(next - 2)?.mode;
             if !out.push(next - 2, *next, mode, name) {
                 break;
             }

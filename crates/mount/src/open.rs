@@ -3,7 +3,7 @@
 //! All handles of an inode share one [`OpenInode`]. The kernel accepts only one backing file for an
 //! inode at a time, and the commits to the shard concern all writers together.
 
-use crate::spares::{Lent, Unwritten};
+use crate::spare_pool::{SpareInUse, UnwrittenTimes};
 use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -23,13 +23,13 @@ pub(crate) struct OpenInode {
     /// Held during requests whose order matters: opens for writing, commits, truncations, closes of
     /// writers.
     pub(crate) order: Mutex<()>,
-    pub(crate) state: Mutex<State>,
+    pub(crate) state: Mutex<OpenState>,
     /// Increases with every commit to the shard, before the commit is recorded in any other place.
     pub(crate) generation: AtomicU64,
     /// Number of changes of the bytes through this process.
     writes: AtomicU64,
     /// The number of these changes that the shard has confirmed.
-    writes_told: AtomicU64,
+    writes_committed: AtomicU64,
     /// For a directory: a name was looked up since the last read of the directory.
     looked_up: AtomicBool,
 }
@@ -42,7 +42,7 @@ impl OpenInode {
             state: Mutex::default(),
             generation: AtomicU64::new(0),
             writes: AtomicU64::new(0),
-            writes_told: AtomicU64::new(0),
+            writes_committed: AtomicU64::new(0),
             looked_up: AtomicBool::new(false),
         }
     }
@@ -53,41 +53,41 @@ impl OpenInode {
     }
 
     /// Counts a change of the bytes through this process.
-    pub(crate) fn wrote(&self) {
+    pub(crate) fn count_write(&self) {
         self.writes.fetch_add(1, SeqCst);
     }
 
     /// Returns the number of changes of the bytes through this process.
-    pub(crate) fn writes(&self) -> u64 {
+    pub(crate) fn write_count(&self) -> u64 {
         self.writes.load(SeqCst)
     }
 
     /// Checks whether there are changes that the shard has not confirmed.
     pub(crate) fn is_ahead(&self) -> bool {
-        self.writes_told.load(SeqCst) < self.writes()
+        self.writes_committed.load(SeqCst) < self.write_count()
     }
 
     /// Records that the shard has confirmed the first `writes` changes.
-    pub(crate) fn told_of(&self, writes: u64) {
+    pub(crate) fn record_commit(&self, writes: u64) {
         self.generation.fetch_add(1, SeqCst);
-        self.writes_told.fetch_max(writes, SeqCst);
+        self.writes_committed.fetch_max(writes, SeqCst);
     }
 }
 
 /// The mutable state of an open inode.
 #[derive(Default)]
-pub(crate) struct State {
+pub(crate) struct OpenState {
     /// Number of handles for writing.
     pub(crate) writers: u32,
     /// The shard has registered that this client may change the bytes.
-    pub(crate) noted: bool,
+    pub(crate) registered: bool,
     /// The local file that the kernel uses for passthrough.
     pub(crate) backing: Option<Backing>,
     /// The `backing` from before a re-layout of the file. The kernel uses it until the last close
     /// of the inode.
-    pub(crate) stale: Option<Backing>,
+    pub(crate) stale_backing: Option<Backing>,
     /// The state of the backing file that was last committed.
-    pub(crate) told: Option<Told>,
+    pub(crate) committed: Option<CommitMark>,
     /// The backing file had no byte at the last commit.
     pub(crate) is_empty: bool,
     /// The data connection of one of the writers.
@@ -96,7 +96,7 @@ pub(crate) struct State {
     pub(crate) mode: u16,
     /// The kernel may have cached pages of the inode or may read it through this process (tiled and
     /// remote files). Then the inode gets no backing file until its last close.
-    pub(crate) through_us: bool,
+    pub(crate) no_backing: bool,
     /// This client created the file without file capabilities. So the kernel's query before a write
     /// needs no request to the shard.
     pub(crate) no_capability: bool,
@@ -111,8 +111,8 @@ pub(crate) struct Backing {
     /// The object of the inode, existing or future.
     pub(crate) base: Piece,
     /// Set while the file is a spare file and not yet an object.
-    pub(crate) lent: Option<Lent>,
-    pub(crate) unwritten: Option<Unwritten>,
+    pub(crate) spare: Option<SpareInUse>,
+    pub(crate) unwritten: Option<UnwrittenTimes>,
 }
 
 impl Backing {
@@ -121,15 +121,15 @@ impl Backing {
     ///
     /// # Errors
     /// Those of fstat(2).
-    pub(crate) fn state(&self) -> Result<Option<ObjectState>, Errno> {
+    pub(crate) fn current_state(&self) -> Result<Option<ObjectState>, Errno> {
         let Some(file) = &self.file else { return Ok(None) };
-        Ok(Some(Unwritten::amend(self.unwritten, stat_file(file)?)))
+        Ok(Some(UnwrittenTimes::adjust_time(self.unwritten, stat_file(file)?)))
     }
 }
 
 /// The state by which a change of a backing file is detected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Told {
+pub(crate) struct CommitMark {
     pub(crate) size: u64,
     pub(crate) mtime: Timestamp,
 }
@@ -137,12 +137,12 @@ pub(crate) struct Told {
 /// The kind of an open inode. Files and directories are counted separately, because different calls
 /// remove them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Sort {
+pub(crate) enum OpenKind {
     File,
     Dir,
 }
 
-struct Entry {
+struct OpenEntry {
     inode: Arc<OpenInode>,
     users: u32,
     /// Number of users that only read.
@@ -153,63 +153,63 @@ struct Entry {
 
 /// A slice of the table.
 #[derive(Default)]
-struct Shard {
-    entries: Mutex<HashMap<Ino, Entry, hash::Build>>,
+struct OpenShard {
+    entries: Mutex<HashMap<Ino, OpenEntry, hash::HashBuilder>>,
     /// The last handle of an inode was closed.
     ended: Condvar,
 }
 
 /// All open inodes of the mount.
 pub(crate) struct OpenInodes {
-    shards: Vec<Shard>,
-    files: Gate,
-    dirs: Gate,
+    shards: Vec<OpenShard>,
+    files: OpenGate,
+    dirs: OpenGate,
 }
 
 /// The tasks after the last close of an inode.
-pub(crate) struct Last {
+pub(crate) struct LastClose {
     /// Release the inode at the shard.
-    pub(crate) kept: bool,
+    pub(crate) is_kept: bool,
     /// Unregister this backing file.
     pub(crate) backing: Option<Backing>,
-    /// See [`State::is_empty`].
+    /// See [`OpenState::is_empty`].
     pub(crate) is_empty: bool,
 }
 
 impl OpenInodes {
     pub(crate) fn new() -> OpenInodes {
         OpenInodes {
-            shards: (0..SHARDS).map(|_| Shard::default()).collect(),
-            files: Gate::default(),
-            dirs: Gate::default(),
+            shards: (0..SHARDS).map(|_| OpenShard::default()).collect(),
+            files: OpenGate::default(),
+            dirs: OpenGate::default(),
         }
     }
 
-    fn shard(&self, ino: Ino) -> &Shard {
+    fn shard_of(&self, ino: Ino) -> &OpenShard {
         &self.shards[ino.0 as usize % SHARDS]
     }
 
-    fn gate(&self, sort: Sort) -> &Gate {
+    fn gate_of(&self, sort: OpenKind) -> &OpenGate {
         match sort {
-            Sort::File => &self.files,
-            Sort::Dir => &self.dirs,
+            OpenKind::File => &self.files,
+            OpenKind::Dir => &self.dirs,
         }
     }
 
     /// Announces an open before the request to the daemon. From now on removals keep the inode.
-    pub(crate) fn announce(&self, sort: Sort) {
-        self.gate(sort).enter();
+    pub(crate) fn announce_open(&self, sort: OpenKind) {
+        self.gate_of(sort).count_open();
     }
 
     /// Undoes an announcement.
-    pub(crate) fn withdraw(&self, sort: Sort) {
-        self.gate(sort).leave();
+    pub(crate) fn withdraw_open(&self, sort: OpenKind) {
+        self.gate_of(sort).count_close();
     }
 
-    /// Adds a user of `ino`, after [`OpenInodes::announce`]. `reads`: the user only reads.
-    pub(crate) fn enter(&self, ino: Ino, reads: bool) -> Arc<OpenInode> {
-        let mut shard = self.shard(ino).entries.lock();
-        let entry = shard.entry(ino).or_insert_with(|| Entry {
+    /// Adds a user of `ino`, after [`OpenInodes::announce_open`]. `reads`: the user only reads.
+    pub(crate) fn add_user(&self, ino: Ino, reads: bool) -> Arc<OpenInode> {
+        let mut shard = self.shard_of(ino).entries.lock();
+        let entry = shard.entry(ino).or_insert_with(|| OpenEntry {
             inode: Arc::new(OpenInode::new(ino)),
             users: 0,
             readers: 0,
@@ -221,28 +221,28 @@ impl OpenInodes {
     }
 
     /// Records the lookup of a name in `dir`.
-    pub(crate) fn note_lookup(&self, dir: Ino) {
-        if let Some(entry) = self.shard(dir).entries.lock().get(&dir) {
+    pub(crate) fn record_lookup(&self, dir: Ino) {
+        if let Some(entry) = self.shard_of(dir).entries.lock().get(&dir) {
             entry.inode.looked_up.store(true, SeqCst);
         }
     }
 
     /// Returns the inode if it is open.
-    pub(crate) fn find(&self, ino: Ino) -> Option<Arc<OpenInode>> {
-        self.shard(ino).entries.lock().get(&ino).map(|e| e.inode.clone())
+    pub(crate) fn get(&self, ino: Ino) -> Option<Arc<OpenInode>> {
+        self.shard_of(ino).entries.lock().get(&ino).map(|e| e.inode.clone())
     }
 
     /// Removes a user. Returns `Some` after the last one. `reads` is set for a user that only
     /// reads. It is called after the last such user, under the lock, so before another one can
     /// enter.
-    pub(crate) fn leave(
+    pub(crate) fn remove_user(
         &self,
         inode: &OpenInode,
-        sort: Sort,
+        sort: OpenKind,
         reads: Option<&dyn Fn()>,
-    ) -> Option<Last> {
+    ) -> Option<LastClose> {
         let last = {
-            let Shard { entries, ended } = self.shard(inode.ino);
+            let OpenShard { entries, ended } = self.shard_of(inode.ino);
             let mut shard = entries.lock();
             let entry = shard.get_mut(&inode.ino).expect("every user has entered");
             entry.users -= 1;
@@ -257,18 +257,18 @@ impl OpenInodes {
                 shard.remove(&inode.ino);
                 ended.notify_all();
                 let mut state = inode.state.lock();
-                let backing = state.backing.take().or_else(|| state.stale.take());
-                Some(Last { kept, backing, is_empty: state.is_empty })
+                let backing = state.backing.take().or_else(|| state.stale_backing.take());
+                Some(LastClose { is_kept: kept, backing, is_empty: state.is_empty })
             } else {
                 None
             }
         };
-        self.gate(sort).leave();
+        self.gate_of(sort).count_close();
         last
     }
 
     /// Returns the files that are open only for reading by some handle.
-    pub(crate) fn only_read(&self) -> Vec<Ino> {
+    pub(crate) fn list_readers(&self) -> Vec<Ino> {
         let mut found = Vec::new();
         for shard in &self.shards {
             let entries = shard.entries.lock();
@@ -279,8 +279,8 @@ impl OpenInodes {
 
     /// Calls `nobody_reads` if no handle is only for reading. Holds the lock, so that none can be
     /// added meanwhile.
-    pub(crate) fn unless_read(&self, ino: Ino, nobody_reads: impl FnOnce()) {
-        let entries = self.shard(ino).entries.lock();
+    pub(crate) fn run_unless_read(&self, ino: Ino, nobody_reads: impl FnOnce()) {
+        let entries = self.shard_of(ino).entries.lock();
         if entries.get(&ino).is_none_or(|entry| entry.readers == 0) {
             nobody_reads();
         }
@@ -289,7 +289,7 @@ impl OpenInodes {
     /// Waits at most `patience` until `ino` is closed. Returns whether it is.
     pub(crate) fn wait_until_closed(&self, ino: Ino, patience: Duration) -> bool {
         let deadline = Instant::now() + patience;
-        let Shard { entries, ended } = self.shard(ino);
+        let OpenShard { entries, ended } = self.shard_of(ino);
         let mut shard = entries.lock();
         while shard.contains_key(&ino) {
             if ended.wait_until(&mut shard, deadline).timed_out() {
@@ -301,8 +301,8 @@ impl OpenInodes {
 
     /// Records that the shard keeps `ino` for this client. Returns false if `ino` is not open any
     /// more. Then the caller must release it at the shard.
-    pub(crate) fn keep(&self, ino: Ino) -> bool {
-        match self.shard(ino).entries.lock().get_mut(&ino) {
+    pub(crate) fn mark_kept(&self, ino: Ino) -> bool {
+        match self.shard_of(ino).entries.lock().get_mut(&ino) {
             Some(entry) => {
                 entry.kept = true;
                 true
@@ -312,21 +312,22 @@ impl OpenInodes {
     }
 
     /// Returns a guard for the removal of an entry that leads to any of `sorts`.
-    pub(crate) fn removal(&self, sorts: &[Sort]) -> Removal<'_> {
-        let guards: Option<Vec<_>> = sorts.iter().map(|s| self.gate(*s).none_open()).collect();
-        Removal { none_open: guards }
+    pub(crate) fn begin_removal(&self, sorts: &[OpenKind]) -> RemovalGuard<'_> {
+        let guards: Option<Vec<_>> =
+            sorts.iter().map(|s| self.gate_of(*s).lock_if_none_open()).collect();
+        RemovalGuard { none_open: guards }
     }
 }
 
 /// A guard for a removal in progress.
-pub(crate) struct Removal<'a> {
+pub(crate) struct RemovalGuard<'a> {
     none_open: Option<Vec<RwLockReadGuard<'a, ()>>>,
 }
 
-impl Removal<'_> {
+impl RemovalGuard<'_> {
     /// Returns whether the shard must keep the inode until its release. This is so if any inode of
     /// these kinds is open here, because the removed inode may be among them.
-    pub(crate) fn keep(&self) -> bool {
+    pub(crate) fn must_keep(&self) -> bool {
         self.none_open.is_none()
     }
 }
@@ -335,13 +336,13 @@ impl Removal<'_> {
 /// open waits for them by taking it exclusively. So no inode is opened between the check of the
 /// count and the end of the removal.
 #[derive(Default)]
-struct Gate {
+struct OpenGate {
     open: AtomicU64,
     lock: RwLock<()>,
 }
 
-impl Gate {
-    fn enter(&self) {
+impl OpenGate {
+    fn count_open(&self) {
         let more = |n| if n == 0 { None } else { Some(n + 1) };
         if self.open.fetch_update(SeqCst, SeqCst, more).is_err() {
             // The first open waits for removals that have found none. Later opens need no lock,
@@ -351,11 +352,11 @@ impl Gate {
         }
     }
 
-    fn leave(&self) {
+    fn count_close(&self) {
         self.open.fetch_sub(1, SeqCst);
     }
 
-    fn none_open(&self) -> Option<RwLockReadGuard<'_, ()>> {
+    fn lock_if_none_open(&self) -> Option<RwLockReadGuard<'_, ()>> {
         if self.open.load(SeqCst) > 0 {
             return None;
         }
@@ -373,22 +374,22 @@ mod tests {
     #[test]
     fn an_inode_is_kept_exactly_while_something_is_open() {
         let open = OpenInodes::new();
-        assert!(!open.removal(&[Sort::File, Sort::Dir]).keep());
-        open.announce(Sort::File);
-        let inode = open.enter(Ino(5), false);
-        assert!(open.removal(&[Sort::File]).keep());
-        assert!(open.removal(&[Sort::File, Sort::Dir]).keep());
-        assert!(!open.removal(&[Sort::Dir]).keep());
-        assert!(open.keep(Ino(5)));
-        assert!(!open.keep(Ino(6)));
-        open.announce(Sort::File);
-        let again = open.enter(Ino(5), false);
+        assert!(!open.begin_removal(&[OpenKind::File, OpenKind::Dir]).must_keep());
+        open.announce_open(OpenKind::File);
+        let inode = open.add_user(Ino(5), false);
+        assert!(open.begin_removal(&[OpenKind::File]).must_keep());
+        assert!(open.begin_removal(&[OpenKind::File, OpenKind::Dir]).must_keep());
+        assert!(!open.begin_removal(&[OpenKind::Dir]).must_keep());
+        assert!(open.mark_kept(Ino(5)));
+        assert!(!open.mark_kept(Ino(6)));
+        open.announce_open(OpenKind::File);
+        let again = open.add_user(Ino(5), false);
         assert!(Arc::ptr_eq(&inode, &again));
-        assert!(open.leave(&inode, Sort::File, None).is_none());
-        let last = open.leave(&inode, Sort::File, None).expect("the last handle");
-        assert!(last.kept);
-        assert!(open.find(Ino(5)).is_none());
-        assert!(!open.removal(&[Sort::File, Sort::Dir]).keep());
+        assert!(open.remove_user(&inode, OpenKind::File, None).is_none());
+        let last = open.remove_user(&inode, OpenKind::File, None).expect("the last handle");
+        assert!(last.is_kept);
+        assert!(open.get(Ino(5)).is_none());
+        assert!(!open.begin_removal(&[OpenKind::File, OpenKind::Dir]).must_keep());
     }
 
     #[test]
@@ -396,20 +397,23 @@ mod tests {
         let open = OpenInodes::new();
         let told = AtomicU64::new(0);
         let tell = || _ = told.fetch_add(1, SeqCst);
-        open.announce(Sort::File);
-        let inode = open.enter(Ino(5), true);
+        open.announce_open(OpenKind::File);
+        let inode = open.add_user(Ino(5), true);
         for reads in [true, false] {
-            open.announce(Sort::File);
-            open.enter(Ino(5), reads);
+            open.announce_open(OpenKind::File);
+            open.add_user(Ino(5), reads);
         }
-        assert_eq!(open.only_read(), [Ino(5)]);
-        open.leave(&inode, Sort::File, Some(&tell));
-        open.unless_read(Ino(5), tell);
+        assert_eq!(open.list_readers(), [Ino(5)]);
+        open.remove_user(&inode, OpenKind::File, Some(&tell));
+        open.run_unless_read(Ino(5), tell);
         assert_eq!(told.load(SeqCst), 0);
-        open.leave(&inode, Sort::File, Some(&tell));
-        assert_eq!((told.load(SeqCst), open.only_read().len()), (1, 0));
-        open.unless_read(Ino(5), tell);
-        assert!(open.leave(&inode, Sort::File, None).is_some(), "who writes was the last");
+        open.remove_user(&inode, OpenKind::File, Some(&tell));
+        assert_eq!((told.load(SeqCst), open.list_readers().len()), (1, 0));
+        open.run_unless_read(Ino(5), tell);
+        assert!(
+            open.remove_user(&inode, OpenKind::File, None).is_some(),
+            "who writes was the last"
+        );
         assert_eq!(told.load(SeqCst), 2);
     }
 
@@ -417,15 +421,15 @@ mod tests {
     fn whoever_waits_hears_of_the_last_close() {
         let open = Arc::new(OpenInodes::new());
         assert!(open.wait_until_closed(Ino(5), Duration::ZERO));
-        open.announce(Sort::File);
-        let inode = open.enter(Ino(5), false);
+        open.announce_open(OpenKind::File);
+        let inode = open.add_user(Ino(5), false);
         assert!(!open.wait_until_closed(Ino(5), Duration::from_millis(1)));
         assert!(open.wait_until_closed(Ino(6), Duration::ZERO));
         let waiter = std::thread::spawn({
             let open = open.clone();
             move || open.wait_until_closed(Ino(5), Duration::from_secs(60))
         });
-        assert!(open.leave(&inode, Sort::File, None).is_some());
+        assert!(open.remove_user(&inode, OpenKind::File, None).is_some());
         assert!(waiter.join().expect("it does not panic"));
     }
 
@@ -433,13 +437,13 @@ mod tests {
     fn the_shard_knows_of_a_write_once_it_has_answered() {
         let inode = OpenInode::new(Ino(5));
         assert!(!inode.is_ahead());
-        inode.wrote();
-        let telling = inode.writes();
+        inode.count_write();
+        let telling = inode.write_count();
         assert!(inode.is_ahead(), "while it is being told");
-        inode.wrote();
-        inode.told_of(telling);
+        inode.count_write();
+        inode.record_commit(telling);
         assert!(inode.is_ahead(), "of the second write it was not told");
-        inode.told_of(inode.writes());
+        inode.record_commit(inode.write_count());
         assert!(!inode.is_ahead());
         assert_eq!(inode.generation.load(SeqCst), 2);
     }
@@ -447,15 +451,15 @@ mod tests {
     #[test]
     fn the_first_open_waits_for_removals_under_way() {
         let open = Arc::new(OpenInodes::new());
-        let removal = open.removal(&[Sort::File]);
-        assert!(!removal.keep());
+        let removal = open.begin_removal(&[OpenKind::File]);
+        assert!(!removal.must_keep());
         let opener = std::thread::spawn({
             let open = open.clone();
-            move || open.announce(Sort::File)
+            move || open.announce_open(OpenKind::File)
         });
         assert_eq!(open.files.open.load(SeqCst), 0);
         drop(removal);
         opener.join().expect("it does not panic");
-        assert!(open.removal(&[Sort::File]).keep());
+        assert!(open.begin_removal(&[OpenKind::File]).must_keep());
     }
 }

@@ -8,10 +8,10 @@ mod bytes;
 mod names;
 
 use crate::error::MountError;
-use crate::place;
+use crate::mountpoint;
 use crate::serving;
-use bytes::Handle;
-use names::{Names, errno};
+use bytes::OverlayFile;
+use names::{PathTable, io_errno};
 use parking_lot::RwLock;
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -21,16 +21,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tatami_fuse::abi::fopen;
 use tatami_fuse::{
-    Channel, Handler, Op, Opened, Reply, Request, Session, StatFs, Threads, Validity,
+    CacheTimeouts, Channel, FuseOp, FuseSession, Handler, OpenReply, Reply, Request, StatFs,
+    ThreadLimits,
 };
 
 /// Number of threads that stay alive when idle, and most threads.
-const THREADS: Threads = Threads { base: 2, max: 16 };
+const THREADS: ThreadLimits = ThreadLimits { base: 2, max: 16 };
 /// Most bytes of one read or write request.
 const MAX_WRITE: u32 = 1 << 20;
 /// A mounted overlay. Dropping it unmounts it.
 pub struct Overlay {
-    session: Arc<Session>,
+    session: Arc<FuseSession>,
 }
 
 impl Overlay {
@@ -39,7 +40,7 @@ impl Overlay {
     /// # Errors
     /// [`MountError`].
     pub fn start(dir: &Path, mountpoint: &Path) -> Result<Overlay, MountError> {
-        let path = place::check(mountpoint)?;
+        let path = mountpoint::check_mountpoint(mountpoint)?;
         let failed = |source| MountError::Mountpoint { path: dir.to_path_buf(), source };
         let root = dir.canonicalize().map_err(failed)?;
         if path.starts_with(&root) || !root.is_dir() {
@@ -47,16 +48,18 @@ impl Overlay {
             return Err(failed(std::io::Error::new(std::io::ErrorKind::InvalidInput, why)));
         }
         let all = rustix::process::geteuid().is_root();
-        let settings = place::settings(format!("tatami-overlay:{}", root.display()), false, all);
+        let settings =
+            mountpoint::mount_settings(format!("tatami-overlay:{}", root.display()), false, all);
         let channel = Channel::mount(&path, &settings)?;
-        let agreed = channel.initialize(&crate::mount::wanted(MAX_WRITE, 0, false))?;
-        let shown = Arc::new(Shown {
-            names: Names::new(root),
+        let agreed =
+            channel.negotiate_features(&crate::mount::requested_features(MAX_WRITE, 0, false))?;
+        let shown = Arc::new(OverlayFileSystem {
+            names: PathTable::new(root),
             handles: RwLock::new(HashMap::new()),
             next: AtomicU64::new(1),
-            valid: Validity::default(),
+            valid: CacheTimeouts::default(),
         });
-        let session = Session::start(channel, &agreed, shown, THREADS)
+        let session = FuseSession::start(channel, &agreed, shown, THREADS)
             .map_err(|source| MountError::Serve { path, source })?;
         Ok(Overlay { session: Arc::new(session) })
     }
@@ -66,82 +69,86 @@ impl Overlay {
     /// # Errors
     /// When the system is short of descriptors or threads.
     pub fn run(self) -> std::io::Result<()> {
-        serving::until_end(&self.session).map(drop)
+        serving::serve_until_end(&self.session).map(drop)
     }
 }
 
 /// An entry of a directory as of the open of the directory.
-struct Listed {
+struct OverlayEntry {
     name: Vec<u8>,
     ino: u64,
     mode: u32,
 }
 
-enum Opening {
-    File(Arc<Handle>),
-    Dir(Arc<Vec<Listed>>),
+enum OverlayHandle {
+    File(Arc<OverlayFile>),
+    Dir(Arc<Vec<OverlayEntry>>),
 }
 
-struct Shown {
-    names: Names,
-    handles: RwLock<HashMap<u64, Opening>>,
+struct OverlayFileSystem {
+    names: PathTable,
+    handles: RwLock<HashMap<u64, OverlayHandle>>,
     next: AtomicU64,
-    valid: Validity,
+    valid: CacheTimeouts,
 }
 
-type Answer<T> = Result<T, i32>;
+type OverlayResult<T> = Result<T, i32>;
 
-impl Shown {
-    fn keep(&self, opening: Opening) -> u64 {
+impl OverlayFileSystem {
+    fn insert_handle(&self, opening: OverlayHandle) -> u64 {
         let handle = self.next.fetch_add(1, Ordering::Relaxed);
         self.handles.write().insert(handle, opening);
         handle
     }
 
-    fn file(&self, handle: u64) -> Answer<Arc<Handle>> {
+    fn get_file(&self, handle: u64) -> OverlayResult<Arc<OverlayFile>> {
         match self.handles.read().get(&handle) {
-            Some(Opening::File(file)) => Ok(file.clone()),
+            Some(OverlayHandle::File(file)) => Ok(file.clone()),
             _ => Err(libc::EBADF),
         }
     }
 
-    fn open(&self, path: &Path, flags: i32) -> Answer<Opened> {
-        let file = Handle::open(path, flags)?;
+    fn open_file(&self, path: &Path, flags: i32) -> OverlayResult<OpenReply> {
+        let file = OverlayFile::open_path(path, flags)?;
         // The kernel must not cache a container, because jobs write it without the kernel's
         // knowledge.
         let flags = if file.is_container() { fopen::DIRECT_IO } else { 0 };
-        let handle = self.keep(Opening::File(Arc::new(file)));
-        Ok(Opened { handle, flags, backing: 0 })
+        let handle = self.insert_handle(OverlayHandle::File(Arc::new(file)));
+        Ok(OpenReply { handle, flags, backing: 0 })
     }
 
-    fn list(&self, node: u64) -> Answer<Opened> {
-        let dir = self.names.path(node)?;
+    fn open_dir(&self, node: u64) -> OverlayResult<OpenReply> {
+        let dir = self.names.path_of(node)?;
         if tatami_tiled::is_container(&dir) {
             return Err(libc::ENOTDIR);
         }
         let mut listed = vec![
-            Listed { name: b".".to_vec(), ino: node, mode: libc::S_IFDIR },
-            Listed { name: b"..".to_vec(), ino: node, mode: libc::S_IFDIR },
+            OverlayEntry { name: b".".to_vec(), ino: node, mode: libc::S_IFDIR },
+            OverlayEntry { name: b"..".to_vec(), ino: node, mode: libc::S_IFDIR },
         ];
-        for entry in std::fs::read_dir(&dir).map_err(errno)? {
-            let entry = entry.map_err(errno)?;
+        for entry in std::fs::read_dir(&dir).map_err(io_errno)? {
+            let entry = entry.map_err(io_errno)?;
             let name = entry.file_name();
             let Ok(attr) = self.names.lookup(node, name.as_bytes()) else { continue };
-            listed.push(Listed { name: name.as_bytes().to_vec(), ino: attr.ino, mode: attr.mode });
+            listed.push(OverlayEntry {
+                name: name.as_bytes().to_vec(),
+                ino: attr.ino,
+                mode: attr.mode,
+            });
         }
-        let handle = self.keep(Opening::Dir(Arc::new(listed)));
-        Ok(Opened { handle, flags: 0, backing: 0 })
+        let handle = self.insert_handle(OverlayHandle::Dir(Arc::new(listed)));
+        Ok(OpenReply { handle, flags: 0, backing: 0 })
     }
 
-    fn listed(&self, handle: u64) -> Answer<Arc<Vec<Listed>>> {
+    fn get_listing(&self, handle: u64) -> OverlayResult<Arc<Vec<OverlayEntry>>> {
         match self.handles.read().get(&handle) {
-            Some(Opening::Dir(listed)) => Ok(listed.clone()),
+            Some(OverlayHandle::Dir(listed)) => Ok(listed.clone()),
             _ => Err(libc::EBADF),
         }
     }
 
-    fn statfs(&self) -> Answer<StatFs> {
-        let root = self.names.path(tatami_fuse::abi::ROOT_ID)?;
+    fn statfs(&self) -> OverlayResult<StatFs> {
+        let root = self.names.path_of(tatami_fuse::abi::ROOT_ID)?;
         let found = rustix::fs::statvfs(&root).map_err(|e| e.raw_os_error())?;
         Ok(StatFs {
             blocks: found.f_blocks,
@@ -154,8 +161,8 @@ impl Shown {
         })
     }
 
-    fn xattr(&self, node: u64, name: &[u8]) -> Answer<Vec<u8>> {
-        let path = self.names.path(node)?;
+    fn get_xattr(&self, node: u64, name: &[u8]) -> OverlayResult<Vec<u8>> {
+        let path = self.names.path_of(node)?;
         if name.starts_with(b"user.tatami.") {
             return Err(libc::ENODATA);
         }
@@ -166,8 +173,8 @@ impl Shown {
         Ok(value)
     }
 
-    fn xattrs(&self, node: u64) -> Answer<Vec<u8>> {
-        let path = self.names.path(node)?;
+    fn list_xattrs(&self, node: u64) -> OverlayResult<Vec<u8>> {
+        let path = self.names.path_of(node)?;
         let mut names = vec![0; 65_536];
         let len = rustix::fs::llistxattr(&path, &mut names[..]).map_err(|e| e.raw_os_error())?;
         names.truncate(len);
@@ -176,64 +183,66 @@ impl Shown {
     }
 }
 
-fn sized(reply: Reply<'_>, size: u32, answer: Answer<Vec<u8>>) -> bool {
+fn reply_sized(reply: Reply<'_>, size: u32, answer: OverlayResult<Vec<u8>>) -> bool {
     match answer {
-        Err(errno) => reply.error(errno),
-        Ok(value) if size == 0 => reply.xattr_len(value.len() as u32),
-        Ok(value) if value.len() > size as usize => reply.error(libc::ERANGE),
-        Ok(value) => reply.data(&value),
+        Err(errno) => reply.send_error(errno),
+        Ok(value) if size == 0 => reply.send_xattr_len(value.len() as u32),
+        Ok(value) if value.len() > size as usize => reply.send_error(libc::ERANGE),
+        Ok(value) => reply.send_data(&value),
     }
 }
 
-impl Handler for Shown {
-    fn handle(self: &Arc<Self>, request: Request<'_>, reply: Reply<'_>) {
+impl Handler for OverlayFileSystem {
+    fn handle_request(self: &Arc<Self>, request: Request<'_>, reply: Reply<'_>) {
         let node = request.header.node;
         let owner = (request.header.uid, request.header.gid);
         let names = &self.names;
-        let entry = |reply: Reply<'_>, attr: Answer<tatami_fuse::Attr>| match attr {
-            Ok(attr) => reply.entry(&attr, &self.valid),
-            Err(errno) => reply.error(errno),
+        let entry = |reply: Reply<'_>, attr: OverlayResult<tatami_fuse::FuseAttr>| match attr {
+            Ok(attr) => reply.send_entry(&attr, &self.valid),
+            Err(errno) => reply.send_error(errno),
         };
-        let done = |reply: Reply<'_>, result: Answer<()>| match result {
-            Ok(()) => reply.done(),
-            Err(errno) => reply.error(errno),
+        let done = |reply: Reply<'_>, result: OverlayResult<()>| match result {
+            Ok(()) => reply.send_success(),
+            Err(errno) => reply.send_error(errno),
         };
         match request.op {
-            Op::Lookup { name } => entry(reply, names.lookup(node, name)),
-            Op::GetAttr { handle } => {
-                let open = handle.and_then(|handle| self.file(handle).ok());
-                match names.attr(node, open.as_deref()) {
-                    Ok(attr) => reply.attr(&attr, self.valid.attr),
-                    Err(errno) => reply.error(errno),
+            FuseOp::Lookup { name } => entry(reply, names.lookup(node, name)),
+            FuseOp::GetAttr { handle } => {
+                let open = handle.and_then(|handle| self.get_file(handle).ok());
+                match names.get_attr(node, open.as_deref()) {
+                    Ok(attr) => reply.send_attr(&attr, self.valid.attr),
+                    Err(errno) => reply.send_error(errno),
                 }
             }
-            Op::SetAttr(set) => {
-                let open = set.handle.and_then(|handle| self.file(handle).ok());
+            FuseOp::SetAttr(set) => {
+                let open = set.handle.and_then(|handle| self.get_file(handle).ok());
                 match names.set_attr(node, &set, open.as_deref()) {
-                    Ok(attr) => reply.attr(&attr, self.valid.attr),
-                    Err(errno) => reply.error(errno),
+                    Ok(attr) => reply.send_attr(&attr, self.valid.attr),
+                    Err(errno) => reply.send_error(errno),
                 }
             }
-            Op::Readlink => {
-                match names.path(node).and_then(|p| std::fs::read_link(p).map_err(errno)) {
-                    Ok(target) => reply.data(target.as_os_str().as_bytes()),
-                    Err(errno) => reply.error(errno),
+            FuseOp::Readlink => {
+                match names.path_of(node).and_then(|p| std::fs::read_link(p).map_err(io_errno)) {
+                    Ok(target) => reply.send_data(target.as_os_str().as_bytes()),
+                    Err(errno) => reply.send_error(errno),
                 }
             }
-            Op::Symlink { name, target } => entry(reply, names.symlink(node, name, target, owner)),
-            Op::Mknod { name, mode, umask, rdev } => {
+            FuseOp::Symlink { name, target } => {
+                entry(reply, names.symlink(node, name, target, owner))
+            }
+            FuseOp::Mknod { name, mode, umask, rdev } => {
                 entry(reply, names.mknod(node, name, mode & !umask, rdev, owner))
             }
-            Op::Mkdir { name, mode, umask } => {
+            FuseOp::Mkdir { name, mode, umask } => {
                 entry(reply, names.mkdir(node, name, mode & !umask, owner))
             }
-            Op::Unlink { name } => done(reply, names.unlink(node, name)),
-            Op::Rmdir { name } => done(reply, names.rmdir(node, name)),
-            Op::Rename { name, new_parent, new_name, flags } => {
+            FuseOp::Unlink { name } => done(reply, names.unlink(node, name)),
+            FuseOp::Rmdir { name } => done(reply, names.rmdir(node, name)),
+            FuseOp::Rename { name, new_parent, new_name, flags } => {
                 done(reply, names.rename((node, name), (new_parent, new_name), flags))
             }
-            Op::Link { ino, name } => entry(reply, names.link(ino, node, name)),
-            Op::Create { name, flags, mode, umask } => {
+            FuseOp::Link { ino, name } => entry(reply, names.link(ino, node, name)),
+            FuseOp::Create { name, flags, mode, umask } => {
                 let made =
                     names.mknod(node, name, libc::S_IFREG | mode & 0o7777 & !umask, 0, owner);
                 let made = match made {
@@ -241,51 +250,56 @@ impl Handler for Shown {
                     other => other,
                 };
                 let opened = made.and_then(|attr| {
-                    let opened = self.open(&names.path(attr.ino)?, flags & !libc::O_TRUNC)?;
+                    let opened =
+                        self.open_file(&names.path_of(attr.ino)?, flags & !libc::O_TRUNC)?;
                     Ok((attr, opened))
                 });
                 match opened {
-                    Ok((attr, opened)) => reply.created(&attr, &self.valid, &opened),
-                    Err(errno) => reply.error(errno),
+                    Ok((attr, opened)) => reply.send_created(&attr, &self.valid, &opened),
+                    Err(errno) => reply.send_error(errno),
                 }
             }
-            Op::Open { flags, .. } => {
-                match names.path(node).and_then(|path| self.open(&path, flags)) {
-                    Ok(opened) => reply.opened(&opened),
-                    Err(errno) => reply.error(errno),
+            FuseOp::Open { flags, .. } => {
+                match names.path_of(node).and_then(|path| self.open_file(&path, flags)) {
+                    Ok(opened) => reply.send_open(&opened),
+                    Err(errno) => reply.send_error(errno),
                 }
             }
-            Op::Read { handle, offset, size, .. } => match self.file(handle) {
-                Ok(file) => reply.fill(size as usize, |bytes| file.read(offset, bytes)),
-                Err(errno) => reply.error(errno),
+            FuseOp::Read { handle, offset, size, .. } => match self.get_file(handle) {
+                Ok(file) => reply.send_filled(size as usize, |bytes| file.read(offset, bytes)),
+                Err(errno) => reply.send_error(errno),
             },
-            Op::Write { handle, offset, data, .. } => {
-                match self.file(handle).and_then(|file| file.write(offset, data)) {
-                    Ok(()) => reply.written(data.len() as u32),
-                    Err(errno) => reply.error(errno),
+            FuseOp::Write { handle, offset, data, .. } => {
+                match self.get_file(handle).and_then(|file| file.write(offset, data)) {
+                    Ok(()) => reply.send_written(data.len() as u32),
+                    Err(errno) => reply.send_error(errno),
                 }
             }
-            Op::Fsync { handle, .. } => done(reply, self.file(handle).and_then(|f| f.sync())),
-            Op::Release { handle, .. } => {
-                let file = self.file(handle);
+            FuseOp::Fsync { handle, .. } => {
+                done(reply, self.get_file(handle).and_then(|f| f.sync_file()))
+            }
+            FuseOp::Release { handle, .. } => {
+                let file = self.get_file(handle);
                 self.handles.write().remove(&handle);
-                done(reply, file.and_then(|file| file.close()))
+                done(reply, file.and_then(|file| file.close_file()))
             }
-            Op::Flush { handle, .. } => done(reply, self.file(handle).and_then(|file| file.tell())),
-            Op::Fallocate { handle, offset, len, mode } => {
-                done(reply, self.file(handle).and_then(|f| f.allocate(offset, len, mode)))
+            FuseOp::Flush { handle, .. } => {
+                done(reply, self.get_file(handle).and_then(|file| file.publish_pending()))
             }
-            Op::Statfs => match self.statfs() {
-                Ok(found) => reply.statfs(&found),
-                Err(errno) => reply.error(errno),
+            FuseOp::Fallocate { handle, offset, len, mode } => {
+                done(reply, self.get_file(handle).and_then(|f| f.allocate_range(offset, len, mode)))
+            }
+            FuseOp::Statfs => match self.statfs() {
+                Ok(found) => reply.send_statfs(&found),
+                Err(errno) => reply.send_error(errno),
             },
-            Op::OpenDir { .. } => match self.list(node) {
-                Ok(opened) => reply.opened(&opened),
-                Err(errno) => reply.error(errno),
+            FuseOp::OpenDir { .. } => match self.open_dir(node) {
+                Ok(opened) => reply.send_open(&opened),
+                Err(errno) => reply.send_error(errno),
             },
-            Op::ReadDir { handle, offset, size, .. } => {
-                let listed = self.listed(handle);
-                reply.directory(size as usize, |out| {
+            FuseOp::ReadDir { handle, offset, size, .. } => {
+                let listed = self.get_listing(handle);
+                reply.send_directory(size as usize, |out| {
                     let listed = listed?;
                     let from = usize::try_from(offset).unwrap_or(usize::MAX).min(listed.len());
                     for (i, one) in listed.iter().enumerate().skip(from) {
@@ -296,18 +310,18 @@ impl Handler for Shown {
                     Ok(())
                 })
             }
-            Op::ReleaseDir { handle } => {
+            FuseOp::ReleaseDir { handle } => {
                 self.handles.write().remove(&handle);
-                reply.done()
+                reply.send_success()
             }
-            Op::FsyncDir { .. } => reply.done(),
-            Op::GetXattr { name, size } => sized(reply, size, self.xattr(node, name)),
-            Op::ListXattr { size } => sized(reply, size, self.xattrs(node)),
-            Op::Forget { .. } | Op::BatchForget | Op::Destroy => {
-                reply.none();
+            FuseOp::FsyncDir { .. } => reply.send_success(),
+            FuseOp::GetXattr { name, size } => reply_sized(reply, size, self.get_xattr(node, name)),
+            FuseOp::ListXattr { size } => reply_sized(reply, size, self.list_xattrs(node)),
+            FuseOp::Forget { .. } | FuseOp::BatchForget | FuseOp::Destroy => {
+                reply.send_nothing();
                 false
             }
-            _ => reply.error(libc::ENOSYS),
+            _ => reply.send_error(libc::ENOSYS),
         };
     }
 }

@@ -4,7 +4,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::path::Path;
 use tatami_fuse::abi::init;
-use tatami_fuse::{Device, Negotiated};
+use tatami_fuse::{Device, NegotiatedFeatures};
 
 const OVERLAYFS_MAGIC: i64 = 0x794c_7630;
 
@@ -21,15 +21,15 @@ pub(crate) fn stack_depth(data_dir: Option<&Path>) -> u32 {
 ///
 /// # Errors
 /// The reason of the failure, in words for the user.
-pub(crate) fn probe(
+pub(crate) fn probe_passthrough(
     device: &Device,
-    agreed: &Negotiated,
+    agreed: &NegotiatedFeatures,
     data_dir: Option<&Path>,
 ) -> Result<(), String> {
     let Some(dir) = data_dir else {
         return Err("no node of the volume runs on this machine".into());
     };
-    if !agreed.has(init::PASSTHROUGH) {
+    if !agreed.has_flags(init::PASSTHROUGH) {
         return Err("the kernel has no FUSE passthrough (Linux 6.9 and newer have it)".into());
     }
     let mode = Mode::RUSR | Mode::WUSR;

@@ -13,12 +13,12 @@ use tatami_wire::{ExecutorId, Ino};
 
 /// One thread for each executor, and one that starts threads when further executors get shards.
 /// Dropping this value ends them and all delegations.
-pub(crate) struct Recalls {
-    shared: Arc<Shared>,
+pub(crate) struct MountRecalls {
+    shared: Arc<SharedRecalls>,
     watch: Option<JoinHandle<()>>,
 }
 
-struct Shared {
+struct SharedRecalls {
     client: Arc<Client>,
     /// Readable at the end.
     end: OwnedFd,
@@ -30,18 +30,18 @@ struct Shared {
 }
 
 impl OpenFiles for FileSystem {
-    fn open(&self) -> Vec<Ino> {
-        self.open.only_read()
+    fn list_read_only(&self) -> Vec<Ino> {
+        self.open_inodes.list_readers()
     }
 
-    fn told(&self, inos: &[Ino]) {
+    fn confirm_reported(&self, inos: &[Ino]) {
         for ino in inos {
-            self.open.unless_read(*ino, || self.closings.add_read(*ino));
+            self.open_inodes.run_unless_read(*ino, || self.deferred_closes.defer_read_close(*ino));
         }
     }
 }
 
-impl Recalls {
+impl MountRecalls {
     /// Starts the threads. A mount also works without them, but slower.
     ///
     /// # Errors
@@ -49,8 +49,8 @@ impl Recalls {
     pub(crate) fn start(
         fs: &Arc<FileSystem>,
         kernel: Option<Arc<dyn KernelCache>>,
-    ) -> std::io::Result<Recalls> {
-        let shared = Arc::new(Shared {
+    ) -> std::io::Result<MountRecalls> {
+        let shared = Arc::new(SharedRecalls {
             client: fs.client.clone(),
             end: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             ended: AtomicBool::new(false),
@@ -58,21 +58,21 @@ impl Recalls {
             kernel,
             fs: fs.clone(),
         });
-        let epoch = start_missing(&shared);
+        let epoch = start_missing_threads(&shared);
         let watched = shared.clone();
-        let watch = move || watch(&watched, epoch);
+        let watch = move || watch_map(&watched, epoch);
         let watch = std::thread::Builder::new().name("map".into()).spawn(watch);
         let watch = watch
             .inspect_err(
                 |error| tracing::warn!(%error, "names of new executors are asked for each time"),
             )
             .ok();
-        Ok(Recalls { shared, watch })
+        Ok(MountRecalls { shared, watch })
     }
 }
 
 /// Starts a thread for each executor that has none. Returns the epoch of the map.
-fn start_missing(shared: &Arc<Shared>) -> u64 {
+fn start_missing_threads(shared: &Arc<SharedRecalls>) -> u64 {
     let epoch = shared.client.map().epoch;
     let mut threads = shared.threads.lock();
     for executor in shared.client.name_executors() {
@@ -96,21 +96,21 @@ fn start_missing(shared: &Arc<Shared>) -> u64 {
 }
 
 /// Starts threads for executors that get shards by a migration.
-fn watch(shared: &Arc<Shared>, mut epoch: u64) {
+fn watch_map(shared: &Arc<SharedRecalls>, mut epoch: u64) {
     loop {
         shared.client.wait_for_map(epoch, &shared.ended);
         if shared.ended.load(SeqCst) {
             return;
         }
-        epoch = start_missing(shared);
+        epoch = start_missing_threads(shared);
     }
 }
 
-impl Drop for Recalls {
+impl Drop for MountRecalls {
     fn drop(&mut self) {
         // Set before the wake-ups, so that each thread sees the end.
         self.shared.ended.store(true, SeqCst);
-        self.shared.client.wake_for_map();
+        self.shared.client.wake_map_waiters();
         // The write fails only if the counter is full. Then the descriptor is readable anyway.
         let _ = rustix::io::write(&self.shared.end, &1u64.to_ne_bytes());
         // The threads do not panic, and have no result.

@@ -1,41 +1,41 @@
 //! Serves a mount until its end.
 
-use crate::signals::Event;
+use crate::signals::SignalEvent;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
-use tatami_fuse::Session;
+use tatami_fuse::FuseSession;
 
 /// Time that programs have to close their files after SIGTERM or SIGINT.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// The reason for the end of a mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
+pub enum MountEnd {
     /// A user has unmounted it.
     Unmounted,
     /// SIGTERM or SIGINT; no file was open any more.
-    Told,
+    Signaled,
     /// SIGTERM or SIGINT, while files were open. Their writes are committed. Programs that continue
     /// to use them get `ENOTCONN`.
-    ToldWhileBusy,
+    SignaledWhileBusy,
 }
 
 /// Waits for an unmount, or for SIGTERM or SIGINT; then unmounts.
 ///
 /// # Errors
 /// When the system is short of descriptors or threads.
-pub(crate) fn until_end(session: &Arc<Session>) -> io::Result<Ended> {
-    let event = Event::of_signals()?;
+pub(crate) fn serve_until_end(session: &Arc<FuseSession>) -> io::Result<MountEnd> {
+    let event = SignalEvent::from_signals()?;
     let (served, waiter) = (session.clone(), event.clone());
     // Not joined: the thread ends with the session or with the process.
     std::thread::Builder::new().name("unmounted".into()).spawn(move || {
-        served.wait(None);
+        served.wait_until_unmounted(None);
         waiter.raise();
     })?;
     event.wait();
-    if session.wait(Some(Duration::ZERO)) {
-        return Ok(Ended::Unmounted);
+    if session.wait_until_unmounted(Some(Duration::ZERO)) {
+        return Ok(MountEnd::Unmounted);
     }
     if let Err(error) = session.channel().unmount(false) {
         tracing::warn!(%error, "unmounting as soon as nobody uses it");
@@ -43,5 +43,9 @@ pub(crate) fn until_end(session: &Arc<Session>) -> io::Result<Ended> {
             tracing::error!(%error, "left mounted");
         }
     }
-    Ok(if session.wait(Some(GRACE)) { Ended::Told } else { Ended::ToldWhileBusy })
+    Ok(if session.wait_until_unmounted(Some(GRACE)) {
+        MountEnd::Signaled
+    } else {
+        MountEnd::SignaledWhileBusy
+    })
 }

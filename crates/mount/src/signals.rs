@@ -12,7 +12,7 @@ static EVENT: OnceLock<Arc<OwnedFd>> = OnceLock::new();
 
 /// An event that signals and other threads can raise.
 #[derive(Clone)]
-pub(crate) struct Event(Arc<OwnedFd>);
+pub(crate) struct SignalEvent(Arc<OwnedFd>);
 
 extern "C" fn on_signal(_: libc::c_int) {
     let one = 1u64.to_ne_bytes();
@@ -20,13 +20,13 @@ extern "C" fn on_signal(_: libc::c_int) {
     unsafe { libc::write(WAKE.load(SeqCst), one.as_ptr().cast(), one.len()) };
 }
 
-impl Event {
+impl SignalEvent {
     /// Returns the event of this process. From now on SIGTERM and SIGINT raise it and do not end
     /// the process.
     ///
     /// # Errors
     /// When the system is short of descriptors.
-    pub(crate) fn of_signals() -> Result<Event, Errno> {
+    pub(crate) fn from_signals() -> Result<SignalEvent, Errno> {
         let fd = match EVENT.get() {
             Some(fd) => fd.clone(),
             None => {
@@ -45,7 +45,7 @@ impl Event {
                 libc::sigaction(signal, &action, std::ptr::null_mut());
             }
         }
-        Ok(Event(fd))
+        Ok(SignalEvent(fd))
     }
 
     /// Raises the event.

@@ -1,21 +1,21 @@
 //! Sizes and times of open files: the state at the shard, the newer state of this
 //! mount, and its commit.
 
-use crate::closings::Closing;
+use crate::deferred_close::DeferredClose;
 use crate::filesystem::FileSystem;
-use crate::open::{OpenInode, Told};
-use crate::spares::Unwritten;
+use crate::open::{CommitMark, OpenInode};
+use crate::spare_pool::UnwrittenTimes;
 use crate::{attr, caller};
 use rustix::fs::{Timespec, Timestamps, UTIME_OMIT};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
-use tatami_client::{DataFile, as_written, lock_patiently, stat_file as stat};
+use tatami_client::{DataFile, lock_interruptibly, merge_object_state, stat_file as stat};
 use tatami_fuse::Request;
-use tatami_fuse::request::SetAttr as FuseSetAttr;
+use tatami_fuse::request::FuseSetAttr;
 use tatami_wire::meta::DataState;
 use tatami_wire::object::ObjectState;
-use tatami_wire::{Access, Attr, Cred, Errno, Ino, Kind, SetAttr, Timestamp};
+use tatami_wire::{Access, Attr, Cred, Errno, Ino, InodeKind, SetAttr, Timestamp};
 
 /// Most attempts to get attributes that are not overtaken by a commit.
 const ATTEMPTS: usize = 4;
@@ -25,12 +25,12 @@ const ROOT_WAIT: Duration = Duration::from_secs(1);
 
 /// The reason for a commit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Occasion {
+pub(crate) enum CommitReason {
     /// An fsync, a change of times or the close of a descriptor. Other descriptors may refer to the
     /// same handle, such as those of a forked process.
-    Open,
+    HandleStays,
     /// The handle is released, and is not counted any more.
-    Release,
+    HandleReleased,
 }
 
 impl FileSystem {
@@ -38,33 +38,33 @@ impl FileSystem {
     ///
     /// # Errors
     /// Those of the shard.
-    pub(crate) fn attr_asked(&self, request: &Request<'_>) -> Result<Attr, Errno> {
+    pub(crate) fn get_attr(&self, request: &Request<'_>) -> Result<Attr, Errno> {
         let (ino, pid) = (Ino(request.header.node), request.header.pid);
-        let changes = self.known.changes();
-        if let Some(attr) = self.walks.again(pid, ino, changes) {
+        let changes = self.attr_cache.change_count();
+        if let Some(attr) = self.walk_cache.take_attr(pid, ino, changes) {
             return Ok(attr);
         }
-        let attr = match self.known.just_told(ino, pid) {
+        let attr = match self.attr_cache.take_looked_up_attr(ino, pid) {
             Some(mut attr) => {
-                if let Some(inode) = self.open.find(ino) {
-                    self.amend(&inode, &mut attr);
+                if let Some(inode) = self.open_inodes.get(ino) {
+                    self.apply_local_state(&inode, &mut attr);
                 }
                 attr
             }
             None if ino == Ino::ROOT => self.root_attr(request)?,
-            None => match self.attr_of(&caller::plain(request), ino) {
+            None => match self.fetch_attr(&caller::base_credentials(request), ino) {
                 Ok(attr) => {
-                    self.known.learn(&attr);
+                    self.attr_cache.cache_attr(&attr);
                     attr
                 }
                 Err(e @ (Errno::ENOENT | Errno::ESTALE)) => {
-                    return self.gone.attr(ino).ok_or(e);
+                    return self.removed_dirs.removed_attr(ino).ok_or(e);
                 }
                 Err(e) => return Err(e),
             },
         };
-        if attr.kind == Kind::Dir {
-            self.walks.start(pid, &attr, changes);
+        if attr.kind == InodeKind::Dir {
+            self.walk_cache.start_walk(pid, &attr, changes);
         }
         Ok(attr)
     }
@@ -73,14 +73,14 @@ impl FileSystem {
     /// them (`ls` of the parent directory, `df`) and must not hang. If the node does not answer in
     /// time, returns the last known ones.
     fn root_attr(&self, request: &Request<'_>) -> Result<Attr, Errno> {
-        let known = self.root.lock().clone();
-        let part = known.as_ref().map(|_| tatami_client::Operation::begin_part(ROOT_WAIT));
-        let asked = self.attr_of(&caller::plain(request), Ino::ROOT);
+        let known = self.root_attr.lock().clone();
+        let part = known.as_ref().map(|_| tatami_client::OperationScope::begin_part(ROOT_WAIT));
+        let asked = self.fetch_attr(&caller::base_credentials(request), Ino::ROOT);
         drop(part);
         match (asked, known) {
             (Ok(attr), _) => {
-                self.known.learn(&attr);
-                *self.root.lock() = Some(attr.clone());
+                self.attr_cache.cache_attr(&attr);
+                *self.root_attr.lock() = Some(attr.clone());
                 Ok(attr)
             }
             (Err(Errno::EHOSTDOWN), Some(attr)) => Ok(attr),
@@ -92,22 +92,22 @@ impl FileSystem {
     ///
     /// # Errors
     /// Those of the shard.
-    pub(crate) fn attr_of(&self, cred: &Cred, ino: Ino) -> Result<Attr, Errno> {
-        let Some(inode) = self.open.find(ino) else {
-            return Ok(self.client.with_bytes(self.client.getattr(cred, ino)?));
+    pub(crate) fn fetch_attr(&self, cred: &Cred, ino: Ino) -> Result<Attr, Errno> {
+        let Some(inode) = self.open_inodes.get(ino) else {
+            return Ok(self.client.refresh_written_attr(self.client.getattr(cred, ino)?));
         };
         let mut attempt = 0;
         loop {
             let generation = inode.generation.load(SeqCst);
             let mut attr = self.client.getattr(cred, ino)?;
             attempt += 1;
-            let known_better = self.amend(&inode, &mut attr);
+            let known_better = self.apply_local_state(&inode, &mut attr);
             // A commit after the shard's reply would make these attributes too old.
             if known_better {
                 return Ok(attr);
             }
             if inode.generation.load(SeqCst) == generation || attempt == ATTEMPTS {
-                return Ok(self.client.with_bytes(attr));
+                return Ok(self.client.refresh_written_attr(attr));
             }
         }
     }
@@ -116,31 +116,31 @@ impl FileSystem {
     ///
     /// # Errors
     /// Those of the shard.
-    pub(crate) fn amended(&self, cred: &Cred, attr: Attr) -> Result<Attr, Errno> {
-        match self.open.find(attr.ino) {
+    pub(crate) fn with_local_state(&self, cred: &Cred, attr: Attr) -> Result<Attr, Errno> {
+        match self.open_inodes.get(attr.ino) {
             // The shard may have replied before a commit of this mount.
-            Some(inode) if inode.state.lock().writers > 0 || self.is_changed(&inode) => {
-                self.attr_of(cred, attr.ino)
+            Some(inode) if inode.state.lock().writers > 0 || self.has_changes(&inode) => {
+                self.fetch_attr(cred, attr.ino)
             }
             _ => Ok(attr),
         }
     }
 
-    pub(crate) fn is_changed(&self, inode: &OpenInode) -> bool {
+    pub(crate) fn has_changes(&self, inode: &OpenInode) -> bool {
         inode.is_ahead() || inode.generation.load(SeqCst) > 0
     }
 
     /// Updates `attr` with the state that the shard does not have yet. Returns whether there is
     /// any.
-    fn amend(&self, inode: &OpenInode, attr: &mut Attr) -> bool {
+    fn apply_local_state(&self, inode: &OpenInode, attr: &mut Attr) -> bool {
         let (backing, told, writer, writers) = {
             let state = inode.state.lock();
-            (state.backing.clone(), state.told, state.writer.clone(), state.writers)
+            (state.backing.clone(), state.committed, state.writer.clone(), state.writers)
         };
         let written = inode.is_ahead();
         let now = match (backing, writer) {
-            (Some(backing), _) => match backing.state() {
-                Ok(Some(now)) if written || told != Some(mark(&now)) => Some(now),
+            (Some(backing), _) => match backing.current_state() {
+                Ok(Some(now)) if written || told != Some(commit_mark(&now)) => Some(now),
                 _ => None,
             },
             (None, Some(writer)) if written => writer.stat().ok(),
@@ -148,8 +148,8 @@ impl FileSystem {
         };
         match now {
             // No handle here is for writing, so another client wrote this.
-            Some(now) if attr.written_elsewhere && writers == 0 => {
-                *attr = as_written(attr.clone(), &now);
+            Some(now) if attr.maybe_written_elsewhere && writers == 0 => {
+                *attr = merge_object_state(attr.clone(), &now);
                 true
             }
             Some(mut now) if now.exists => {
@@ -158,7 +158,7 @@ impl FileSystem {
                     now.size = now.size.max(attr.size);
                     now.blocks = now.blocks.max(attr.blocks);
                 }
-                attr.take_bytes(&DataState::from(now));
+                attr.apply_object_state(&DataState::from(now));
                 true
             }
             _ => false,
@@ -170,39 +170,39 @@ impl FileSystem {
     ///
     /// # Errors
     /// Those of the shard and of the object's node. The next commit tries again.
-    pub(crate) fn commit(
+    pub(crate) fn commit_state(
         &self,
         inode: &OpenInode,
         data: &DataFile,
-        occasion: Occasion,
-    ) -> Result<Option<Closing>, Errno> {
-        let _order = lock_patiently(&inode.order)?;
-        self.commit_in_order(inode, data, occasion)
+        occasion: CommitReason,
+    ) -> Result<Option<DeferredClose>, Errno> {
+        let _order = lock_interruptibly(&inode.order)?;
+        self.commit_locked(inode, data, occasion)
     }
 
-    /// Like [`FileSystem::commit`]. The caller must hold `inode.order`.
-    fn commit_in_order(
+    /// Like [`FileSystem::commit_state`]. The caller must hold `inode.order`.
+    fn commit_locked(
         &self,
         inode: &OpenInode,
         data: &DataFile,
-        occasion: Occasion,
-    ) -> Result<Option<Closing>, Errno> {
+        occasion: CommitReason,
+    ) -> Result<Option<DeferredClose>, Errno> {
         let (last, noted) = {
             let state = inode.state.lock();
-            (occasion == Occasion::Release && state.writers == 0, state.noted)
+            (occasion == CommitReason::HandleReleased && state.writers == 0, state.registered)
         };
         // Read the counter before the bytes' state. So a write after the state was read is
         // committed again.
-        let writes = inode.writes();
+        let writes = inode.write_count();
         inode.state.lock().is_empty = false;
-        let Some(now) = unsaid(inode, data)? else {
+        let Some(now) = uncommitted_state(inode, data)? else {
             {
                 let mut state = inode.state.lock();
-                state.is_empty = state.told.is_some_and(|told| told.size == 0);
+                state.is_empty = state.committed.is_some_and(|told| told.size == 0);
             }
             if last && noted {
-                inode.state.lock().noted = false;
-                return Ok(self.closings.add(inode.ino));
+                inode.state.lock().registered = false;
+                return Ok(self.deferred_closes.defer_write_close(inode.ino));
             }
             return Ok(None);
         };
@@ -210,11 +210,11 @@ impl FileSystem {
         self.make_object(inode, data)?;
         let told = Some(DataState::from(now));
         let attr = self.client.commit(&Cred::ROOT, inode.ino, told, last)?;
-        inode.told_of(writes);
+        inode.record_commit(writes);
         let passed = {
             let mut state = inode.state.lock();
-            state.told = Some(mark(&now));
-            state.noted &= !last;
+            state.committed = Some(commit_mark(&now));
+            state.registered &= !last;
             state.backing.is_some()
         };
         // Passthrough writes cannot clear setuid themselves.
@@ -227,14 +227,14 @@ impl FileSystem {
     /// Turns a spare file with bytes into an object, so that other clients find it and it survives
     /// the end of this process.
     fn make_object(&self, inode: &OpenInode, data: &DataFile) -> Result<(), Errno> {
-        let lent = inode.state.lock().backing.as_ref().and_then(|backing| backing.lent.clone());
+        let lent = inode.state.lock().backing.as_ref().and_then(|backing| backing.spare.clone());
         let Some(lent) = lent else {
             return Ok(());
         };
-        self.spares.make_object(&self.device, data, &lent)?;
+        self.spare_pool.make_object(&self.device, data, &lent)?;
         // Only after success, so that the next commit tries again after an error.
         if let Some(backing) = &mut inode.state.lock().backing {
-            backing.lent = None;
+            backing.spare = None;
         }
         Ok(())
     }
@@ -255,32 +255,32 @@ impl FileSystem {
     /// # Errors
     /// Those of the shard and of the object's node.
     pub(crate) fn set_attr(&self, request: &Request<'_>, set: &FuseSetAttr) -> Result<Attr, Errno> {
-        let changed = self.setting(request, set);
-        self.known.changed();
+        let changed = self.apply_set_attr(request, set);
+        self.attr_cache.count_change();
         if let Ok(attr) = &changed {
-            self.known.learn(attr);
+            self.attr_cache.cache_attr(attr);
         }
         changed
     }
 
-    fn setting(&self, request: &Request<'_>, set: &FuseSetAttr) -> Result<Attr, Errno> {
+    fn apply_set_attr(&self, request: &Request<'_>, set: &FuseSetAttr) -> Result<Attr, Errno> {
         let ino = Ino(request.header.node);
-        let mut change = attr::changes(set);
+        let mut change = attr::from_fuse_set_attr(set);
         // Before the request, so that no thread gets the old attributes after the change.
-        self.known.forget(ino);
+        self.attr_cache.forget_inode(ino);
         if set.size.is_some() {
             return self.set_size(request, set, change);
         }
-        let inode = self.open.find(ino);
-        let _order = inode.as_ref().map(|i| lock_patiently(&i.order)).transpose()?;
+        let inode = self.open_inodes.get(ino);
+        let _order = inode.as_ref().map(|i| lock_interruptibly(&i.order)).transpose()?;
         if let Some(inode) = &inode {
-            self.tell_before(inode, &change)?;
+            self.commit_before(inode, &change)?;
         }
         if change.mtime.is_some() {
             let attr = self.client.getattr(&Cred::ROOT, ino)?;
-            change.changed = self.client.object_changed(&attr);
+            change.changed = self.client.fetch_change_time(&attr);
         }
-        let mut attr = self.change(request, &mut change, ino)?;
+        let mut attr = self.send_set_attr(request, &mut change, ino)?;
         if set.kill_suidgid {
             self.drop_suid(&attr);
             attr.mode = attr::without_suid(attr.mode);
@@ -288,9 +288,9 @@ impl FileSystem {
         if let Some(inode) = &inode {
             inode.state.lock().mode = attr.mode;
             if change.mtime.is_some() {
-                self.date_backing(inode, attr.mtime)?;
+                self.set_backing_time(inode, attr.mtime)?;
             }
-            self.amend(inode, &mut attr);
+            self.apply_local_state(inode, &mut attr);
         }
         Ok(attr)
     }
@@ -299,26 +299,31 @@ impl FileSystem {
     /// overwrite a time that is set now, nor clear a setuid bit that is set now. Passthrough writes
     /// are always committed first, which needs no node that may be down; so `change` gets a later
     /// time.
-    fn tell_before(&self, inode: &OpenInode, change: &SetAttr) -> Result<(), Errno> {
+    fn commit_before(&self, inode: &OpenInode, change: &SetAttr) -> Result<(), Errno> {
         let (writer, passed) = {
             let state = inode.state.lock();
             (state.writer.clone(), state.backing.is_some())
         };
         if let Some(writer) = writer.filter(|_| passed || change.mtime.is_some()) {
-            writer.settle();
-            self.commit_in_order(inode, &writer, Occasion::Open)?;
+            writer.wait_for_writes();
+            self.commit_locked(inode, &writer, CommitReason::HandleStays)?;
         }
         Ok(())
     }
 
-    fn change(&self, request: &Request<'_>, change: &mut SetAttr, ino: Ino) -> Result<Attr, Errno> {
+    fn send_set_attr(
+        &self,
+        request: &Request<'_>,
+        change: &mut SetAttr,
+        ino: Ino,
+    ) -> Result<Attr, Errno> {
         // The caller's groups decide whether setgid stays. There is no refusal that would trigger a
         // retry with the groups.
         if change.mode.is_some_and(|m| m & 0o2000 != 0) {
-            let cred = caller::with_groups(request);
+            let cred = caller::full_credentials(request);
             return self.client.setattr(&cred, ino, change.clone());
         }
-        caller::run(request, |cred| self.client.setattr(cred, ino, change.clone()))
+        caller::run_as_caller(request, |cred| self.client.setattr(cred, ino, change.clone()))
     }
 
     fn set_size(
@@ -333,17 +338,18 @@ impl FileSystem {
         change.by_handle = file.is_some();
         // The truncation counts as a writer, so that a removal keeps the inode and the kernel
         // caches no attributes meanwhile.
-        let cut = self.opening(ino, true);
+        let cut = self.begin_open(ino, true);
         let inode = cut.inode();
-        let _order = lock_patiently(&inode.order)?;
+        let _order = lock_interruptibly(&inode.order)?;
         let writer = file.map(|f| f.data.clone()).or_else(|| inode.state.lock().writer.clone());
         let (data, ours) = match writer {
             Some(data) => (data, false),
             None => {
-                self.closings.reopen(ino, 0);
-                let (attr, cap) =
-                    caller::run(request, |cred| self.client.open(cred, ino, Access::WRITE))?;
-                (Arc::new(self.client.data(&attr, cap)?), true)
+                self.deferred_closes.cancel_write_close(ino, 0);
+                let (attr, cap) = caller::run_as_caller(request, |cred| {
+                    self.client.open(cred, ino, Access::WRITE)
+                })?;
+                (Arc::new(self.client.open_data(&attr, cap)?), true)
             }
         };
         // The object first. The shard orders the new size against commits of other writers by the
@@ -353,11 +359,11 @@ impl FileSystem {
             change.size = Some(size);
             change.blocks = Some(now.blocks);
             change.changed = Some(now.changed);
-            let mut attr = self.change(request, &mut change, ino)?;
+            let mut attr = self.send_set_attr(request, &mut change, ino)?;
             inode.generation.fetch_add(1, SeqCst);
-            inode.state.lock().told = Some(mark(&now));
+            inode.state.lock().committed = Some(commit_mark(&now));
             if let Some(mtime) = change.mtime.map(|_| attr.mtime) {
-                self.date_backing(inode, mtime)?;
+                self.set_backing_time(inode, mtime)?;
             }
             if set.kill_suidgid {
                 self.drop_suid(&attr);
@@ -365,7 +371,7 @@ impl FileSystem {
             }
             Ok(attr)
         });
-        self.stamps.changed(ino);
+        self.page_validity.forget_state(ino);
         if ours && let Err(error) = self.client.commit(&Cred::ROOT, ino, None, true) {
             tracing::debug!(%ino, %error, "the end of a cut was not told");
         }
@@ -373,40 +379,42 @@ impl FileSystem {
     }
 
     /// Sets the time of the backing file to the shard's time, so that both agree.
-    fn date_backing(&self, inode: &OpenInode, mtime: Timestamp) -> Result<(), Errno> {
+    fn set_backing_time(&self, inode: &OpenInode, mtime: Timestamp) -> Result<(), Errno> {
         let mut state = inode.state.lock();
         let Some(backing) = state.backing.clone() else {
             return Ok(());
         };
-        let (Some(file), Some(before)) = (&backing.file, backing.state()?) else {
+        let (Some(file), Some(before)) = (&backing.file, backing.current_state()?) else {
             return Ok(());
         };
         let times = Timestamps {
             last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
             last_modification: Timespec { tv_sec: mtime.sec, tv_nsec: mtime.nsec.into() },
         };
-        rustix::fs::futimens(&**file, &times).map_err(system)?;
+        rustix::fs::futimens(&**file, &times).map_err(system_errno)?;
         let now = stat(file)?;
         // Without other changes since the last commit, the new time is nothing to commit.
-        if state.told == Some(mark(&before)) {
-            state.told = Some(mark(&now));
+        if state.committed == Some(commit_mark(&before)) {
+            state.committed = Some(commit_mark(&now));
         }
         if let Some(unwritten) = state.backing.as_mut().and_then(|b| b.unwritten.as_mut()) {
-            *unwritten = Unwritten { real: now.mtime, shown: now.mtime };
+            *unwritten = UnwrittenTimes { real: now.mtime, shown: now.mtime };
         }
         Ok(())
     }
 }
 
 /// Returns the state of the bytes if the shard does not have it.
-fn unsaid(inode: &OpenInode, data: &DataFile) -> Result<Option<ObjectState>, Errno> {
+fn uncommitted_state(inode: &OpenInode, data: &DataFile) -> Result<Option<ObjectState>, Errno> {
     let (backing, told) = {
         let state = inode.state.lock();
-        (state.backing.clone(), state.told)
+        (state.backing.clone(), state.committed)
     };
     let ahead = inode.is_ahead();
     let now = match backing {
-        Some(backing) => backing.state()?.filter(|now| ahead || told != Some(mark(now))),
+        Some(backing) => {
+            backing.current_state()?.filter(|now| ahead || told != Some(commit_mark(now)))
+        }
         None if ahead => Some(data.stat()?),
         None => None,
     };
@@ -415,10 +423,10 @@ fn unsaid(inode: &OpenInode, data: &DataFile) -> Result<Option<ObjectState>, Err
 
 /// Returns the part of `state` that detects changes. Storage is not part of it, because disks
 /// allocate it late.
-pub(crate) fn mark(state: &ObjectState) -> Told {
-    Told { size: state.size, mtime: state.mtime }
+pub(crate) fn commit_mark(state: &ObjectState) -> CommitMark {
+    CommitMark { size: state.size, mtime: state.mtime }
 }
 
-fn system(e: rustix::io::Errno) -> Errno {
+fn system_errno(e: rustix::io::Errno) -> Errno {
     Errno(e.raw_os_error())
 }

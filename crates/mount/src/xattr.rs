@@ -4,7 +4,7 @@ use crate::caller;
 use crate::filesystem::FileSystem;
 use tatami_fuse::Request;
 use tatami_wire::meta::XattrMode;
-use tatami_wire::{Attached, Cred, Errno, Ino};
+use tatami_wire::{Cred, Errno, Ino, XattrClass};
 
 const ACL_ACCESS: &[u8] = b"system.posix_acl_access";
 const ACL_DEFAULT: &[u8] = b"system.posix_acl_default";
@@ -13,7 +13,7 @@ const CAPABILITY: &[u8] = b"security.capability";
 
 const SELINUX: &[u8] = b"security.selinux";
 /// Namespaces in which all names are optional.
-const SPACES: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
+const OPTIONAL_NAMESPACES: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
 
 fn is_acl(name: &[u8]) -> bool {
     name == ACL_ACCESS || name == ACL_DEFAULT
@@ -22,14 +22,14 @@ fn is_acl(name: &[u8]) -> bool {
 impl FileSystem {
     /// Checks whether the delegated attributes show that no attribute of this name exists. (The
     /// kernel has checked the caller's permission.)
-    fn has_none(&self, ino: Ino, name: &[u8]) -> bool {
-        let attached = || self.client.known_attr(ino).map(|attr| attr.attached);
+    fn has_no_xattr(&self, ino: Ino, name: &[u8]) -> bool {
+        let attached = || self.client.cached_attr(ino).map(|attr| attr.xattr_class);
         match name {
             ACL_ACCESS | ACL_DEFAULT => {
-                attached().is_some_and(|attached| attached != Attached::Acl)
+                attached().is_some_and(|attached| attached != XattrClass::Acl)
             }
-            _ if SPACES.iter().any(|space| name.starts_with(space)) => {
-                attached() == Some(Attached::Nothing)
+            _ if OPTIONAL_NAMESPACES.iter().any(|space| name.starts_with(space)) => {
+                attached() == Some(XattrClass::NoXattr)
             }
             _ => false,
         }
@@ -49,15 +49,15 @@ impl FileSystem {
     }
 
     fn find_xattr(&self, request: &Request<'_>, ino: Ino, name: &[u8]) -> Result<Vec<u8>, Errno> {
-        if is_acl(name) && self.known.has_no_acl(ino) || self.has_none(ino, name) {
+        if is_acl(name) && self.attr_cache.has_no_acl(ino) || self.has_no_xattr(ino, name) {
             return Err(Errno::ENODATA);
         }
         if name == CAPABILITY
-            && self.open.find(ino).is_some_and(|inode| inode.state.lock().no_capability)
+            && self.open_inodes.get(ino).is_some_and(|inode| inode.state.lock().no_capability)
         {
             return Err(Errno::ENODATA);
         }
-        caller::run(request, |cred| self.client.get_xattr(cred, ino, name))
+        caller::run_as_caller(request, |cred| self.client.get_xattr(cred, ino, name))
     }
 
     /// SETXATTR.
@@ -78,21 +78,23 @@ impl FileSystem {
             libc::XATTR_REPLACE => XattrMode::Replace,
             _ => return Err(Errno::EINVAL),
         };
-        self.known.forget(ino);
+        self.attr_cache.forget_inode(ino);
         if name == CAPABILITY
-            && let Some(inode) = self.open.find(ino)
+            && let Some(inode) = self.open_inodes.get(ino)
         {
             inode.state.lock().no_capability = false;
         }
         // With an ACL, the caller's groups decide whether the file loses its setgid.
         let result = if is_acl(name) {
-            let cred = caller::with_groups(request);
+            let cred = caller::full_credentials(request);
             self.client.set_xattr(&cred, ino, name, value, mode)
         } else {
-            caller::run(request, |cred| self.client.set_xattr(cred, ino, name, value, mode))
+            caller::run_as_caller(request, |cred| {
+                self.client.set_xattr(cred, ino, name, value, mode)
+            })
         };
-        self.known.forget(ino);
-        self.known.changed();
+        self.attr_cache.forget_inode(ino);
+        self.attr_cache.count_change();
         result
     }
 
@@ -102,10 +104,11 @@ impl FileSystem {
     /// Those of the shard.
     pub(crate) fn list_xattr(&self, request: &Request<'_>) -> Result<Vec<u8>, Errno> {
         let ino = Ino(request.header.node);
-        if self.client.known_attr(ino).is_some_and(|attr| attr.attached == Attached::Nothing) {
+        if self.client.cached_attr(ino).is_some_and(|attr| attr.xattr_class == XattrClass::NoXattr)
+        {
             return Ok(Vec::new());
         }
-        caller::run(request, |cred| self.client.list_xattr(cred, ino))
+        caller::run_as_caller(request, |cred| self.client.list_xattr(cred, ino))
     }
 
     /// REMOVEXATTR.
@@ -114,8 +117,10 @@ impl FileSystem {
     /// Those of the shard.
     pub(crate) fn remove_xattr(&self, request: &Request<'_>, name: &[u8]) -> Result<(), Errno> {
         let ino = Ino(request.header.node);
-        self.known.forget(ino);
-        let result = match caller::run(request, |cred| self.client.remove_xattr(cred, ino, name)) {
+        self.attr_cache.forget_inode(ino);
+        let result = match caller::run_as_caller(request, |cred| {
+            self.client.remove_xattr(cred, ino, name)
+        }) {
             // The kernel removes the capabilities because of a write, whichever user writes. It
             // lets no other user's request through to here.
             Err(Errno::EPERM | Errno::EACCES) if name == CAPABILITY => {
@@ -123,8 +128,8 @@ impl FileSystem {
             }
             other => other,
         };
-        self.known.forget(ino);
-        self.known.changed();
+        self.attr_cache.forget_inode(ino);
+        self.attr_cache.count_change();
         result
     }
 }

@@ -7,10 +7,10 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use tatami_client::{Client, Endpoint, Options};
+use tatami_client::{Client, ClientOptions, Endpoint};
 use tatami_mount::null::NullMount;
 use tatami_mount::{Mount, MountError, MountOptions, Passthrough, UnmountError};
-use tatami_node::{Node, NodeOptions, StopHandle};
+use tatami_node::{NodeDaemon, NodeOptions, StopHandle};
 use tatami_wire::admin::{ClusterMap, NodeInfo};
 use tatami_wire::{ExecutorId, NodeId, VolumeId, VolumeKey};
 
@@ -51,14 +51,14 @@ impl Volume {
             name: "test".into(),
             epoch: 1,
             nodes: vec![node(0), node(1)],
-            shards: vec![ExecutorId::first(NodeId(0))],
+            shards: vec![ExecutorId::first_of_node(NodeId(0))],
             moves: vec![0],
         };
         let nodes = map.nodes.iter().map(|n| {
             let place = dir.path().join(n.id.to_string());
             fs::create_dir_all(&place).expect("a directory");
             let options = NodeOptions::new(place, map.clone(), n.id, key());
-            let node = Node::start(options).unwrap_or_else(|e| panic!("{e}"));
+            let node = NodeDaemon::start(options).unwrap_or_else(|e| panic!("{e}"));
             let stop = node.stop_handle();
             let thread = std::thread::spawn(move || node.run().unwrap_or_else(|e| panic!("{e}")));
             (stop, Some(thread))
@@ -75,7 +75,8 @@ impl Volume {
 
     fn client(&self, node: usize) -> Arc<Client> {
         let socket = PathBuf::from(&self.map.nodes[node].socket);
-        let options = Options { key: Some(key()), ..Options::new(Endpoint::Unix(socket)) };
+        let options =
+            ClientOptions { key: Some(key()), ..ClientOptions::new(Endpoint::Unix(socket)) };
         Arc::new(Client::connect(options).unwrap_or_else(|e| panic!("{e}")))
     }
 

@@ -12,11 +12,11 @@ use std::ffi::OsString;
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 use tatami_client::connection::{Caller, Connection, Endpoint};
-use tatami_node::{Node, NodeOptions};
+use tatami_node::{NodeDaemon, NodeOptions};
 use tatami_wire::admin::{ClusterMap, NodeInfo};
-use tatami_wire::frame::Class;
+use tatami_wire::frame::FrameClass;
 use tatami_wire::handshake::Role;
-use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult, NewNode};
+use tatami_wire::meta::{InodeTemplate, MetaCall, MetaOp, MetaReply, MetaResult};
 use tatami_wire::object::{ObjectCall, ObjectOp, ObjectResult};
 use tatami_wire::{
     Access, Cap, ClientId, Cred, ExecutorId, Ino, Layout, NodeId, Piece, ShardId, VolumeId,
@@ -72,12 +72,12 @@ fn main() {
         name: "cost".into(),
         epoch: 1,
         nodes: vec![node],
-        shards: vec![ExecutorId::first(NodeId(0))],
+        shards: vec![ExecutorId::first_of_node(NodeId(0))],
         moves: vec![0],
     };
     let key = VolumeKey::new([1; 32]);
     let options = NodeOptions::new(dir.path().join("data"), map, NodeId(0), key.clone());
-    let node = Node::start(options).expect("the node starts");
+    let node = NodeDaemon::start(options).expect("the node starts");
     let unix = Endpoint::Unix(socket.into());
     let tcp = Endpoint::Tcp(address);
     let open = |endpoint: &Endpoint, id: u8, role| {
@@ -113,7 +113,7 @@ fn create(connection: &mut Connection, seq: u64, name: String) -> Cap {
     let op = MetaOp::Create {
         parent: Ino::ROOT,
         name: name.into_bytes().into(),
-        node: NewNode::File(Layout::Whole { node: NodeId(0) }),
+        node: InodeTemplate::File(Layout::Whole { node: NodeId(0) }),
         mode: 0o644,
         umask: 0,
         exclusive: true,
@@ -127,7 +127,7 @@ fn create(connection: &mut Connection, seq: u64, name: String) -> Cap {
 
 fn call(connection: &mut Connection, seq: u64, op: MetaOp) -> MetaReply {
     let call = MetaCall { shard: ShardId(0), cred: Cred::ROOT, op };
-    let result: MetaResult = connection.call(Class::Meta, seq, &call).expect("an answer");
+    let result: MetaResult = connection.call(FrameClass::Meta, seq, &call).expect("an answer");
     result.expect("done")
 }
 
@@ -181,11 +181,11 @@ fn bytes(what: &str, connection: &mut Connection, cap: Cap, size: usize) {
                         false => (ObjectOp::Read { offset, len: size as u32 }, &[][..]),
                     };
                     let call = ObjectCall { cap, piece: Piece(0), op };
-                    connection.send(Class::Object, i, &call, payload).expect("sent");
+                    connection.send(FrameClass::Object, i, &call, payload).expect("sent");
                 }
                 if let Some(i) = i.checked_sub(WINDOW) {
                     let (result, len) = connection
-                        .receive::<ObjectResult>(Class::Object, i, &mut buffer)
+                        .receive::<ObjectResult>(FrameClass::Object, i, &mut buffer)
                         .expect("an answer");
                     result.expect("done");
                     assert!(writes || len == size);

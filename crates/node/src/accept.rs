@@ -3,16 +3,19 @@
 //! One thread accepts, and does all handshakes at once. A peer gets a thread or an executor only
 //! after it has proved its identity and has got a slot.
 
+use crate::connection_slots::{ConnectionClass, ConnectionSlot};
 use crate::executor::{ExecutorHandle, NewConnection};
-use crate::meta_conn::Kind;
-use crate::peer::{Peer, is_own_user};
-use crate::relay::{self, NotPassed};
-use crate::seats::{Row, Seat};
-use crate::shared::{Registered, Shared, enlarge_buffers};
-use crate::stop::Stop;
-use crate::strangers::{HANDSHAKE_TIMEOUT, Heard, Origin, Stranger, Strangers, say_at_once};
-use crate::stream::{Deadlined, Stream};
-use crate::{admin, data};
+use crate::handshakes::{
+    ConnectionOrigin, HANDSHAKE_TIMEOUT, HandshakeProgress, PendingHandshake, PendingHandshakes,
+    send_at_once,
+};
+use crate::meta_connection::ConnectionKind;
+use crate::peer::{PeerIdentity, is_own_user};
+use crate::relay::{self, RelayError};
+use crate::shared::{NodeShared, RegisteredConnection, enlarge_buffers};
+use crate::stop::StopFlag;
+use crate::stream::{DeadlineStream, SocketStream};
+use crate::{admin_connection, data_connection};
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use std::io;
@@ -21,14 +24,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tatami_wire::handshake::{self, Greeting, HandshakeError, Hello, Role};
+use tatami_wire::handshake::{self, HandshakeError, Hello, Role, ServerHandshake};
 use tatami_wire::{ClientId, ExecutorId};
 
 /// The epoll(7) tokens of the node's end, the listeners, and the first connection in its handshake.
-const STOP: u64 = 0;
-const TCP: u64 = 1;
-const UNIX: u64 = 2;
-const FIRST_STRANGER: u64 = 3;
+const STOP_TOKEN: u64 = 0;
+const TCP_TOKEN: u64 = 1;
+const UNIX_TOKEN: u64 = 2;
+const FIRST_HANDSHAKE: u64 = 3;
 /// Most events that are handled before the next wait.
 const EVENTS_MAX: usize = 256;
 /// Most connections that are accepted at a listener before the other listener and the handshakes
@@ -42,13 +45,14 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// unanswered probes after which the peer counts as dead.
 const KEEPALIVE: (u64, u64, u32) = (15, 5, 3);
 /// Accepts connections, and does their handshakes all at once, until the node ends.
-pub(crate) fn run(shared: &Arc<Shared>, door: Door) {
-    let Door { tcp, unix, epoll } = door;
-    let mut reception = Reception { shared, epoll, strangers: Strangers::new(FIRST_STRANGER) };
+pub(crate) fn run_acceptor(shared: &Arc<NodeShared>, door: Listeners) {
+    let Listeners { tcp, unix, epoll } = door;
+    let mut reception =
+        Acceptor { shared, epoll, handshakes: PendingHandshakes::new(FIRST_HANDSHAKE) };
     let mut events = Vec::with_capacity(EVENTS_MAX);
     while !shared.stop.is_set() {
         let left = |at: Instant| at.saturating_duration_since(Instant::now());
-        let timeout = reception.strangers.next_deadline().map(left).map(|left| Timespec {
+        let timeout = reception.handshakes.next_deadline().map(left).map(|left| Timespec {
             tv_sec: left.as_secs() as i64,
             tv_nsec: i64::from(left.subsec_nanos()),
         });
@@ -58,68 +62,72 @@ pub(crate) fn run(shared: &Arc<Shared>, door: Door) {
         let _ = epoll::wait(&reception.epoll, room, timeout.as_ref());
         let has = |token| events.iter().any(|event| event.data.u64() == token);
         // Handshakes under way go on before new connections take slots.
-        for event in events.iter().filter(|event| event.data.u64() >= FIRST_STRANGER) {
-            reception.hear(event.data.u64());
+        for event in events.iter().filter(|event| event.data.u64() >= FIRST_HANDSHAKE) {
+            reception.continue_handshake(event.data.u64());
         }
-        if has(TCP) {
-            reception.let_in(|| tcp.accept().map(|(s, _)| Stream::Tcp(s)));
+        if has(TCP_TOKEN) {
+            reception.accept_waiting(|| tcp.accept().map(|(s, _)| SocketStream::Tcp(s)));
         }
-        if has(UNIX) {
-            reception.let_in(|| unix.accept().map(|(s, _)| Stream::Unix(s)));
+        if has(UNIX_TOKEN) {
+            reception.accept_waiting(|| unix.accept().map(|(s, _)| SocketStream::Unix(s)));
         }
-        reception.dismiss_late();
+        reception.drop_expired();
     }
 }
 
 /// The listeners.
-pub(crate) struct Door {
+pub(crate) struct Listeners {
     tcp: TcpListener,
     unix: UnixListener,
     epoll: OwnedFd,
 }
 
-impl Door {
+impl Listeners {
     /// Watches the listeners, and `stop`.
     ///
     /// # Errors
     /// Those of epoll(7).
-    pub(crate) fn new(tcp: TcpListener, unix: UnixListener, stop: &Stop) -> io::Result<Door> {
+    pub(crate) fn new(
+        tcp: TcpListener,
+        unix: UnixListener,
+        stop: &StopFlag,
+    ) -> io::Result<Listeners> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         let watch = |fd: BorrowedFd<'_>, token| {
             epoll::add(&epoll, fd, EventData::new_u64(token), EventFlags::IN)
         };
-        watch(stop.as_fd(), STOP)?;
-        watch(tcp.as_fd(), TCP)?;
-        watch(unix.as_fd(), UNIX)?;
-        Ok(Door { tcp, unix, epoll })
+        watch(stop.as_fd(), STOP_TOKEN)?;
+        watch(tcp.as_fd(), TCP_TOKEN)?;
+        watch(unix.as_fd(), UNIX_TOKEN)?;
+        Ok(Listeners { tcp, unix, epoll })
     }
 }
 
 /// The state of the acceptor's thread.
-struct Reception<'a> {
-    shared: &'a Arc<Shared>,
+struct Acceptor<'a> {
+    shared: &'a Arc<NodeShared>,
     epoll: OwnedFd,
-    strangers: Strangers<Stranger>,
+    handshakes: PendingHandshakes<PendingHandshake>,
 }
 
-impl Reception<'_> {
+impl Acceptor<'_> {
     /// Accepts waiting connections, a limited number at a time: the handshakes under way get their
     /// turn in between.
-    fn let_in(&mut self, accept: impl Fn() -> io::Result<Stream>) {
+    fn accept_waiting(&mut self, accept: impl Fn() -> io::Result<SocketStream>) {
         for _ in 0..ACCEPT_MAX {
             match accept() {
-                Ok(stream) => self.greet(stream),
+                Ok(stream) => self.start_handshake(stream),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
                 // The peer may be gone before it is accepted; the next one may be there.
                 Err(e) if e.raw_os_error() == Some(libc::ECONNABORTED) => {}
                 Err(e) => {
-                    self.shared.doorway.not_accepted.note(|n| {
+                    self.shared.refusal_counters.not_accepted.record_event(|n| {
                         tracing::error!(error = %e, so_far = n, "cannot accept connections");
                     });
                     // A dropped handshake frees a descriptor for the next accept. Without one to
                     // drop, a pause keeps this loop from spinning.
-                    match self.strangers.spare_one() {
-                        Some(stranger) => self.crowd_out(&stranger),
+                    match self.handshakes.drop_one() {
+                        Some(stranger) => self.record_crowded_out(&stranger),
                         None => drop(self.shared.stop.wait(ACCEPT_PAUSE)),
                     }
                     break;
@@ -128,95 +136,106 @@ impl Reception<'_> {
         }
     }
 
-    fn greet(&mut self, stream: Stream) {
-        let known = prepare(&stream).and_then(|()| Peer::of(&stream));
+    fn start_handshake(&mut self, stream: SocketStream) {
+        let known = prepare_stream(&stream).and_then(|()| PeerIdentity::from_stream(&stream));
         let peer = match known {
             Ok(peer) => peer,
             Err(e) => {
-                return self.shared.doorway.broken.note(|n| {
+                return self.shared.refusal_counters.broken.record_event(|n| {
                     tracing::warn!(error = %e, so_far = n, "cannot learn who connects; connection dropped");
                 });
             }
         };
         let mut nonce = [0; 16];
         if let Err(e) = getrandom::fill(&mut nonce) {
-            return self.shared.doorway.not_accepted.note(|n| {
+            return self.shared.refusal_counters.not_accepted.record_event(|n| {
                 tracing::error!(error = %e, so_far = n, "no random bytes for a handshake; connection dropped");
             });
         }
-        let origin = Origin::of(&stream, &peer);
-        let greeting = Greeting::new(stream.transport(), nonce);
-        let stranger = Stranger { stream, peer, greeting };
-        let (number, gone) = self.strangers.add(origin, Instant::now(), stranger);
+        let origin = ConnectionOrigin::from_peer(&stream, &peer);
+        let greeting = ServerHandshake::new(stream.transport(), nonce);
+        let stranger = PendingHandshake { stream, peer, greeting };
+        let (number, gone) = self.handshakes.add_handshake(origin, Instant::now(), stranger);
         if let Some(gone) = gone {
-            self.crowd_out(&gone);
+            self.record_crowded_out(&gone);
         }
         // Mostly the first bytes have arrived by now, so the connection no longer counts as silent.
-        self.hear(number);
-        let Some(stranger) = self.strangers.get(number) else { return };
+        self.continue_handshake(number);
+        let Some(stranger) = self.handshakes.get(number) else { return };
         let data = EventData::new_u64(number);
         if let Err(e) = epoll::add(&self.epoll, &stranger.stream, data, EventFlags::IN) {
-            self.shared.doorway.not_accepted.note(|n| {
+            self.shared.refusal_counters.not_accepted.record_event(|n| {
                 tracing::error!(error = %e, so_far = n, "cannot watch a connection; it was dropped");
             });
-            self.strangers.remove(number);
+            self.handshakes.remove(number);
         }
     }
 
     /// Handles the bytes that a connection in its handshake has sent.
-    fn hear(&mut self, number: u64) {
+    fn continue_handshake(&mut self, number: u64) {
         // The connection may have gone since the event.
-        let Some(stranger) = self.strangers.get(number) else { return };
-        let heard = stranger.hear(&self.shared.identity);
-        if matches!(heard, Heard::Waits) {
+        let Some(stranger) = self.handshakes.get(number) else { return };
+        let heard = stranger.receive_bytes(&self.shared.identity);
+        if matches!(heard, HandshakeProgress::Pending) {
             return;
         }
-        let Some(Stranger { stream, peer, .. }) = self.strangers.remove(number) else { return };
+        let Some(PendingHandshake { stream, peer, .. }) = self.handshakes.remove(number) else {
+            return;
+        };
         // The connection is not watched yet if its handshake ended with its first bytes.
         let _ = epoll::delete(&self.epoll, &stream);
         match heard {
-            Heard::Waits => {}
-            Heard::Known(hello) => admit_on_a_thread(self.shared, stream, peer, *hello),
-            Heard::Failed(e) => log_failure(self.shared, &peer, &e),
+            HandshakeProgress::Pending => {}
+            HandshakeProgress::Proved(hello) => {
+                admit_on_a_thread(self.shared, stream, peer, *hello)
+            }
+            HandshakeProgress::Failed(e) => log_failure(self.shared, &peer, &e),
         }
     }
 
-    fn crowd_out(&self, stranger: &Stranger) {
+    fn record_crowded_out(&self, stranger: &PendingHandshake) {
         let peer = &stranger.peer;
-        self.shared.doorway.crowded_out.note(|n| {
+        self.shared.refusal_counters.crowded_out.record_event(|n| {
             tracing::warn!(%peer, so_far = n, "too many handshakes under way: the oldest was dropped");
         });
     }
 
-    fn dismiss_late(&mut self) {
-        for Stranger { peer, greeting, .. } in self.strangers.take_late(Instant::now()) {
+    fn drop_expired(&mut self) {
+        for PendingHandshake { peer, greeting, .. } in self.handshakes.take_expired(Instant::now())
+        {
             let what = if greeting.is_silent() { "it said nothing" } else { "it was too slow" };
-            self.shared.doorway.silent.note(|n| {
+            self.shared.refusal_counters.silent.record_event(|n| {
                 tracing::warn!(%peer, so_far = n, "connection dropped in the handshake: {what}");
             });
         }
     }
 }
 
-fn log_refusal(shared: &Shared, peer: &Peer, hello: &Hello, why: &str) {
-    shared.doorway.refused.note(|n| {
+fn log_refusal(shared: &NodeShared, peer: &PeerIdentity, hello: &Hello, why: &str) {
+    shared.refusal_counters.refused.record_event(|n| {
         tracing::warn!(%peer, client = %hello.client, so_far = n, "connection refused: {why}");
     });
 }
 
 /// Gives a known peer its slot, and continues on a thread of its own. So there are no more threads
 /// than slots.
-fn admit_on_a_thread(shared: &Arc<Shared>, stream: Stream, mut peer: Peer, hello: Hello) {
+fn admit_on_a_thread(
+    shared: &Arc<NodeShared>,
+    stream: SocketStream,
+    mut peer: PeerIdentity,
+    hello: Hello,
+) {
     // The binding comes first: slots and permissions count for the bound user.
-    let bound = hello.user.as_ref().map_or(Ok(()), |user| peer.bind(user));
-    let admitted = bound.map_err(str::to_owned).and_then(|()| admit(shared, &hello, &peer));
+    let bound = hello.user.as_ref().map_or(Ok(()), |user| peer.bind_user(user));
+    let admitted =
+        bound.map_err(str::to_owned).and_then(|()| admit_connection(shared, &hello, &peer));
     let admission = match admitted {
         Ok(admission) => admission,
         Err(why) => {
             log_refusal(shared, &peer, &hello, &why);
             let mut answer = Vec::new();
-            let _ = handshake::refuse(&mut answer, &why);
-            let _ = say_at_once(&stream, &answer);
+            let _ = handshake::refuse_client(&mut answer, &why);
+            let _ = send_at_once(&stream, &answer);
             return;
         }
     };
@@ -224,8 +243,8 @@ fn admit_on_a_thread(shared: &Arc<Shared>, stream: Stream, mut peer: Peer, hello
     let spawned = std::thread::Builder::new().name("connection".to_owned()).spawn(move || {
         let stream = Arc::new(stream);
         // From here on the end of the node ends the connection as well.
-        if let Some(registered) = shared.registry.add(&stream) {
-            receive(&shared, &stream, &registered, peer, &hello, admission);
+        if let Some(registered) = shared.registry.register_connection(&stream) {
+            serve_connection(&shared, &stream, &registered, peer, &hello, admission);
         }
     });
     if let Err(e) = spawned {
@@ -233,48 +252,50 @@ fn admit_on_a_thread(shared: &Arc<Shared>, stream: Stream, mut peer: Peer, hello
     }
 }
 
-fn receive(
-    shared: &Arc<Shared>,
-    stream: &Arc<Stream>,
-    registered: &Registered<'_>,
-    peer: Peer,
+fn serve_connection(
+    shared: &Arc<NodeShared>,
+    stream: &Arc<SocketStream>,
+    registered: &RegisteredConnection<'_>,
+    peer: PeerIdentity,
     hello: &Hello,
-    admission: Admission,
+    admission: ConnectionAdmission,
 ) {
-    let mut timed = Deadlined::new(stream, HANDSHAKE_TIMEOUT);
-    let refused = |timed: &mut Deadlined<'_>, why: &str| {
+    let mut timed = DeadlineStream::new(stream, HANDSHAKE_TIMEOUT);
+    let refused = |timed: &mut DeadlineStream<'_>, why: &str| {
         log_refusal(shared, &peer, hello, why);
-        let _ = handshake::refuse(timed, why);
+        let _ = handshake::refuse_client(timed, why);
     };
     if let Some(node) = hello.node.filter(|node| *node != shared.node()) {
         // Reached first, admitted second: the client learns from the answer whether its node is
         // there.
-        match relay::connect(shared, hello, &peer, node) {
-            Ok(far) if handshake::admit(&mut timed).is_ok() => {
+        match relay::connect_for_user(shared, hello, &peer, node) {
+            Ok(far) if handshake::admit_client(&mut timed).is_ok() => {
                 tracing::debug!(%peer, client = %hello.client, role = ?hello.role, %node, "passed on");
-                relay::serve(stream, &far, &peer);
+                relay::relay_connection(stream, &far, &peer);
             }
             Ok(_) => {}
-            Err(NotPassed::Away(why)) => drop(handshake::put_off(&mut timed, &why)),
-            Err(NotPassed::Damaged(why)) => drop(handshake::tell_damage(&mut timed, &why)),
-            Err(NotPassed::Refused(why)) => refused(&mut timed, &why),
+            Err(RelayError::Unreachable(why)) => {
+                drop(handshake::report_unavailable(&mut timed, &why))
+            }
+            Err(RelayError::Damaged(why)) => drop(handshake::report_damage(&mut timed, &why)),
+            Err(RelayError::Refused(why)) => refused(&mut timed, &why),
         }
         return;
     }
     // Before the executor is looked up: a damaged store is reported as such, not as an unknown
     // executor.
     if !matches!(hello.role, Role::Data | Role::Admin)
-        && let Some(why) = shared.executors.refused(hello.executor)
+        && let Some(why) = shared.executors.refusal_reason(hello.executor)
     {
         tracing::debug!(%peer, client = %hello.client, "connection refused: {why}");
-        let _ = handshake::tell_damage(&mut timed, &why);
+        let _ = handshake::report_damage(&mut timed, &why);
         return;
     }
-    let executor = match executor(shared, hello) {
+    let executor = match find_executor(shared, hello) {
         Ok(executor) => executor,
         Err(why) => return refused(&mut timed, &why),
     };
-    if handshake::admit(&mut timed).is_err() {
+    if handshake::admit_client(&mut timed).is_err() {
         return;
     }
     tracing::debug!(%peer, client = %hello.client, role = ?hello.role, "connected");
@@ -292,26 +313,29 @@ fn receive(
     match hello.role {
         Role::Data => {
             enlarge_buffers(stream);
-            data::serve(shared, stream, &peer);
+            data_connection::serve_data(shared, stream, &peer);
         }
-        _ => admin::serve(shared, stream, &peer, registered.id),
+        _ => admin_connection::serve_admin(shared, stream, &peer, registered.id),
     }
 }
 
 /// Returns the executor that the connection is for, if it is for one, and its purpose there.
-fn executor(shared: &Arc<Shared>, hello: &Hello) -> Result<Option<(ExecutorHandle, Kind)>, String> {
+fn find_executor(
+    shared: &Arc<NodeShared>,
+    hello: &Hello,
+) -> Result<Option<(ExecutorHandle, ConnectionKind)>, String> {
     let kind = match hello.role {
-        Role::Meta => Kind::Requests { slot: hello.slot },
-        Role::Recall => Kind::Recall,
+        Role::Meta => ConnectionKind::Requests { slot: hello.slot },
+        Role::Recall => ConnectionKind::Recall,
         Role::Peer => {
             let from = ExecutorId::try_from(hello.slot).map_err(|e| e.to_string())?;
-            Kind::Peer { from }
+            ConnectionKind::Peer { from }
         }
         Role::Data | Role::Admin => return Ok(None),
     };
     let executor = match kind {
         // An executor without shards is started for a peer: shards may be about to move to it.
-        Kind::Peer { .. } => shared.executors.get_or_start(shared, hello.executor),
+        ConnectionKind::Peer { .. } => shared.executors.get_or_start(shared, hello.executor),
         _ => shared.executors.get(hello.executor),
     };
     match executor {
@@ -321,20 +345,24 @@ fn executor(shared: &Arc<Shared>, hello: &Hello) -> Result<Option<(ExecutorHandl
 }
 
 /// The slot and the registration of an admitted connection, held until it ends.
-pub(crate) struct Admission {
-    _seat: Seat,
-    shared: Arc<Shared>,
+pub(crate) struct ConnectionAdmission {
+    _seat: ConnectionSlot,
+    shared: Arc<NodeShared>,
     /// The client of the connection.
     pub(crate) client: ClientId,
 }
 
-impl Drop for Admission {
+impl Drop for ConnectionAdmission {
     fn drop(&mut self) {
-        self.shared.clients.leave(self.client);
+        self.shared.clients.remove_connection(self.client);
     }
 }
 
-fn admit(shared: &Arc<Shared>, hello: &Hello, peer: &Peer) -> Result<Admission, String> {
+fn admit_connection(
+    shared: &Arc<NodeShared>,
+    hello: &Hello,
+    peer: &PeerIdentity,
+) -> Result<ConnectionAdmission, String> {
     if let Some(volume) = hello.volume.filter(|v| *v != shared.identity.volume) {
         return Err(format!("this daemon serves volume {}, not {volume}", shared.identity.volume));
     }
@@ -351,10 +379,10 @@ fn admit(shared: &Arc<Shared>, hello: &Hello, peer: &Peer) -> Result<Admission, 
     let passed_on = hello.node.is_some_and(|node| node != shared.node());
     let row = match hello.role {
         // A relayed connection has threads here, whatever its purpose at the other node.
-        _ if passed_on => Row::Bytes,
-        Role::Meta | Role::Recall | Role::Peer => Row::Names,
-        Role::Data => Row::Bytes,
-        Role::Admin => Row::Questions,
+        _ if passed_on => ConnectionClass::Bytes,
+        Role::Meta | Role::Recall | Role::Peer => ConnectionClass::Names,
+        Role::Data => ConnectionClass::Bytes,
+        Role::Admin => ConnectionClass::Admin,
     };
     // Other clients wait until a holder returns its delegations, so an ordinary user must not
     // become one.
@@ -371,15 +399,15 @@ fn admit(shared: &Arc<Shared>, hello: &Hello, peer: &Peer) -> Result<Admission, 
     }
     let full = || format!("node {} has too many connections for {row}", shared.node());
     // The slot before the client's entry: a refused connection must leave no entry behind.
-    let seat = shared.seats.take(row, peer.uid()).ok_or_else(full)?;
-    if !shared.clients.arrive(hello.client, peer.uid()) {
+    let seat = shared.connection_slots.try_acquire(row, peer.uid()).ok_or_else(full)?;
+    if !shared.clients.add_connection(hello.client, peer.uid()) {
         return Err("this client id belongs to another user".to_owned());
     }
-    Ok(Admission { _seat: seat, shared: shared.clone(), client: hello.client })
+    Ok(ConnectionAdmission { _seat: seat, shared: shared.clone(), client: hello.client })
 }
 
-pub(crate) fn prepare(stream: &Stream) -> io::Result<()> {
-    let Stream::Tcp(tcp) = stream else { return Ok(()) };
+pub(crate) fn prepare_stream(stream: &SocketStream) -> io::Result<()> {
+    let SocketStream::Tcp(tcp) = stream else { return Ok(()) };
     use rustix::net::sockopt;
     let (idle, interval, probes) = KEEPALIVE;
     tcp.set_nodelay(true)?;
@@ -396,11 +424,13 @@ pub(crate) fn prepare(stream: &Stream) -> io::Result<()> {
 
 /// Logs a failed handshake. Each reason has a counter and a log limit of its own, so a flood of one
 /// does not hide another.
-fn log_failure(shared: &Shared, peer: &Peer, e: &HandshakeError) {
+fn log_failure(shared: &NodeShared, peer: &PeerIdentity, e: &HandshakeError) {
     let kind = match e {
-        HandshakeError::Key => &shared.doorway.wrong_key,
-        HandshakeError::Version { .. } => &shared.doorway.other_version,
-        _ => &shared.doorway.broken,
+        HandshakeError::Key => &shared.refusal_counters.wrong_key,
+        HandshakeError::Version { .. } => &shared.refusal_counters.other_version,
+        _ => &shared.refusal_counters.broken,
     };
-    kind.note(|n| tracing::warn!(%peer, so_far = n, "connection dropped in the handshake: {e}"));
+    kind.record_event(
+        |n| tracing::warn!(%peer, so_far = n, "connection dropped in the handshake: {e}"),
+    );
 }

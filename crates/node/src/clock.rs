@@ -1,46 +1,46 @@
 //! The clock of transactions: the machine's clock, but it never goes back and never stops.
 
-use crate::shared::now;
+use crate::shared::current_time;
 use std::time::{Duration, Instant};
 use tatami_wire::Timestamp;
 
 /// See the module.
-pub(crate) struct Clock {
-    told: Timestamp,
-    at: Instant,
+pub(crate) struct TransactionClock {
+    last_time: Timestamp,
+    last_moment: Instant,
 }
 
-impl Clock {
-    pub(crate) fn new() -> Clock {
-        Clock { told: now(), at: Instant::now() }
+impl TransactionClock {
+    pub(crate) fn new() -> TransactionClock {
+        TransactionClock { last_time: current_time(), last_moment: Instant::now() }
     }
 
     /// Returns the time.
     pub(crate) fn now(&mut self) -> Timestamp {
-        self.tell(now(), Instant::now())
+        self.advance_to(current_time(), Instant::now())
     }
 
     /// Returns the time left until `then`.
-    pub(crate) fn until(&mut self, then: Timestamp) -> Duration {
+    pub(crate) fn time_until(&mut self, then: Timestamp) -> Duration {
         time_between(self.now(), then)
     }
 
     /// Returns the time since `then`.
-    pub(crate) fn since(&mut self, then: Timestamp) -> Duration {
+    pub(crate) fn time_since(&mut self, then: Timestamp) -> Duration {
         time_between(then, self.now())
     }
 
-    fn tell(&mut self, machine: Timestamp, moment: Instant) -> Timestamp {
-        let passed = moment.saturating_duration_since(self.at);
-        let nanos = self.told.nsec + passed.subsec_nanos();
+    fn advance_to(&mut self, machine: Timestamp, moment: Instant) -> Timestamp {
+        let passed = moment.saturating_duration_since(self.last_moment);
+        let nanos = self.last_time.nsec + passed.subsec_nanos();
         let sec = passed.as_secs() as i64 + i64::from(nanos / 1_000_000_000);
         let gone_on =
-            Timestamp { sec: self.told.sec.saturating_add(sec), nsec: nanos % 1_000_000_000 };
+            Timestamp { sec: self.last_time.sec.saturating_add(sec), nsec: nanos % 1_000_000_000 };
         // If the machine's clock was set back, the time that really passed counts: transactions are
         // ordered by these times.
-        self.told = gone_on.max(machine);
-        self.at = moment;
-        self.told
+        self.last_time = gone_on.max(machine);
+        self.last_moment = moment;
+        self.last_time
     }
 }
 
@@ -60,17 +60,17 @@ mod tests {
 
     #[test]
     fn it_goes_on_when_the_machine_is_set_back() {
-        let mut clock = Clock::new();
+        let mut clock = TransactionClock::new();
         let (begin, moment) = (Timestamp { sec: 1000, nsec: 900_000_000 }, Instant::now());
-        (clock.told, clock.at) = (begin, moment);
+        (clock.last_time, clock.last_moment) = (begin, moment);
         let later = moment + Duration::from_millis(200);
         assert_eq!(
-            clock.tell(Timestamp::from_sec(10), later),
+            clock.advance_to(Timestamp::from_sec(10), later),
             Timestamp { sec: 1001, nsec: 100_000_000 }
         );
-        assert_eq!(clock.tell(Timestamp::from_sec(2000), later), Timestamp::from_sec(2000));
-        assert_eq!(clock.until(Timestamp::from_sec(5)), Duration::ZERO);
-        assert_eq!(clock.since(Timestamp::from_sec(i64::MAX)), Duration::ZERO);
-        assert!(clock.since(begin) >= Duration::from_secs(999));
+        assert_eq!(clock.advance_to(Timestamp::from_sec(2000), later), Timestamp::from_sec(2000));
+        assert_eq!(clock.time_until(Timestamp::from_sec(5)), Duration::ZERO);
+        assert_eq!(clock.time_since(Timestamp::from_sec(i64::MAX)), Duration::ZERO);
+        assert!(clock.time_since(begin) >= Duration::from_secs(999));
     }
 }

@@ -24,7 +24,7 @@ const CONTENDED_SWEEP: usize = 4096;
 /// Number of a holder: one term of one client, never used twice.
 type HolderId = u32;
 
-type Map<K, V> = HashMap<K, V, hash::Build>;
+type IdMap<K, V> = HashMap<K, V, hash::HashBuilder>;
 
 /// The holders of an inode. Few inodes have more than one.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ enum Holders {
 }
 
 impl Holders {
-    fn add(&mut self, holder: HolderId) {
+    fn add_holder(&mut self, holder: HolderId) {
         match self {
             Holders::One(one) if *one == holder => {}
             Holders::One(one) => *self = Holders::Many(vec![*one, holder]),
@@ -43,7 +43,7 @@ impl Holders {
         }
     }
 
-    fn ids(&self) -> &[HolderId] {
+    fn holder_ids(&self) -> &[HolderId] {
         match self {
             Holders::One(one) => std::slice::from_ref(one),
             Holders::Many(many) => many,
@@ -56,7 +56,7 @@ struct Holder {
     client: ClientId,
     /// Its recall connection, by the executor's index.
     at: usize,
-    alive: Instant,
+    last_alive: Instant,
     /// Recalls that the client has not answered.
     unanswered: BTreeMap<u64, Vec<Ino>>,
     /// Inodes to be named in the next recall.
@@ -76,18 +76,18 @@ pub(crate) struct Recall {
 #[derive(Debug)]
 pub(crate) struct Delegations {
     term: Duration,
-    clients: Map<ClientId, HolderId>,
+    clients: IdMap<ClientId, HolderId>,
     holders: BTreeMap<HolderId, Holder>,
     last_holder: HolderId,
     last_recall: u64,
-    delegated: Map<Ino, Holders>,
+    delegated: IdMap<Ino, Holders>,
     /// The holders that have not yet given an inode back.
-    recalled: Map<Ino, Vec<HolderId>>,
+    recalled: IdMap<Ino, Vec<HolderId>>,
     /// When an inode was recalled last, and until when it is not delegated again.
-    contended: Map<Ino, (Instant, Option<Instant>)>,
+    contended: IdMap<Ino, (Instant, Option<Instant>)>,
     /// Clients that may have delegations from before our start, or open files that they have not
     /// yet reported; and until when.
-    before: Option<(HashSet<ClientId>, Instant)>,
+    former_clients: Option<(HashSet<ClientId>, Instant)>,
     /// No inode of these shards is delegated: the first shard, and their number.
     withheld: Option<(u16, u16)>,
 }
@@ -98,14 +98,14 @@ impl Delegations {
     pub(crate) fn new(term: Duration, before: HashSet<ClientId>, now: Instant) -> Delegations {
         Delegations {
             term,
-            clients: Map::default(),
+            clients: IdMap::default(),
             holders: BTreeMap::new(),
             last_holder: 0,
             last_recall: 0,
-            delegated: Map::default(),
-            recalled: Map::default(),
-            contended: Map::default(),
-            before: (!before.is_empty()).then(|| (before, now + term)),
+            delegated: IdMap::default(),
+            recalled: IdMap::default(),
+            contended: IdMap::default(),
+            former_clients: (!before.is_empty()).then(|| (before, now + term)),
             withheld: None,
         }
     }
@@ -118,33 +118,33 @@ impl Delegations {
     /// Returns until when no request may be answered, because clients may have delegations of the
     /// daemon before. `None` when all have come back, or their term is over.
     pub(crate) fn closed_until(&mut self, now: Instant) -> Option<Instant> {
-        let (clients, until) = self.before.as_ref()?;
+        let (clients, until) = self.former_clients.as_ref()?;
         if clients.is_empty() || *until <= now {
-            self.before = None;
+            self.former_clients = None;
             return None;
         }
         Some(*until)
     }
 
     /// Whether no client can have a delegation from before our start.
-    pub(crate) fn are_open(&self) -> bool {
-        self.before.is_none()
+    pub(crate) fn is_open(&self) -> bool {
+        self.former_clients.is_none()
     }
 
     /// Returns all clients that have delegations, or may have them.
     pub(crate) fn clients(&self) -> Vec<ClientId> {
-        let before = self.before.iter().flat_map(|(clients, _)| clients);
+        let before = self.former_clients.iter().flat_map(|(clients, _)| clients);
         let away = before.filter(|client| !self.clients.contains_key(client));
         self.clients.keys().chain(away).copied().collect()
     }
 
     /// Whether any client has a recall connection.
-    pub(crate) fn any_client(&self) -> bool {
+    pub(crate) fn has_clients(&self) -> bool {
         !self.clients.is_empty()
     }
 
     /// Whether the client has a recall connection.
-    pub(crate) fn has(&self, client: ClientId) -> bool {
+    pub(crate) fn has_client(&self, client: ClientId) -> bool {
         self.clients.contains_key(&client)
     }
 
@@ -160,12 +160,12 @@ impl Delegations {
 
     /// Records that a client has opened its recall connection, and so has no delegations. Returns
     /// its former connection.
-    pub(crate) fn open(&mut self, client: ClientId, at: usize, now: Instant) -> Option<usize> {
-        let old = self.clients.get(&client).copied().and_then(|id| self.end(id));
+    pub(crate) fn open_term(&mut self, client: ClientId, at: usize, now: Instant) -> Option<usize> {
+        let old = self.clients.get(&client).copied().and_then(|id| self.end_term(id));
         // A new number, so that all entries under the old one are void at once.
         self.last_holder += 1;
         let holder =
-            Holder { client, at, alive: now, unanswered: BTreeMap::new(), outbox: Vec::new() };
+            Holder { client, at, last_alive: now, unanswered: BTreeMap::new(), outbox: Vec::new() };
         self.holders.insert(self.last_holder, holder);
         self.clients.insert(client, self.last_holder);
         old
@@ -173,16 +173,16 @@ impl Delegations {
 
     /// Records that the recall connection `at` of a client has ended. The client ends it only after
     /// it has dropped all delegations, or its machine is down: it has none now.
-    pub(crate) fn close(&mut self, client: ClientId, at: usize) {
+    pub(crate) fn close_term(&mut self, client: ClientId, at: usize) {
         if let Some(&id) = self.clients.get(&client)
             // A late end of an older connection must not end the new term.
             && self.holders.get(&id).is_some_and(|holder| holder.at == at)
         {
-            self.end(id);
+            self.end_term(id);
         }
     }
 
-    fn end(&mut self, id: HolderId) -> Option<usize> {
+    fn end_term(&mut self, id: HolderId) -> Option<usize> {
         let holder = self.holders.remove(&id)?;
         self.clients.remove(&holder.client);
         // The entries in `delegated` stay until they are met: the number is never used again, so
@@ -195,30 +195,31 @@ impl Delegations {
             self.delegated.clear();
         } else if self.delegated.len() > DELEGATED_MAX / 2 {
             let holders = &self.holders;
-            self.delegated.retain(|_, held| held.ids().iter().any(|h| holders.contains_key(h)));
+            self.delegated
+                .retain(|_, held| held.holder_ids().iter().any(|h| holders.contains_key(h)));
         }
         Some(holder.at)
     }
 
     /// Records that the client is alive. After a restart, the client has reported its open files
     /// before that.
-    pub(crate) fn alive(&mut self, client: ClientId, now: Instant) {
-        if let Some((before, _)) = &mut self.before {
+    pub(crate) fn renew_term(&mut self, client: ClientId, now: Instant) {
+        if let Some((before, _)) = &mut self.former_clients {
             before.remove(&client);
         }
         if let Some(id) = self.clients.get(&client)
             && let Some(holder) = self.holders.get_mut(id)
         {
-            holder.alive = now;
+            holder.last_alive = now;
         }
     }
 
     /// Delegates `ino` to `client`, if that is allowed now. Returns whether it did.
-    pub(crate) fn give(&mut self, client: ClientId, ino: Ino, now: Instant) -> bool {
+    pub(crate) fn delegate_inode(&mut self, client: ClientId, ino: Ino, now: Instant) -> bool {
         let Some(&id) = self.clients.get(&client) else { return false };
         // A silent client counts its term from its last sign of life. A delegation now would be
         // void on its side at once.
-        let silent = self.holders.get(&id).is_none_or(|h| h.alive + self.term <= now);
+        let silent = self.holders.get(&id).is_none_or(|h| h.last_alive + self.term <= now);
         // While a recall is under way a new grant could not be distinguished from the old one.
         if silent || self.recalled.contains_key(&ino) || self.is_withheld(ino) {
             return false;
@@ -228,7 +229,7 @@ impl Delegations {
         }
         let full = self.delegated.len() >= DELEGATED_MAX;
         match self.delegated.entry(ino) {
-            std::collections::hash_map::Entry::Occupied(mut held) => held.get_mut().add(id),
+            std::collections::hash_map::Entry::Occupied(mut held) => held.get_mut().add_holder(id),
             std::collections::hash_map::Entry::Vacant(_) if full => return false,
             std::collections::hash_map::Entry::Vacant(free) => {
                 free.insert(Holders::One(id));
@@ -243,19 +244,19 @@ impl Delegations {
     }
 
     /// Records that `client` has changed `ino`: all other clients must give the inode back.
-    pub(crate) fn changed(&mut self, client: ClientId, ino: Ino, now: Instant) {
+    pub(crate) fn record_change(&mut self, client: ClientId, ino: Ino, now: Instant) {
         let Some(held) = self.delegated.get_mut(&ino) else { return };
         let own = self.clients.get(&client).copied();
         let holders = &mut self.holders;
         let others: Vec<_> = held
-            .ids()
+            .holder_ids()
             .iter()
             .copied()
             .filter(|id| Some(*id) != own && holders.contains_key(id))
             .collect();
         // The client that made the change has the new state with its answer, and keeps its
         // delegation.
-        match own.filter(|id| held.ids().contains(id)) {
+        match own.filter(|id| held.holder_ids().contains(id)) {
             Some(id) => *held = Holders::One(id),
             None => drop(self.delegated.remove(&ino)),
         }
@@ -280,19 +281,19 @@ impl Delegations {
 
     fn is_withheld(&self, ino: Ino) -> bool {
         // A directory may lie on its allocating shard as well as on its owner shard.
-        self.withheld.is_some_and(|block| is_of(block, ino))
+        self.withheld.is_some_and(|block| is_in_block(block, ino))
     }
 
     /// Recalls all delegations of inodes of these shards, and grants no new ones.
-    pub(crate) fn withhold(&mut self, block: (u16, u16)) {
+    pub(crate) fn withhold_shards(&mut self, block: (u16, u16)) {
         // The caller repeats the call in every round until all are returned; the recalls go out
         // once.
         if self.withheld.replace(block) == Some(block) {
             return;
         }
         let holders = &mut self.holders;
-        for (ino, held) in self.delegated.extract_if(|ino, _| is_of(block, *ino)) {
-            let ids = held.ids().iter().copied().filter(|id| holders.contains_key(id));
+        for (ino, held) in self.delegated.extract_if(|ino, _| is_in_block(block, *ino)) {
+            let ids = held.holder_ids().iter().copied().filter(|id| holders.contains_key(id));
             let ids: Vec<_> = ids.collect();
             for id in &ids {
                 if let Some(holder) = holders.get_mut(id) {
@@ -306,7 +307,7 @@ impl Delegations {
     }
 
     /// Whether all recalled delegations of the withheld shards have been returned.
-    pub(crate) fn is_back(&self) -> bool {
+    pub(crate) fn is_withheld_returned(&self) -> bool {
         !self.recalled.keys().any(|ino| self.is_withheld(*ino))
     }
 
@@ -335,7 +336,7 @@ impl Delegations {
     }
 
     /// Records that the client has given back the inodes of recall `id`.
-    pub(crate) fn returned(&mut self, client: ClientId, id: u64) {
+    pub(crate) fn record_return(&mut self, client: ClientId, id: u64) {
         let Some(&holder_id) = self.clients.get(&client) else { return };
         let Some(holder) = self.holders.get_mut(&holder_id) else { return };
         for ino in holder.unanswered.remove(&id).unwrap_or_default() {
@@ -354,7 +355,7 @@ impl Delegations {
     }
 
     /// Whether any inode is being recalled.
-    pub(crate) fn any_recalled(&self) -> bool {
+    pub(crate) fn has_recalls(&self) -> bool {
         !self.recalled.is_empty()
     }
 
@@ -364,32 +365,34 @@ impl Delegations {
     }
 
     /// Returns when the term of the next client with an unanswered recall ends.
-    pub(crate) fn deadline(&self) -> Option<Instant> {
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
         if self.recalled.is_empty() {
             return None;
         }
-        let owing = self.holders.values().filter(|holder| holder.owes());
-        owing.map(|holder| holder.alive + self.term).min()
+        let owing = self.holders.values().filter(|holder| holder.owes_answer());
+        owing.map(|holder| holder.last_alive + self.term).min()
     }
 
     /// Ends the terms of clients that have unanswered recalls and were silent for too long. Returns
     /// their recall connections, which the caller must close: a slow client learns in this way that
     /// its delegations are void.
-    pub(crate) fn expire(&mut self, now: Instant) -> Vec<usize> {
+    pub(crate) fn expire_terms(&mut self, now: Instant) -> Vec<usize> {
         let late = |(id, holder): (&HolderId, &Holder)| {
-            (holder.owes() && holder.alive + self.term <= now).then_some(*id)
+            (holder.owes_answer() && holder.last_alive + self.term <= now).then_some(*id)
         };
         let late: Vec<_> = self.holders.iter().filter_map(late).collect();
-        late.into_iter().filter_map(|id| self.end(id)).collect()
+        late.into_iter().filter_map(|id| self.end_term(id)).collect()
     }
 }
 
-fn is_of((first, count): (u16, u16), ino: Ino) -> bool {
-    [ino.shard(), ino.birth()].iter().any(|shard| shard.0 >= first && shard.0 - first < count)
+fn is_in_block((first, count): (u16, u16), ino: Ino) -> bool {
+    [ino.owner_shard(), ino.allocating_shard()]
+        .iter()
+        .any(|shard| shard.0 >= first && shard.0 - first < count)
 }
 
 impl Holder {
-    fn owes(&self) -> bool {
+    fn owes_answer(&self) -> bool {
         !self.unanswered.is_empty() || !self.outbox.is_empty()
     }
 }
@@ -406,7 +409,7 @@ mod tests {
     fn with(clients: &[ClientId], now: Instant) -> Delegations {
         let mut delegations = Delegations::new(TERM, HashSet::new(), now);
         for (at, client) in clients.iter().enumerate() {
-            assert_eq!(delegations.open(*client, at, now), None);
+            assert_eq!(delegations.open_term(*client, at, now), None);
         }
         delegations
     }
@@ -415,26 +418,30 @@ mod tests {
     fn a_change_waits_for_those_who_were_told_otherwise() {
         let now = Instant::now();
         let mut d = with(&[A, B], now);
-        assert!(d.give(A, Ino(7), now) && d.give(B, Ino(7), now) && d.give(B, Ino(8), now));
-        assert!(!d.give(C, Ino(7), now), "it has no recall connection");
+        assert!(
+            d.delegate_inode(A, Ino(7), now)
+                && d.delegate_inode(B, Ino(7), now)
+                && d.delegate_inode(B, Ino(8), now)
+        );
+        assert!(!d.delegate_inode(C, Ino(7), now), "it has no recall connection");
         // A client's own change does not recall its own delegation.
-        d.changed(B, Ino(8), now);
-        assert!(!d.any_recalled());
-        d.changed(C, Ino(7), now);
-        d.changed(C, Ino(8), now);
+        d.record_change(B, Ino(8), now);
+        assert!(!d.has_recalls());
+        d.record_change(C, Ino(7), now);
+        d.record_change(C, Ino(8), now);
         assert!(d.is_recalled(&[Ino(1), Ino(7)]) && !d.is_recalled(&[Ino(9)]));
-        assert!(!d.give(A, Ino(7), now), "it is being recalled");
+        assert!(!d.delegate_inode(A, Ino(7), now), "it is being recalled");
         let recalls = d.take_recalls();
         let named: Vec<_> = recalls.iter().map(|r| (r.at, r.inos.clone())).collect();
         assert_eq!(named, [(0, vec![Ino(7)]), (1, vec![Ino(7), Ino(8)])]);
         assert_eq!(d.take_recalls(), []);
-        d.returned(A, recalls[0].id);
+        d.record_return(A, recalls[0].id);
         assert!(d.is_recalled(&[Ino(7)]), "B has it still");
-        d.returned(A, recalls[1].id);
+        d.record_return(A, recalls[1].id);
         assert!(d.is_recalled(&[Ino(7)]), "nobody answers for another");
-        d.returned(B, recalls[1].id);
-        assert!(!d.any_recalled());
-        assert_eq!(d.deadline(), None);
+        d.record_return(B, recalls[1].id);
+        assert!(!d.has_recalls());
+        assert_eq!(d.next_deadline(), None);
     }
 
     #[test]
@@ -442,54 +449,54 @@ mod tests {
         let now = Instant::now();
         let mut d = with(&[A, B], now);
         for _ in 0..2 {
-            assert!(d.give(A, Ino(7), now), "once is no contention");
-            d.changed(B, Ino(7), now);
+            assert!(d.delegate_inode(A, Ino(7), now), "once is no contention");
+            d.record_change(B, Ino(7), now);
             let recalls = d.take_recalls();
-            d.returned(A, recalls[0].id);
+            d.record_return(A, recalls[0].id);
         }
-        assert!(!d.give(A, Ino(7), now) && !d.give(B, Ino(7), now));
-        assert!(d.give(B, Ino(7), now + CONTENDED));
+        assert!(!d.delegate_inode(A, Ino(7), now) && !d.delegate_inode(B, Ino(7), now));
+        assert!(d.delegate_inode(B, Ino(7), now + CONTENDED));
     }
 
     #[test]
     fn who_is_silent_or_leaves_holds_nobody_up() {
         let now = Instant::now();
         let mut d = with(&[A, B], now);
-        assert!(d.give(A, Ino(7), now) && d.give(B, Ino(7), now));
-        d.changed(C, Ino(7), now);
+        assert!(d.delegate_inode(A, Ino(7), now) && d.delegate_inode(B, Ino(7), now));
+        d.record_change(C, Ino(7), now);
         d.take_recalls();
-        d.close(B, 0);
-        assert!(d.has(B), "that was another connection");
-        d.close(B, 1);
-        assert!(!d.has(B) && d.is_recalled(&[Ino(7)]));
-        d.alive(A, now + TERM / 2);
-        assert_eq!(d.deadline(), Some(now + TERM / 2 + TERM));
-        assert_eq!(d.expire(now + TERM), []);
-        assert_eq!(d.expire(now + TERM / 2 + TERM), [0]);
-        assert!(!d.any_recalled() && !d.has(A));
+        d.close_term(B, 0);
+        assert!(d.has_client(B), "that was another connection");
+        d.close_term(B, 1);
+        assert!(!d.has_client(B) && d.is_recalled(&[Ino(7)]));
+        d.renew_term(A, now + TERM / 2);
+        assert_eq!(d.next_deadline(), Some(now + TERM / 2 + TERM));
+        assert_eq!(d.expire_terms(now + TERM), []);
+        assert_eq!(d.expire_terms(now + TERM / 2 + TERM), [0]);
+        assert!(!d.has_recalls() && !d.has_client(A));
     }
 
     #[test]
     fn a_client_that_comes_back_holds_nothing() {
         let now = Instant::now();
         let mut d = with(&[A], now);
-        assert!(d.give(A, Ino(7), now));
-        d.changed(B, Ino(7), now);
+        assert!(d.delegate_inode(A, Ino(7), now));
+        d.record_change(B, Ino(7), now);
         let recall = d.take_recalls().remove(0);
-        assert_eq!(d.open(A, 5, now), Some(0));
-        assert!(!d.any_recalled());
-        d.returned(A, recall.id);
-        d.changed(B, Ino(7), now);
-        assert!(!d.any_recalled());
+        assert_eq!(d.open_term(A, 5, now), Some(0));
+        assert!(!d.has_recalls());
+        d.record_return(A, recall.id);
+        d.record_change(B, Ino(7), now);
+        assert!(!d.has_recalls());
     }
 
     #[test]
     fn the_silent_are_given_nothing() {
         let now = Instant::now();
         let mut d = with(&[A], now);
-        assert!(!d.give(A, Ino(7), now + TERM));
-        d.alive(A, now + TERM);
-        assert!(d.give(A, Ino(7), now + TERM));
+        assert!(!d.delegate_inode(A, Ino(7), now + TERM));
+        d.renew_term(A, now + TERM);
+        assert!(d.delegate_inode(A, Ino(7), now + TERM));
     }
 
     #[test]
@@ -497,13 +504,13 @@ mod tests {
         let now = Instant::now();
         let mut d = Delegations::new(TERM, HashSet::from([A, B]), now);
         assert_eq!(d.closed_until(now), Some(now + TERM));
-        d.open(A, 0, now);
-        d.open(B, 1, now);
+        d.open_term(A, 0, now);
+        d.open_term(B, 1, now);
         assert_eq!(d.closed_until(now), Some(now + TERM), "they have not said what they have open");
-        d.alive(A, now);
+        d.renew_term(A, now);
         assert_eq!(d.closed_until(now), Some(now + TERM));
         assert_eq!(d.clients().len(), 2);
-        d.alive(B, now);
+        d.renew_term(B, now);
         assert_eq!(d.closed_until(now), None);
         let mut d = Delegations::new(TERM, HashSet::from([A]), now);
         assert_eq!(d.closed_until(now + TERM), None, "its term is over");
@@ -537,15 +544,15 @@ mod tests {
             let mut inbox: Vec<Vec<Recall>> = vec![Vec::new(), Vec::new(), Vec::new()];
             for step in steps {
                 now += CONTENDED;
-                clients.iter().for_each(|c| d.alive(*c, now));
+                clients.iter().for_each(|c| d.renew_term(*c, now));
                 match step {
                     Step::Give(c, i) => {
-                        if d.give(clients[c as usize], Ino(i), now) {
+                        if d.delegate_inode(clients[c as usize], Ino(i), now) {
                             holds[c as usize].insert(Ino(i));
                         }
                     }
                     Step::Change(c, i) => {
-                        d.changed(clients[c as usize], Ino(i), now);
+                        d.record_change(clients[c as usize], Ino(i), now);
                         for recall in d.take_recalls() {
                             let of = recall.at % 3;
                             inbox[of].push(recall);
@@ -559,17 +566,17 @@ mod tests {
                         if !inbox[c as usize].is_empty() {
                             let recall = inbox[c as usize].remove(0);
                             recall.inos.iter().for_each(|i| { holds[c as usize].remove(i); });
-                            d.returned(clients[c as usize], recall.id);
+                            d.record_return(clients[c as usize], recall.id);
                         }
                     }
                     Step::Reopen(c) => {
                         holds[c as usize].clear();
                         inbox[c as usize].clear();
-                        d.open(clients[c as usize], c as usize + 3, now);
+                        d.open_term(clients[c as usize], c as usize + 3, now);
                     }
                 }
                 let owed = inbox.iter().flatten().count();
-                prop_assert_eq!(d.any_recalled(), owed > 0);
+                prop_assert_eq!(d.has_recalls(), owed > 0);
             }
         });
     }

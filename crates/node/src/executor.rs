@@ -6,24 +6,24 @@
 //! round. Messages of other nodes are drained and applied as requests are; messages to other nodes
 //! leave as answers do. A request that needs other nodes is answered in a later round.
 
-use crate::accept::Admission;
-use crate::clock::Clock;
+use crate::accept::ConnectionAdmission;
+use crate::clock::TransactionClock;
 use crate::delegations::Recall;
-use crate::executors::Condition;
-use crate::holders::HoldersFile;
+use crate::executors::ShardCondition;
+use crate::holders_file::HoldersFile;
 use crate::job_locks::JobLocks;
 use crate::links::Links;
-use crate::locking::Locking;
-use crate::locks::{self, Question};
+use crate::lock_service::LockService;
+use crate::locks::{self, LockRequest};
 use crate::log_sync::LogSync;
-use crate::meta_conn::{Kind, MetaConnection, NoRequest};
-use crate::moving::{LockRequest, Moving};
-use crate::peer::Peer;
-use crate::recalls::Recalls;
-use crate::round::{self, Answer};
-use crate::shards::Shards;
-use crate::shared::{Shared, now};
-use crate::stream::Stream;
+use crate::meta_connection::{ConnectionKind, MetaConnection, NoFrame};
+use crate::migration::{IncomingLockRequest, MigrationState};
+use crate::peer::PeerIdentity;
+use crate::recalls::ServerRecalls;
+use crate::round::{self, RoundAnswer};
+use crate::shards::ExecutorShards;
+use crate::shared::{NodeShared, current_time};
+use crate::stream::SocketStream;
 use mio::{Events, Poll, Token, Waker};
 use std::collections::HashMap;
 use std::io;
@@ -32,12 +32,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
-use tatami_meta::{Context, FjallStore, Out, Ticket};
-use tatami_wire::act::Act;
+use tatami_meta::{FjallStore, OperationContext, OutgoingMessage, Ticket};
 use tatami_wire::admin::{ClusterMap, Durability};
-use tatami_wire::delegation::{RecallCall, RecallNote};
+use tatami_wire::batch::BatchOp;
+use tatami_wire::delegation::{RecallCall, RecallNotice};
 use tatami_wire::frame::FrameError;
-use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, NewNode};
+use tatami_wire::meta::{InodeTemplate, MetaCall, MetaOp, MetaReply};
 use tatami_wire::transaction::PeerMessage;
 use tatami_wire::{ClientId, Errno, ExecutorId, Layout, NodeId};
 
@@ -51,72 +51,72 @@ const MESSAGES_MAX: usize = 256;
 /// others.
 const TERM: Duration = Duration::from_secs(5);
 /// Pause between two checks whether a full disk has room again, when no request comes.
-const LOOK_FOR_ROOM: Duration = Duration::from_secs(1);
+const ROOM_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Events taken from the kernel at a time.
-const EVENTS: usize = 1024;
+const EVENTS_MAX: usize = 1024;
 
 const WAKER: Token = Token(usize::MAX);
 
 /// A connection that has passed its handshake.
 pub(crate) struct NewConnection {
-    pub(crate) stream: Arc<Stream>,
-    pub(crate) peer: Peer,
-    pub(crate) kind: Kind,
-    pub(crate) admission: Option<Admission>,
+    pub(crate) stream: Arc<SocketStream>,
+    pub(crate) peer: PeerIdentity,
+    pub(crate) kind: ConnectionKind,
+    pub(crate) admission: Option<ConnectionAdmission>,
 }
 
 /// A message of another thread to the executor.
-enum News {
+enum ExecutorEvent {
     Connection(NewConnection),
     /// The connection to another executor; `None` if it could not be made.
-    Link(ExecutorId, Option<Arc<Stream>>),
+    Link(ExecutorId, Option<Arc<SocketStream>>),
     /// The shard map of another executor of the node.
     Map(Arc<ClusterMap>),
     /// The result of the log's sync.
     Synced(io::Result<()>),
     /// An order, and the channel for its answer.
-    Order(Order, Sender<Result<(), Errno>>),
+    Order(ExecutorOrder, Sender<Result<(), Errno>>),
 }
 
 /// An order about shards.
 #[derive(Clone)]
-pub(crate) enum Order {
-    /// See [`AdminCall::Learn`](tatami_wire::admin::AdminCall).
-    Learn(Box<ClusterMap>),
-    /// See [`AdminCall::Move`](tatami_wire::admin::AdminCall).
-    Move { first: u16, count: u16, to: ExecutorId },
+pub(crate) enum ExecutorOrder {
+    /// See [`AdminCall::MergeMap`](tatami_wire::admin::AdminCall).
+    MergeMap(Box<ClusterMap>),
+    /// See [`AdminCall::MigrateShards`](tatami_wire::admin::AdminCall).
+    MoveShards { first: u16, count: u16, to: ExecutorId },
 }
 
 /// How other threads reach the executor.
 #[derive(Clone)]
 pub(crate) struct ExecutorHandle {
-    new: Sender<News>,
+    events: Sender<ExecutorEvent>,
     waker: Arc<Waker>,
 }
 
 impl ExecutorHandle {
     /// Hands a connection over. If the executor has ended, the connection closes.
     pub(crate) fn hand_over(&self, connection: NewConnection) {
-        self.tell(News::Connection(connection));
+        self.send_event(ExecutorEvent::Connection(connection));
     }
 
     /// Hands over a connection to another executor, or reports that there is none.
-    pub(crate) fn link(&self, to: ExecutorId, link: Option<Arc<Stream>>) {
-        self.tell(News::Link(to, link));
+    pub(crate) fn hand_over_link(&self, to: ExecutorId, link: Option<Arc<SocketStream>>) {
+        self.send_event(ExecutorEvent::Link(to, link));
     }
 
     /// Hands over the shard map of another executor of the node.
-    pub(crate) fn tell_map(&self, map: Arc<ClusterMap>) {
-        self.tell(News::Map(map));
+    pub(crate) fn send_map(&self, map: Arc<ClusterMap>) {
+        self.send_event(ExecutorEvent::Map(map));
     }
 
     /// Gives an order. If the executor has ended, `answer` is dropped.
-    pub(crate) fn order(&self, order: Order, answer: Sender<Result<(), Errno>>) {
-        self.tell(News::Order(order, answer));
+    pub(crate) fn send_order(&self, order: ExecutorOrder, answer: Sender<Result<(), Errno>>) {
+        self.send_event(ExecutorEvent::Order(order, answer));
     }
 
-    fn tell(&self, news: News) {
-        if self.new.send(news).is_ok() {
+    fn send_event(&self, news: ExecutorEvent) {
+        if self.events.send(news).is_ok() {
             self.wake();
         }
     }
@@ -131,33 +131,33 @@ impl ExecutorHandle {
 
 /// See the module.
 pub(crate) struct Executor {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<NodeShared>,
     /// The number of this executor.
     pub(crate) here: ExecutorId,
-    pub(crate) shards: Shards<FjallStore>,
-    pub(crate) moving: Moving,
+    pub(crate) shards: ExecutorShards<FjallStore>,
+    pub(crate) moving: MigrationState,
     poll: Poll,
-    new: Receiver<News>,
+    events: Receiver<ExecutorEvent>,
     pub(crate) connections: Vec<Option<MetaConnection>>,
-    free: Vec<usize>,
+    free_connections: Vec<usize>,
     /// The connection that speaks for a slot of a client: the latest one.
-    slots: HashMap<(ClientId, u32), usize>,
+    slot_connections: HashMap<(ClientId, u32), usize>,
     /// Connections that may have requests.
     ready: Vec<usize>,
     /// The spare buffer for `ready`: the two are swapped each round, so that neither is allocated
     /// again.
-    looked_at: Vec<usize>,
-    pub(crate) round: Vec<Answer>,
-    pub(crate) recalls: Recalls,
+    ready_spare: Vec<usize>,
+    pub(crate) round: Vec<RoundAnswer>,
+    pub(crate) recalls: ServerRecalls,
     /// Answers that wait until other nodes have replied, by the ticket of their transaction.
-    waiting: HashMap<Ticket, Vec<Answer>>,
+    waiting_answers: HashMap<Ticket, Vec<RoundAnswer>>,
     pub(crate) links: Links,
-    pub(crate) clock: Clock,
-    pub(crate) locking: Locking,
+    pub(crate) clock: TransactionClock,
+    pub(crate) locking: LockService,
     pub(crate) job_locks: JobLocks,
     log_sync: LogSync,
     handle: ExecutorHandle,
-    condition: Arc<Condition>,
+    condition: Arc<ShardCondition>,
 }
 
 impl Executor {
@@ -167,38 +167,44 @@ impl Executor {
     /// # Errors
     /// When the system has no descriptors left.
     pub(crate) fn new(
-        shared: Arc<Shared>,
+        shared: Arc<NodeShared>,
         index: u8,
-        shards: Shards<FjallStore>,
+        shards: ExecutorShards<FjallStore>,
         dir: &Path,
-        condition: Arc<Condition>,
+        condition: Arc<ShardCondition>,
     ) -> io::Result<(Executor, ExecutorHandle)> {
         let poll = Poll::new()?;
         let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
         let (sender, new) = channel();
-        let handle = ExecutorHandle { new: sender, waker };
+        let handle = ExecutorHandle { events: sender, waker };
         let here = ExecutorId { node: shared.node(), index };
         let links = Links::new(shared.clone(), here, handle.clone());
-        let moving = Moving::new(shared.map());
+        let moving = MigrationState::new(shared.map());
         let executor = Executor {
             shared,
             here,
             moving,
             shards,
             poll,
-            new,
+            events: new,
             connections: Vec::new(),
-            free: Vec::new(),
-            slots: HashMap::new(),
+            free_connections: Vec::new(),
+            slot_connections: HashMap::new(),
             ready: Vec::new(),
-            looked_at: Vec::new(),
+            ready_spare: Vec::new(),
             round: Vec::new(),
-            recalls: Recalls::new(TERM, HoldersFile::at(dir.join(of_executor("holders", index)))),
-            locking: Locking::new(HoldersFile::at(dir.join(of_executor("lockers", index))), now()),
+            recalls: ServerRecalls::new(
+                TERM,
+                HoldersFile::at_path(dir.join(executor_file_name("holders", index))),
+            ),
+            locking: LockService::new(
+                HoldersFile::at_path(dir.join(executor_file_name("lockers", index))),
+                current_time(),
+            ),
             job_locks: JobLocks::default(),
-            waiting: HashMap::new(),
+            waiting_answers: HashMap::new(),
             links,
-            clock: Clock::new(),
+            clock: TransactionClock::new(),
             log_sync: LogSync::default(),
             handle: handle.clone(),
             condition,
@@ -207,15 +213,15 @@ impl Executor {
     }
 
     /// Runs until the node ends; then returns the shards. The caller syncs and closes them.
-    pub(crate) fn run(mut self) -> Shards<FjallStore> {
-        let mut events = Events::with_capacity(EVENTS);
+    pub(crate) fn run(mut self) -> ExecutorShards<FjallStore> {
+        let mut events = Events::with_capacity(EVENTS_MAX);
         // Before the first event: `status`, the stores' background tasks and the shard map must be
         // current even if no request ever comes.
-        self.tell_condition();
-        self.give_chores_away();
-        self.ask_for_map();
+        self.publish_condition();
+        self.spawn_background_tasks();
+        self.request_maps();
         while !self.shared.stop.is_set() {
-            let timeout = self.patience();
+            let timeout = self.sleep_time();
             match self.poll.poll(&mut events, timeout) {
                 Ok(()) => {}
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
@@ -227,38 +233,38 @@ impl Executor {
             }
             for event in &events {
                 if event.token() == WAKER {
-                    self.take_new();
+                    self.handle_events();
                     continue;
                 }
                 let at = event.token().0;
                 if event.is_writable() {
-                    self.send(at);
+                    self.flush_output(at);
                 }
                 if let Some(Some(connection)) = self.connections.get_mut(at) {
                     let ended = event.is_read_closed() || event.is_error();
-                    connection.note(event.is_readable(), ended);
-                    self.list(at);
+                    connection.record_event(event.is_readable(), ended);
+                    self.mark_ready(at);
                 }
             }
             // Late clients go first, so that this round can release the answers that waited for
             // them.
-            self.end_terms();
+            self.expire_holders();
             if self.shards.is_full() {
-                self.shards.look_for_room();
-                self.tell_condition();
-                self.give_chores_away();
+                self.shards.check_for_room();
+                self.publish_condition();
+                self.spawn_background_tasks();
             }
             // After the round: locks that the round freed are granted now, and the log's sync is
             // due from its commit.
-            self.do_round();
-            self.tell_of_locks();
-            self.sync_log();
+            self.run_round();
+            self.send_lock_notices();
+            self.start_log_sync();
         }
         self.shards
     }
 
     /// Returns how long the executor may sleep; `None` stands for ever.
-    fn patience(&mut self) -> Option<Duration> {
+    fn sleep_time(&mut self) -> Option<Duration> {
         let left = |until: Instant| until.saturating_duration_since(Instant::now());
         let left = match self.recalls.closed_until() {
             Some(until) => left(until),
@@ -266,13 +272,13 @@ impl Executor {
             // not sleep.
             None if !self.ready.is_empty() => return Some(Duration::ZERO),
             None => {
-                let due = self.shards.deadline().map(|due| self.clock.until(due));
-                let room = self.shards.is_full().then_some(LOOK_FOR_ROOM);
+                let due = self.shards.next_deadline().map(|due| self.clock.time_until(due));
+                let room = self.shards.is_full().then_some(ROOM_CHECK_INTERVAL);
                 let here = [
-                    self.recalls.deadline(),
-                    self.locking.deadline(),
-                    self.job_locks.deadline(),
-                    self.log_sync.due(),
+                    self.recalls.next_deadline(),
+                    self.locking.next_deadline(),
+                    self.job_locks.next_deadline(),
+                    self.log_sync.next_due(),
                 ];
                 here.into_iter().flatten().map(left).chain(due).chain(room).min()?
             }
@@ -282,102 +288,103 @@ impl Executor {
     }
 
     /// Closes the recall connections of clients that do not answer.
-    fn end_terms(&mut self) {
-        if self.recalls.deadline().is_none_or(|deadline| Instant::now() < deadline) {
+    fn expire_holders(&mut self) {
+        if self.recalls.next_deadline().is_none_or(|deadline| Instant::now() < deadline) {
             return;
         }
-        for at in self.recalls.expire() {
+        for at in self.recalls.expire_terms() {
             if let Some(connection) = &self.connections[at] {
                 let (peer, client) = (&connection.peer, connection.client());
                 tracing::warn!(%peer, %client, "names were not given back in time; others go on");
             }
             self.drop_connection(at);
         }
-        self.release();
+        self.send_released();
     }
 
     /// Answers requests about locks that need not wait any more, and notifies clients of granted
     /// waits and recalled locks.
-    fn tell_of_locks(&mut self) {
-        let mut answers = self.locking.released();
-        if self.locking.deadline().is_some_and(|deadline| deadline <= Instant::now()) {
-            answers.extend(self.locking.overdue());
+    fn send_lock_notices(&mut self) {
+        let mut answers = self.locking.retry_deferred();
+        if self.locking.next_deadline().is_some_and(|deadline| deadline <= Instant::now()) {
+            answers.extend(self.locking.take_overdue());
         }
         let now = Instant::now();
-        if self.job_locks.deadline().is_some_and(|deadline| deadline <= now) {
-            answers.extend(self.job_locks.overdue(now));
+        if self.job_locks.next_deadline().is_some_and(|deadline| deadline <= now) {
+            answers.extend(self.job_locks.take_overdue(now));
         }
-        self.answer(&mut answers);
-        for (client, locks::News { wanted, ready }) in self.locking.take_news() {
+        self.send_answers(&mut answers);
+        for (client, locks::ClientLockNotices { wanted, ready }) in self.locking.take_notices() {
             // A client without a recall connection asks again by itself, or reclaims its locks when
             // it is back.
             if let Some(at) = self.recalls.connection(client)
                 && let Some(connection) = &mut self.connections[at]
             {
-                connection.tell(&RecallNote::Locks { wanted, ready });
-                self.send(at);
+                connection
+                    .queue_notification(&RecallNotice::LockNotices { recalled: wanted, ready });
+                self.flush_output(at);
             }
         }
     }
 
-    fn take_new(&mut self) {
-        while let Ok(news) = self.new.try_recv() {
+    fn handle_events(&mut self) {
+        while let Ok(news) = self.events.try_recv() {
             match news {
-                News::Connection(new) => self.take_connection(new),
-                News::Map(map) => self.learn(&map),
-                News::Synced(result) => {
+                ExecutorEvent::Connection(new) => self.add_connection(new),
+                ExecutorEvent::Map(map) => self.merge_map(&map),
+                ExecutorEvent::Synced(result) => {
                     if self.shards.end_sync(result) {
-                        self.log_sync.ended();
+                        self.log_sync.end_sync();
                     }
-                    self.tell_condition();
+                    self.publish_condition();
                 }
-                News::Order(order, answer) => {
+                ExecutorEvent::Order(order, answer) => {
                     // The thread that gave the order may have gone.
-                    let _ = answer.send(self.obey(order));
+                    let _ = answer.send(self.handle_order(order));
                 }
-                News::Link(to, link) => {
+                ExecutorEvent::Link(to, link) => {
                     let new = link.and_then(|stream| {
-                        let peer = Peer::of(&stream).ok()?;
-                        let kind = Kind::Link { to };
+                        let peer = PeerIdentity::from_stream(&stream).ok()?;
+                        let kind = ConnectionKind::Link { to };
                         Some(NewConnection { stream, peer, kind, admission: None })
                     });
                     match new {
-                        Some(new) => self.take_connection(new),
-                        None => self.links.failed(to),
+                        Some(new) => self.add_connection(new),
+                        None => self.links.record_failure(to),
                     }
                 }
             }
         }
     }
 
-    fn take_connection(&mut self, new: NewConnection) {
+    fn add_connection(&mut self, new: NewConnection) {
         let kind = new.kind;
-        let Some((at, client)) = self.watch(new) else {
-            if let Kind::Link { to } = kind {
-                self.links.failed(to);
+        let Some((at, client)) = self.register_connection(new) else {
+            if let ConnectionKind::Link { to } = kind {
+                self.links.record_failure(to);
             }
             return;
         };
         // A client that connects again has given up the old connection.
         let old = match kind {
-            Kind::Requests { slot } => self.slots.insert((client, slot), at),
-            Kind::Recall => match self.recalls.opened(client, at) {
+            ConnectionKind::Requests { slot } => self.slot_connections.insert((client, slot), at),
+            ConnectionKind::Recall => match self.recalls.open_connection(client, at) {
                 Ok(old) => old,
                 Err(error) => {
                     tracing::error!(%client, %error, "nothing is delegated: check the disk");
                     Some(at)
                 }
             },
-            Kind::Peer { from } => {
+            ConnectionKind::Peer { from } => {
                 // Messages that were queued while there was no connection leave first, in their
                 // order.
-                let waiting = self.links.came(from, at);
-                self.say_waiting(at, &waiting);
+                let waiting = self.links.add_accepted_link(from, at);
+                self.send_queued(at, &waiting);
                 None
             }
-            Kind::Link { to } => match self.links.made(to, at) {
+            ConnectionKind::Link { to } => match self.links.add_own_link(to, at) {
                 Some(waiting) => {
-                    self.say_waiting(at, &waiting);
+                    self.send_queued(at, &waiting);
                     None
                 }
                 None => Some(at),
@@ -386,30 +393,30 @@ impl Executor {
         if let Some(old) = old {
             self.drop_connection(old);
         }
-        self.list(at);
+        self.mark_ready(at);
     }
 
     /// Sends the messages that have waited for a connection.
-    fn say_waiting(&mut self, at: usize, waiting: &[PeerMessage]) {
+    fn send_queued(&mut self, at: usize, waiting: &[PeerMessage]) {
         if let Some(connection) = &mut self.connections[at]
             && !waiting.is_empty()
         {
-            waiting.iter().for_each(|message| connection.say(message));
-            self.send(at);
+            waiting.iter().for_each(|message| connection.queue_message(message));
+            self.flush_output(at);
         }
     }
 
     /// Registers a connection with the poll. Returns its index and its client.
-    fn watch(&mut self, new: NewConnection) -> Option<(usize, ClientId)> {
+    fn register_connection(&mut self, new: NewConnection) -> Option<(usize, ClientId)> {
         let NewConnection { stream, peer, kind, admission } = new;
-        let at = self.free.pop().unwrap_or(self.connections.len());
+        let at = self.free_connections.pop().unwrap_or(self.connections.len());
         if at == self.connections.len() {
             self.connections.push(None);
         }
         let connection = MetaConnection::new(stream, peer, kind, admission);
         if let Err(e) = connection.register(self.poll.registry(), Token(at)) {
             tracing::error!(error = %e, "cannot watch a connection; it was dropped");
-            self.free.push(at);
+            self.free_connections.push(at);
             return None;
         }
         let client = connection.client();
@@ -417,7 +424,7 @@ impl Executor {
         Some((at, client))
     }
 
-    fn list(&mut self, at: usize) {
+    fn mark_ready(&mut self, at: usize) {
         if let Some(Some(connection)) = self.connections.get_mut(at)
             && !connection.listed
         {
@@ -427,23 +434,23 @@ impl Executor {
     }
 
     /// Does one round: drains, applies, commits, answers.
-    fn do_round(&mut self) {
+    fn run_round(&mut self) {
         // After a restart, clients may still answer from delegations of the daemon before. No
         // request is served until they have come back or their term is over. Recall connections are
         // served all the time, or they could never come back.
         let closed = self.recalls.closed_until().is_some();
         if self.shards.are_spread() && !closed {
             let now = self.clock.now();
-            self.shards.tick(now);
-            self.note_moves();
+            self.shards.run_due_work(now);
+            self.handle_move_events();
         }
-        let room = std::mem::take(&mut self.looked_at);
+        let room = std::mem::take(&mut self.ready_spare);
         let mut ready = std::mem::replace(&mut self.ready, room);
         for at in ready.drain(..) {
             let Some(connection) = &mut self.connections[at] else { continue };
-            if connection.kind == Kind::Recall {
+            if connection.kind == ConnectionKind::Recall {
                 connection.listed = false;
-                self.hear(at);
+                self.handle_recall_calls(at);
                 continue;
             }
             if closed {
@@ -453,16 +460,16 @@ impl Executor {
             }
             connection.listed = false;
             match connection.kind {
-                Kind::Peer { from: other } | Kind::Link { to: other } => {
+                ConnectionKind::Peer { from: other } | ConnectionKind::Link { to: other } => {
                     self.drain_messages(at, other);
                 }
-                _ if self.round.len() >= ROUND_MAX => self.list(at),
-                _ => self.drain(at),
+                _ if self.round.len() >= ROUND_MAX => self.mark_ready(at),
+                _ => self.drain_requests(at),
             }
         }
-        self.looked_at = ready;
+        self.ready_spare = ready;
         if !closed {
-            self.further_moves();
+            self.advance_migration();
         }
         let changed = self.shards.is_dirty();
         if self.round.is_empty() && !changed {
@@ -472,76 +479,76 @@ impl Executor {
         // back.
         self.shared.counters.meta_requests.add(self.round.len() as u64);
         let mut round = std::mem::take(&mut self.round);
-        round::commit(&mut self.shards, &mut round);
+        round::commit_round(&mut self.shards, &mut round);
         if changed {
-            self.log_sync.committed(Instant::now());
+            self.log_sync.record_commit(Instant::now());
         }
         // After the commit: votes and outcomes of transactions refer to records that are in the log
         // now.
-        let mut outs = self.end_waits(&mut round);
-        self.job_locks.take(&mut round, |ino, open| self.shards.job_holder(ino, open));
-        let lasting = self.shared.durability == Durability::Sync || self.shards.wants_sync();
+        let mut outs = self.resume_waiting(&mut round);
+        self.job_locks.process_round(&mut round, |ino, open| self.shards.job_holder(ino, open));
+        let lasting = self.shared.durability == Durability::Sync || self.shards.needs_sync();
         if changed && lasting {
-            match round::sync(&mut self.shards, &mut round, true) {
-                true => self.log_sync.synced(),
+            match round::sync_round(&mut self.shards, &mut round, true) {
+                true => self.log_sync.record_full_sync(),
                 // A peer must not learn of a change that a power cut can undo, so the messages are
                 // dropped. The store refuses writes from now on.
                 false => outs = Some(Vec::new()),
             }
-            self.settle(&mut round, outs);
-            self.answer(&mut round);
+            self.apply_recalls(&mut round, outs);
+            self.send_answers(&mut round);
         } else {
             let mut waiting: Vec<_> =
                 round.extract_if(.., |answer| answer.waits_for_sync()).collect();
-            self.settle(&mut round, outs);
+            self.apply_recalls(&mut round, outs);
             // Only `Sync` requests wait for the disk. All other answers leave before the fsync.
-            self.answer(&mut round);
+            self.send_answers(&mut round);
             if !waiting.is_empty() {
-                if round::sync(&mut self.shards, &mut waiting, false) {
-                    self.log_sync.synced();
+                if round::sync_round(&mut self.shards, &mut waiting, false) {
+                    self.log_sync.record_full_sync();
                 }
-                self.answer(&mut waiting);
+                self.send_answers(&mut waiting);
             }
         }
         // Keeps the buffer for the next round.
         self.round = round;
         // The map only now: it may name shards whose move this round has committed.
         self.publish_map();
-        self.tell_condition();
-        self.give_chores_away();
+        self.publish_condition();
+        self.spawn_background_tasks();
     }
 
     /// Begins to sync the log, if that is due, on a thread of its own: an fsync can take long.
-    fn sync_log(&mut self) {
+    fn start_log_sync(&mut self) {
         let now = Instant::now();
-        if self.log_sync.due().is_none_or(|due| now < due) {
+        if self.log_sync.next_due().is_none_or(|due| now < due) {
             return;
         }
         // Begins the interval even if the sync fails: a failing disk is not tried in a loop.
-        self.log_sync.begin(now);
+        self.log_sync.begin_sync(now);
         match self.shards.begin_sync() {
             Ok(Some(work)) => {
                 let handle = self.handle.clone();
-                let run = move || handle.tell(News::Synced(work()));
+                let run = move || handle.send_event(ExecutorEvent::Synced(work()));
                 if let Err(error) = std::thread::Builder::new().name("log".to_owned()).spawn(run) {
                     // The closure is lost with the thread that could not start, so the executor
                     // syncs by itself.
                     tracing::warn!(%error, "no thread for the log; it is synced here");
                     if self.shards.sync().is_ok() {
-                        self.log_sync.ended();
+                        self.log_sync.end_sync();
                     }
                 }
             }
-            Ok(None) => self.log_sync.ended(),
+            Ok(None) => self.log_sync.end_sync(),
             // The store refuses all writes from now on. The sync that was begun never ends.
             Err(_) => {}
         }
-        self.tell_condition();
+        self.publish_condition();
     }
 
     /// Runs the stores' background tasks on threads of their own: they can take long.
-    fn give_chores_away(&mut self) {
-        while let Some(chore) = self.shards.take_chore() {
+    fn spawn_background_tasks(&mut self) {
+        while let Some(chore) = self.shards.take_background_task() {
             let spawned = std::thread::Builder::new().name("tables".to_owned()).spawn(chore);
             if let Err(e) = spawned {
                 tracing::error!(error = %e, "cannot start a thread for a store; it tries again");
@@ -552,15 +559,15 @@ impl Executor {
     /// Sets those requests of a round aside that wait for other nodes, and brings in those that
     /// wait no longer. Returns the messages to other nodes; `None` if other nodes have no part in
     /// this round.
-    fn end_waits(&mut self, round: &mut Vec<Answer>) -> Option<Vec<Out>> {
+    fn resume_waiting(&mut self, round: &mut Vec<RoundAnswer>) -> Option<Vec<OutgoingMessage>> {
         if !self.shards.are_spread() {
             // Without shards on other executors no transaction exists, and the round keeps its
             // order.
             return None;
         }
-        for answer in round.extract_if(.., |answer| answer.waits.is_some()) {
-            if let Some(ticket) = answer.waits {
-                self.waiting.entry(ticket).or_default().push(answer);
+        for answer in round.extract_if(.., |answer| answer.ticket.is_some()) {
+            if let Some(ticket) = answer.ticket {
+                self.waiting_answers.entry(ticket).or_default().push(answer);
             }
         }
         let (outs, finished) = self.shards.take_ready();
@@ -568,10 +575,10 @@ impl Executor {
             return None;
         }
         for finished in finished {
-            for mut answer in self.waiting.remove(&finished.ticket).unwrap_or_default() {
+            for mut answer in self.waiting_answers.remove(&finished.ticket).unwrap_or_default() {
                 let client = answer.request.as_ref().map(|(ctx, _)| ctx.client);
                 let delegates = client.is_some_and(|client| self.recalls.may_delegate(client));
-                answer.finish(&finished, delegates);
+                answer.set_outcome(&finished, delegates);
                 round.push(answer);
             }
         }
@@ -579,90 +586,91 @@ impl Executor {
     }
 
     /// Sends the messages to other nodes that may leave.
-    pub(crate) fn say(&mut self, outs: Vec<Out>) {
+    pub(crate) fn send_messages(&mut self, outs: Vec<OutgoingMessage>) {
         let mut spoken = Vec::new();
-        for Out { to, message, .. } in outs {
-            if let Some((at, message)) = self.links.take(to, message)
+        for OutgoingMessage { to, message, .. } in outs {
+            if let Some((at, message)) = self.links.route_message(to, message)
                 && let Some(Some(connection)) = self.connections.get_mut(at)
             {
-                connection.say(&message);
+                connection.queue_message(&message);
                 // One `send` a connection, after all messages: fewer system calls.
                 if !spoken.contains(&at) {
                     spoken.push(at);
                 }
             }
         }
-        spoken.into_iter().for_each(|at| self.send(at));
+        spoken.into_iter().for_each(|at| self.flush_output(at));
     }
 
     /// Queues the recalls of the round, and holds back the answers and messages that must wait for
     /// them.
-    fn settle(&mut self, round: &mut Vec<Answer>, outs: Option<Vec<Out>>) {
+    fn apply_recalls(&mut self, round: &mut Vec<RoundAnswer>, outs: Option<Vec<OutgoingMessage>>) {
         let outs = match outs {
             None => {
-                self.recalls.settle(round);
+                self.recalls.process_round(round);
                 Vec::new()
             }
             Some(outs) => {
                 // Other executors apply changes in an order that is not known here. The attributes
                 // of each answer are compared with the current ones before they are delegated.
                 let shards = &mut self.shards;
-                self.recalls.settle_all(round, outs, |attr| shards.is_current(attr))
+                self.recalls.process_spread_round(round, outs, |attr| shards.is_current(attr))
             }
         };
         // Free messages first: peers can work while the clients answer their recalls.
-        self.say(outs);
+        self.send_messages(outs);
         self.send_recalls();
     }
 
     pub(crate) fn send_recalls(&mut self) {
         for Recall { at, id, inos } in self.recalls.take_recalls() {
             if let Some(connection) = &mut self.connections[at] {
-                connection.tell(&RecallNote::Recall { id, inos });
-                self.send(at);
+                connection.queue_notification(&RecallNotice::Recall { id, inos });
+                self.flush_output(at);
             }
         }
     }
 
     /// Sends the answers and messages whose recalls have been answered.
-    fn release(&mut self) {
+    fn send_released(&mut self) {
         let shards = &mut self.shards;
-        let mut released = self.recalls.released(|attr| shards.is_current(attr));
-        self.answer(&mut released);
-        let outs = self.recalls.released_outs();
-        self.say(outs);
+        let mut released = self.recalls.take_released(|attr| shards.is_current(attr));
+        self.send_answers(&mut released);
+        let outs = self.recalls.take_released_messages();
+        self.send_messages(outs);
     }
 
     /// Handles the messages of a client on its recall connection.
-    fn hear(&mut self, at: usize) {
+    fn handle_recall_calls(&mut self, at: usize) {
         while let Some(connection) = &mut self.connections[at] {
             let client = connection.client();
-            match connection.next_word() {
-                Ok(RecallCall::Alive) => {
+            match connection.next_recall_call() {
+                Ok(RecallCall::KeepAlive) => {
                     // Both clocks: the term of its delegations, and the lease of its session.
-                    self.recalls.alive(client);
-                    self.shared.clients.hear(client);
+                    self.recalls.renew_term(client);
+                    self.shared.clients.record_alive(client);
                     let millis = self.recalls.term().as_millis() as u32;
                     let lease = self.shared.lease.as_millis().min(u128::from(u32::MAX)) as u32;
                     let epoch = self.moving.map.epoch;
                     // Rounded up. Changes younger than this may be lost in a power cut.
-                    let undone = self.shards.undone_since().map(|since| self.clock.since(since));
+                    let undone =
+                        self.shards.unsynced_since().map(|since| self.clock.time_since(since));
                     let lag = self.log_sync.lag(Instant::now()).max(undone.unwrap_or_default());
                     let lasting =
                         u32::try_from(lag.as_millis()).map_or(u32::MAX, |ms| ms.saturating_add(1));
-                    connection.tell(&RecallNote::Term {
-                        millis,
-                        lease,
+                    connection.queue_notification(&RecallNotice::Term {
+                        term_millis: millis,
+                        lease_millis: lease,
                         epoch,
-                        lasting,
-                        space: self.shared.space().ok(),
+                        durable_millis: lasting,
+                        space: self.shared.disk_space().ok(),
                     });
-                    self.send(at);
+                    self.flush_output(at);
                 }
-                Ok(RecallCall::Returned(id)) => self.recalls.returned(client, id),
-                Ok(RecallCall::Holds(inos)) => self.shards.note_opens(client, &inos),
-                Err(NoRequest::None | NoRequest::Paused) => break,
-                Err(NoRequest::Broken(e)) => {
+                Ok(RecallCall::Returned(id)) => self.recalls.record_return(client, id),
+                Ok(RecallCall::OpenForReading(inos)) => self.shards.record_opens(client, &inos),
+                Err(NoFrame::None | NoFrame::Paused) => break,
+                Err(NoFrame::Broken(e)) => {
                     tracing::debug!(peer = %connection.peer, error = %e, "recall connection ended");
                     self.drop_connection(at);
                 }
@@ -670,7 +678,7 @@ impl Executor {
         }
         // Once for all messages of the client: a returned delegation may free answers of other
         // clients.
-        self.release();
+        self.send_released();
     }
 
     /// Receives messages of another executor.
@@ -682,20 +690,20 @@ impl Executor {
             match connection.next_message() {
                 Ok(message) => {
                     self.shared.counters.peer_messages.add(1);
-                    self.receive(now, from, message);
+                    self.receive_message(now, from, message);
                 }
-                Err(NoRequest::None | NoRequest::Paused) => return,
-                Err(NoRequest::Broken(e)) => {
+                Err(NoFrame::None | NoFrame::Paused) => return,
+                Err(NoFrame::Broken(e)) => {
                     tracing::debug!(executor = %from, error = %e, "it says nothing more");
                     return self.drop_connection(at);
                 }
             }
         }
-        self.list(at);
+        self.mark_ready(at);
     }
 
     /// Takes requests from one connection and applies them.
-    fn drain(&mut self, at: usize) {
+    fn drain_requests(&mut self, at: usize) {
         for _ in 0..ROUND_OF_ONE_MAX {
             let Some(connection) = &mut self.connections[at] else { return };
             match connection.next_request() {
@@ -706,11 +714,18 @@ impl Executor {
                     let cred = connection.peer.bound_to.clone().unwrap_or(cred);
                     let client = connection.client();
                     let delegates = self.recalls.may_delegate(client);
-                    let question = Question { client, session, ino, op, delegates };
-                    self.ask_lock(LockRequest { at, seq, shard, trusted, cred, question });
+                    let question = LockRequest { client, session, ino, op, delegates };
+                    self.handle_lock_request(IncomingLockRequest {
+                        at,
+                        seq,
+                        shard,
+                        trusted,
+                        cred,
+                        question,
+                    });
                 }
                 Ok((seq, call)) => {
-                    let mut answer = apply(
+                    let mut answer = apply_request(
                         &self.shared,
                         &self.moving.map,
                         &mut self.shards,
@@ -722,18 +737,18 @@ impl Executor {
                     // Delegations exist: the answer must know its read and changed inodes before
                     // another request overwrites them.
                     if let (true, None, Some((ctx, call))) =
-                        (self.recalls.are_used(), answer.waits, &answer.request)
+                        (self.recalls.has_clients(), answer.ticket, &answer.request)
                     {
                         let delegates = self.recalls.may_delegate(ctx.client);
-                        answer.met = self.shards.met(call, delegates);
+                        answer.touched = self.shards.touched_inodes(call, delegates);
                     }
-                    self.keep_house(&mut answer);
+                    self.merge_lock_clients(&mut answer);
                     self.round.push(answer);
                 }
-                Err(NoRequest::None) => return,
+                Err(NoFrame::None) => return,
                 // The connection is listed again when its answers have been sent.
-                Err(NoRequest::Paused) => return,
-                Err(NoRequest::Broken(e)) => {
+                Err(NoFrame::Paused) => return,
+                Err(NoFrame::Broken(e)) => {
                     match &e {
                         FrameError::Closed => {}
                         FrameError::Io(e) => {
@@ -748,51 +763,51 @@ impl Executor {
         }
         let Some(connection) = &self.connections[at] else { return };
         if connection.may_have_request() {
-            self.list(at);
+            self.mark_ready(at);
         }
     }
 
     /// Adds the clients that only the lock table knows, and expires a client's locks with its
     /// session.
-    fn keep_house(&mut self, answer: &mut Answer) {
+    fn merge_lock_clients(&mut self, answer: &mut RoundAnswer) {
         let Some((_, MetaCall { op, .. })) = &answer.request else { return };
         match (op, &mut answer.result) {
-            (MetaOp::Clients, Ok(MetaReply::Clients(clients))) => {
+            (MetaOp::ListClients, Ok(MetaReply::Clients(clients))) => {
                 clients.extend(self.locking.clients());
                 clients.sort_unstable();
                 clients.dedup();
             }
-            (MetaOp::ExpireClient { client }, Ok(_)) => self.locking.expire(*client),
+            (MetaOp::ExpireClient { client }, Ok(_)) => self.locking.expire_client(*client),
             _ => {}
         }
     }
 
-    fn answer(&mut self, round: &mut Vec<Answer>) {
+    fn send_answers(&mut self, round: &mut Vec<RoundAnswer>) {
         let mut last = None;
-        for Answer { to: at, seq, result, granted, .. } in round.drain(..) {
+        for RoundAnswer { to: at, seq, result, granted, .. } in round.drain(..) {
             // Answers to one connection follow each other, so one `send` serves them all.
             if let Some(before) = last.replace(at).filter(|before| *before != at) {
-                self.send(before);
+                self.flush_output(before);
             }
             if let Some(connection) = &mut self.connections[at] {
-                connection.answer(seq, &result, granted.as_ref());
+                connection.queue_answer(seq, &result, granted.as_ref());
             }
         }
         if let Some(at) = last {
-            self.send(at);
+            self.flush_output(at);
         }
     }
 
     /// Sends buffered answers, and lists a connection that paused until they had left.
-    pub(crate) fn send(&mut self, at: usize) {
+    pub(crate) fn flush_output(&mut self, at: usize) {
         let Some(Some(connection)) = self.connections.get_mut(at) else { return };
-        if let Err(e) = connection.send(self.poll.registry(), Token(at)) {
+        if let Err(e) = connection.send_output(self.poll.registry(), Token(at)) {
             tracing::debug!(peer = %connection.peer, error = %e, "connection dropped");
             self.drop_connection(at);
             return;
         }
         if connection.may_have_request() {
-            self.list(at);
+            self.mark_ready(at);
         }
     }
 
@@ -802,72 +817,81 @@ impl Executor {
         let client = connection.client();
         // Nobody would read these answers. The requests themselves go on and keep their slots'
         // results.
-        self.waiting.retain(|_, answers| {
+        self.waiting_answers.retain(|_, answers| {
             answers.retain(|answer| answer.to != at);
             !answers.is_empty()
         });
-        self.locking.closed(at);
-        self.job_locks.closed(at);
-        self.moving.closed(at);
+        self.locking.drop_connection(at);
+        self.job_locks.drop_connection(at);
+        self.moving.drop_connection(at);
         match connection.kind {
             // Only if this is still the slot's connection: a newer one may have replaced it.
-            Kind::Requests { slot } if self.slots.get(&(client, slot)) == Some(&at) => {
-                self.slots.remove(&(client, slot));
-                self.recalls.closed(at, None);
+            ConnectionKind::Requests { slot }
+                if self.slot_connections.get(&(client, slot)) == Some(&at) =>
+            {
+                self.slot_connections.remove(&(client, slot));
+                self.recalls.close_connection(at, None);
             }
-            Kind::Requests { .. } => self.recalls.closed(at, None),
-            Kind::Recall => self.recalls.closed(at, Some(client)),
-            Kind::Peer { from: other } | Kind::Link { to: other } => self.links.lost(other, at),
+            ConnectionKind::Requests { .. } => self.recalls.close_connection(at, None),
+            ConnectionKind::Recall => self.recalls.close_connection(at, Some(client)),
+            ConnectionKind::Peer { from: other } | ConnectionKind::Link { to: other } => {
+                self.links.remove_link(other, at)
+            }
         }
-        self.free.push(at);
+        self.free_connections.push(at);
     }
 
     /// Publishes the condition of the shards for other threads, and wakes housekeeping when there
     /// is garbage for it.
-    fn tell_condition(&mut self) {
+    fn publish_condition(&mut self) {
         // Relaxed: a figure for `status` that orders no other memory.
-        self.condition.inodes.store(self.shards.inodes(), Relaxed);
-        self.shards.tell_trouble(&self.condition.trouble);
-        if self.shards.note_garbage().contains(&self.shared.node()) {
-            self.shared.nudge.give();
+        self.condition.inodes.store(self.shards.inode_count(), Relaxed);
+        self.shards.publish_trouble(&self.condition.trouble);
+        if self.shards.take_garbage_nodes().contains(&self.shared.node()) {
+            self.shared.housekeeping_wake.wake_up();
         }
     }
 }
 
 /// Returns the name of a file that each executor has for itself.
-fn of_executor(name: &str, index: u8) -> String {
+fn executor_file_name(name: &str, index: u8) -> String {
     if index == 0 { name.to_owned() } else { format!("{name}.{index}") }
 }
 
 /// Checks the permission to send the request, and applies it.
-fn apply(
-    shared: &Shared,
+fn apply_request(
+    shared: &NodeShared,
     map: &ClusterMap,
-    shards: &mut Shards<FjallStore>,
+    shards: &mut ExecutorShards<FjallStore>,
     connection: &MetaConnection,
     to: usize,
     seq: u64,
     mut call: MetaCall,
-) -> Answer {
+) -> RoundAnswer {
     let trusted = connection.peer.is_trusted();
-    if let Err(e) = may(shared, map, trusted, &call) {
-        return Answer::new(to, seq, Err(e), None);
+    if let Err(e) = check_request(shared, map, trusted, &call) {
+        return RoundAnswer::new(to, seq, Err(e), None);
     }
     if let Some(cred) = &connection.peer.bound_to {
         call.cred.clone_from(cred);
     }
     let client = connection.client();
-    let Kind::Requests { slot } = connection.kind else {
-        return Answer::new(to, seq, Err(Errno::EPROTO), None);
+    let ConnectionKind::Requests { slot } = connection.kind else {
+        return RoundAnswer::new(to, seq, Err(Errno::EPROTO), None);
     };
-    let ctx = Context { now: now(), client, slot, seq, trusted };
-    let applied = shards.apply(&ctx, &call);
-    Answer::of(to, seq, applied, (ctx, call))
+    let ctx = OperationContext { now: current_time(), client, slot, seq, trusted };
+    let applied = shards.apply_request(&ctx, &call);
+    RoundAnswer::from_applied(to, seq, applied, (ctx, call))
 }
 
 /// Checks whether the connection may put the request to the shard at all. The shard checks the
 /// permissions of the user.
-fn may(shared: &Shared, map: &ClusterMap, trusted: bool, call: &MetaCall) -> Result<(), Errno> {
+fn check_request(
+    shared: &NodeShared,
+    map: &ClusterMap,
+    trusted: bool,
+    call: &MetaCall,
+) -> Result<(), Errno> {
     if map.owner(call.shard).is_none() {
         return Err(Errno::ESTALE);
     }
@@ -875,15 +899,16 @@ fn may(shared: &Shared, map: &ClusterMap, trusted: bool, call: &MetaCall) -> Res
         return Err(Errno::EPERM);
     }
     let known = |node: NodeId| map.nodes.iter().any(|n| n.id == node);
-    let is_known = |layout: &Layout| layout.pieces().all(|(node, _)| known(node));
+    let is_known = |layout: &Layout| layout.all_objects().all(|(node, _)| known(node));
     match &call.op {
-        MetaOp::Create { node: NewNode::File(layout), .. } | MetaOp::Tmpfile { layout, .. }
+        MetaOp::Create { node: InodeTemplate::File(layout), .. }
+        | MetaOp::Tmpfile { layout, .. }
             if !is_known(layout) =>
         {
             return Err(Errno::EINVAL);
         }
-        MetaOp::Acts { acts } => {
-            let unknown = |act: &Act| matches!(act, Act::Create { node: NewNode::File(layout), .. } if !is_known(layout));
+        MetaOp::Batch { operations: acts } => {
+            let unknown = |act: &BatchOp| matches!(act, BatchOp::Create { node: InodeTemplate::File(layout), .. } if !is_known(layout));
             if acts.iter().any(unknown) {
                 return Err(Errno::EINVAL);
             }

@@ -1,11 +1,11 @@
 //! The executors of the node: those that run, their handles, and the start of one that is needed
 //! for the first time.
 
-use crate::executor::{Executor, ExecutorHandle, Order};
-use crate::node::{Alarm, spawn};
+use crate::executor::{Executor, ExecutorHandle, ExecutorOrder};
+use crate::node::{StopOnDeath, spawn_thread};
 use crate::options::StartError;
-use crate::shards::Shards;
-use crate::shared::Shared;
+use crate::shards::ExecutorShards;
+use crate::shared::NodeShared;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ use tatami_wire::{EXECUTORS_MAX, ExecutorId};
 
 /// The condition of an executor's shards, for other threads.
 #[derive(Debug, Default)]
-pub(crate) struct Condition {
+pub(crate) struct ShardCondition {
     /// Number of inodes on its shards.
     pub(crate) inodes: AtomicU64,
     /// The trouble of its shards.
@@ -26,19 +26,19 @@ pub(crate) struct Condition {
 }
 
 /// A thread that runs an executor, and returns its shards.
-pub(crate) type Thread = JoinHandle<Shards<FjallStore>>;
+pub(crate) type ExecutorThread = JoinHandle<ExecutorShards<FjallStore>>;
 
-struct Running {
+struct RunningExecutor {
     handle: ExecutorHandle,
-    thread: Thread,
-    condition: Arc<Condition>,
+    thread: ExecutorThread,
+    condition: Arc<ShardCondition>,
 }
 
 #[derive(Default)]
-struct Inner {
+struct ExecutorsState {
     /// The node ends: no executor starts any more.
     closed: bool,
-    running: BTreeMap<u8, Running>,
+    running: BTreeMap<u8, RunningExecutor>,
     /// Executors that do not run because their stores are damaged, with the reason.
     refused: BTreeMap<u8, String>,
 }
@@ -47,7 +47,7 @@ struct Inner {
 pub(crate) struct Executors {
     /// The directory of their stores.
     dir: PathBuf,
-    inner: Mutex<Inner>,
+    inner: Mutex<ExecutorsState>,
 }
 
 impl Executors {
@@ -61,17 +61,19 @@ impl Executors {
     ///
     /// # Errors
     /// A store that does not open for another reason, or no descriptors or threads.
-    pub(crate) fn start(&self, shared: &Arc<Shared>) -> Result<(), StartError> {
+    pub(crate) fn start_all(&self, shared: &Arc<NodeShared>) -> Result<(), StartError> {
         let (here, map) = (shared.node(), shared.map());
         let is_needed = |index: &u8| {
             let executor = ExecutorId { node: here, index: *index };
-            *index == 0 || Shards::is_made(&self.dir, *index) || map.shards.contains(&executor)
+            *index == 0
+                || ExecutorShards::has_store(&self.dir, *index)
+                || map.shards.contains(&executor)
         };
         // All stores open before the first executor runs: each may hold a newer map than the ones
         // before it.
         let mut opened = Vec::new();
         for index in (0..EXECUTORS_MAX).filter(is_needed) {
-            match self.open(shared, index, false) {
+            match self.open_shards(shared, index, false) {
                 Ok(shards) => opened.push((index, shards)),
                 Err(e) if e.is_damage() => {
                     tracing::error!(index, error = %e, "an executor is refused; the others run");
@@ -84,46 +86,46 @@ impl Executors {
         let map = shared.map();
         let mut inner = self.inner.lock();
         for (index, mut shards) in opened {
-            shards.learn(&map);
-            run(&mut inner, &self.dir, shared, index, shards)?;
+            shards.merge_map(&map);
+            start_executor(&mut inner, &self.dir, shared, index, shards)?;
         }
         Ok(())
     }
 
-    fn open(
+    fn open_shards(
         &self,
-        shared: &Shared,
+        shared: &NodeShared,
         index: u8,
         accept_loss: bool,
-    ) -> Result<Shards<FjallStore>, StartError> {
+    ) -> Result<ExecutorShards<FjallStore>, StartError> {
         let known = ClusterMap::clone(&shared.map());
-        let (shards, map) = Shards::open(&self.dir, shared, index, known, accept_loss)?;
-        shared.learn(&map);
+        let (shards, map) = ExecutorShards::open(&self.dir, shared, index, known, accept_loss)?;
+        shared.merge_map(&map);
         Ok(shards)
     }
 
     /// Returns why an executor does not run, if its store is damaged.
-    pub(crate) fn refused(&self, index: u8) -> Option<String> {
+    pub(crate) fn refusal_reason(&self, index: u8) -> Option<String> {
         let inner = self.inner.lock();
         let why = inner.refused.get(&index)?;
         Some(format!("executor {index} of this node does not run: {why}"))
     }
 
     /// Returns the reason for each executor that does not run.
-    pub(crate) fn all_refused(&self) -> Vec<String> {
+    pub(crate) fn refusal_reasons(&self) -> Vec<String> {
         let refused = self.inner.lock().refused.clone();
         refused.iter().map(|(index, why)| format!("executor {index} does not run: {why}")).collect()
     }
 
     /// Starts the refused executors with the readable part of their stores. Returns a sentence on
-    /// each. [`Executors::all_refused`] reports those that do not start even so.
-    pub(crate) fn accept_loss(&self, shared: &Arc<Shared>) -> Vec<String> {
+    /// each. [`Executors::refusal_reasons`] reports those that do not start even so.
+    pub(crate) fn accept_loss(&self, shared: &Arc<NodeShared>) -> Vec<String> {
         let mut inner = self.inner.lock();
         let mut told = Vec::new();
         for index in std::mem::take(&mut inner.refused).into_keys() {
-            let started = self.open(shared, index, true).and_then(|mut shards| {
-                let cut = shards.cut();
-                run(&mut inner, &self.dir, shared, index, shards).map(|_| cut)
+            let started = self.open_shards(shared, index, true).and_then(|mut shards| {
+                let cut = shards.log_cut();
+                start_executor(&mut inner, &self.dir, shared, index, shards).map(|_| cut)
             });
             match started {
                 Ok(cut) => told.push(cut.unwrap_or_else(|| format!("executor {index} runs"))),
@@ -143,7 +145,11 @@ impl Executors {
 
     /// Returns the handle of an executor, and starts it if it does not run: another executor may
     /// want to move shards to it. `None` when the node ends or the executor cannot be started.
-    pub(crate) fn get_or_start(&self, shared: &Arc<Shared>, index: u8) -> Option<ExecutorHandle> {
+    pub(crate) fn get_or_start(
+        &self,
+        shared: &Arc<NodeShared>,
+        index: u8,
+    ) -> Option<ExecutorHandle> {
         // The lock is held while the store opens: two callers must not open it twice.
         let mut inner = self.inner.lock();
         if let Some(running) = inner.running.get(&index) {
@@ -153,8 +159,8 @@ impl Executors {
             return None;
         }
         let started = self
-            .open(shared, index, false)
-            .and_then(|shards| run(&mut inner, &self.dir, shared, index, shards));
+            .open_shards(shared, index, false)
+            .and_then(|shards| start_executor(&mut inner, &self.dir, shared, index, shards));
         if let Err(error) = &started {
             tracing::error!(index, %error, "an executor does not start");
         }
@@ -162,42 +168,42 @@ impl Executors {
     }
 
     /// Returns all that run, by number.
-    pub(crate) fn all(&self) -> Vec<ExecutorHandle> {
+    pub(crate) fn all_handles(&self) -> Vec<ExecutorHandle> {
         self.inner.lock().running.values().map(|running| running.handle.clone()).collect()
     }
 
     /// Hands a map to all executors but one.
-    pub(crate) fn tell_map(&self, from: u8, map: &Arc<ClusterMap>) {
+    pub(crate) fn send_map(&self, from: u8, map: &Arc<ClusterMap>) {
         for (_, running) in self.inner.lock().running.iter().filter(|(index, _)| **index != from) {
-            running.handle.tell_map(map.clone());
+            running.handle.send_map(map.clone());
         }
     }
 
     /// Returns the number of executors that run.
-    pub(crate) fn count(&self) -> usize {
+    pub(crate) fn running_count(&self) -> usize {
         self.inner.lock().running.len()
     }
 
     /// Returns the number of inodes on all shards of the node.
-    pub(crate) fn inodes(&self) -> u64 {
+    pub(crate) fn inode_count(&self) -> u64 {
         self.inner.lock().running.values().map(|r| r.condition.inodes.load(Relaxed)).sum()
     }
 
     /// Returns the troubles of the shards of the node.
-    pub(crate) fn trouble(&self) -> Vec<String> {
-        let mut trouble = self.all_refused();
+    pub(crate) fn shard_troubles(&self) -> Vec<String> {
+        let mut trouble = self.refusal_reasons();
         let inner = self.inner.lock();
         trouble.extend(inner.running.values().filter_map(|r| r.condition.trouble.lock().clone()));
         trouble
     }
 
     /// Ends all executors and returns their threads. No executor starts any more.
-    pub(crate) fn close(&self) -> Vec<Thread> {
+    pub(crate) fn close(&self) -> Vec<ExecutorThread> {
         let mut inner = self.inner.lock();
         // Under the lock that `get_or_start` takes: no executor can slip in after this.
         inner.closed = true;
         let all = std::mem::take(&mut inner.running).into_values();
-        let ended = |running: Running| {
+        let ended = |running: RunningExecutor| {
             running.handle.wake();
             running.thread
         };
@@ -205,43 +211,43 @@ impl Executors {
     }
 }
 
-fn run(
-    inner: &mut Inner,
+fn start_executor(
+    inner: &mut ExecutorsState,
     dir: &std::path::Path,
-    shared: &Arc<Shared>,
+    shared: &Arc<NodeShared>,
     index: u8,
-    shards: Shards<FjallStore>,
+    shards: ExecutorShards<FjallStore>,
 ) -> Result<ExecutorHandle, StartError> {
-    let condition = Arc::new(Condition::default());
+    let condition = Arc::new(ShardCondition::default());
     // `status` must be right from the first request on.
-    condition.inodes.store(shards.inodes(), Relaxed);
+    condition.inodes.store(shards.inode_count(), Relaxed);
     let (executor, handle) =
         Executor::new(shared.clone(), index, shards, dir, condition.clone())
             .map_err(|source| StartError::System { what: "make an event queue", source })?;
-    let alarm = Alarm(shared.clone());
-    let thread = spawn("executor", move || {
+    let alarm = StopOnDeath(shared.clone());
+    let thread = spawn_thread("executor", move || {
         let _alarm = alarm;
         executor.run()
     })?;
-    inner.running.insert(index, Running { handle: handle.clone(), thread, condition });
+    inner.running.insert(index, RunningExecutor { handle: handle.clone(), thread, condition });
     Ok(handle)
 }
 
-impl Shared {
+impl NodeShared {
     /// Merges the newer entries of a map into the one that all threads share.
-    pub(crate) fn learn(&self, map: &ClusterMap) {
+    pub(crate) fn merge_map(&self, map: &ClusterMap) {
         let mut current = self.current_map.write();
         let mut merged = ClusterMap::clone(&current);
-        if merged.merge(map) {
+        if merged.merge_newer(map) {
             *current = Arc::new(merged);
         }
     }
 
     /// Returns the executors that must carry an order out; none if no executor here can.
-    pub(crate) fn executors_for(&self, order: &Order) -> Vec<ExecutorHandle> {
+    pub(crate) fn executors_for(&self, order: &ExecutorOrder) -> Vec<ExecutorHandle> {
         match order {
-            Order::Learn(_) => self.executors.all(),
-            Order::Move { first, .. } => {
+            ExecutorOrder::MergeMap(_) => self.executors.all_handles(),
+            ExecutorOrder::MoveShards { first, .. } => {
                 let owner = self.map().owner(tatami_wire::ShardId(*first));
                 let owner = owner.filter(|owner| owner.node == self.node());
                 owner.and_then(|owner| self.executors.get(owner.index)).into_iter().collect()

@@ -6,31 +6,31 @@
 
 mod journals;
 
-use crate::shared::Shared;
+use crate::shared::NodeShared;
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::AssertUnwindSafe;
 use std::time::{Duration, Instant};
 use tatami_client::connection::{Caller, Connection, Endpoint};
 use tatami_wire::admin::{AdminCall, AdminReply, AdminResult};
-use tatami_wire::frame::Class;
+use tatami_wire::frame::FrameClass;
 use tatami_wire::handshake::Role;
 use tatami_wire::meta::{DataState, MetaCall, MetaOp, MetaReply, MetaResult};
 use tatami_wire::object::ObjectState;
 use tatami_wire::{Attr, ClientId, Cred, Errno, ExecutorId, Ino, NodeId, Piece, ShardId};
 
 /// Pause between two checks for garbage on shards of other nodes.
-const LOOK_ELSEWHERE: Duration = Duration::from_millis(500);
+const REMOTE_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// Pause after a wake-up, in which further garbage gathers.
-const GATHER: Duration = Duration::from_millis(100);
+const GATHER_PAUSE: Duration = Duration::from_millis(100);
 /// Housekeeping rests for this multiple of the time that it has worked.
-const REST: u32 = 4;
+const REST_FACTOR: u32 = 4;
 /// Pause between two checks for garbage on the node's own shards, without a wake-up.
-const LOOK_HERE: Duration = Duration::from_secs(10);
+const LOCAL_CHECK_INTERVAL: Duration = Duration::from_secs(10);
 /// Number of checks of clients in a lease, but not more often than every `LOOK_ELSEWHERE` and not
 /// less often than every `LOOK_HERE`.
-const LOOKS_PER_LEASE: u32 = 4;
+const CLIENT_CHECKS_PER_LEASE: u32 = 4;
 /// Pause after a node did not answer.
-const RETRY: Duration = Duration::from_secs(2);
+const RETRY_PAUSE: Duration = Duration::from_secs(2);
 /// Most inodes that are requested at a time. A store that merges logs steps over removed records
 /// before it finds the present ones, so few large requests are cheaper.
 const BATCH: u32 = 8192;
@@ -39,20 +39,20 @@ const DONE_BATCH: usize = 1024;
 /// Most passes of releasing a client's state, until the next check.
 const EXPIRE_ROUNDS: usize = 64;
 /// Longest wait for an answer.
-const TIMEOUT: Duration = Duration::from_secs(10);
+const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Pause before housekeeping begins again after a panic.
-const AGAIN: Duration = Duration::from_secs(1);
+const RESTART_PAUSE: Duration = Duration::from_secs(1);
 
 /// Runs until the node ends. After a panic it begins again: it keeps no state but connections, and
 /// objects that are never removed would fill the disk.
-pub(crate) fn run(shared: &Shared) {
-    begin_again(|| keep_house(shared), || shared.stop.wait(AGAIN));
+pub(crate) fn run_housekeeping(shared: &NodeShared) {
+    restart_on_panic(|| run_housekeeper(shared), || shared.stop.wait(RESTART_PAUSE));
 }
 
 /// Calls `work` until it returns without a panic. After each panic it calls `pause`, which returns
 /// whether to stop.
-fn begin_again(work: impl Fn(), pause: impl Fn() -> bool) {
+fn restart_on_panic(work: impl Fn(), pause: impl Fn() -> bool) {
     while std::panic::catch_unwind(AssertUnwindSafe(&work)).is_err() {
         tracing::error!("housekeeping died; it begins again");
         if pause() {
@@ -61,7 +61,7 @@ fn begin_again(work: impl Fn(), pause: impl Fn() -> bool) {
     }
 }
 
-fn keep_house(shared: &Shared) {
+fn run_housekeeper(shared: &NodeShared) {
     let mut id = [0; 16];
     if let Err(e) = getrandom::fill(&mut id) {
         tracing::error!(error = %e, "no random bytes: housekeeping does not run");
@@ -74,51 +74,53 @@ fn keep_house(shared: &Shared) {
             volume: Some(shared.identity.volume),
             key: Some(shared.identity.key.clone()),
         },
-        meta: BTreeMap::new(),
-        admin: BTreeMap::new(),
+        meta_connections: BTreeMap::new(),
+        admin_connections: BTreeMap::new(),
         seq: 0,
         retry_after: BTreeMap::new(),
-        told_damage: BTreeSet::new(),
+        logged_damage: BTreeSet::new(),
     }
     .run();
 }
 
 struct Housekeeper<'a> {
-    shared: &'a Shared,
+    shared: &'a NodeShared,
     caller: Caller,
-    meta: BTreeMap<ExecutorId, Connection>,
-    admin: BTreeMap<NodeId, Connection>,
+    meta_connections: BTreeMap<ExecutorId, Connection>,
+    admin_connections: BTreeMap<NodeId, Connection>,
     seq: u64,
     /// Nodes that did not answer, and when they may be called again.
     retry_after: BTreeMap<NodeId, Instant>,
     /// Pieces whose damaged journals have been logged.
-    told_damage: BTreeSet<(Ino, u32)>,
+    logged_damage: BTreeSet<(Ino, u32)>,
 }
 
 /// A node did not answer; it is called again later.
-struct Away;
+struct NodeAway;
 
 /// A shard of an executor, through which all shards of that executor are asked.
-type At = (ShardId, ExecutorId);
+type ShardAddress = (ShardId, ExecutorId);
 
 impl Housekeeper<'_> {
     fn run(&mut self) {
         let here = self.shared.node();
-        let for_clients = (self.shared.lease / LOOKS_PER_LEASE).clamp(LOOK_ELSEWHERE, LOOK_HERE);
+        let for_clients = (self.shared.lease / CLIENT_CHECKS_PER_LEASE)
+            .clamp(REMOTE_CHECK_INTERVAL, LOCAL_CHECK_INTERVAL);
         let mut looked_at_clients: Option<Instant> = None;
         let (mut looked_here, mut nudged): (Option<Instant>, _) = (None, true);
         while !self.shared.stop.is_set() {
             let began = Instant::now();
             // An executor answers for all of its shards at once.
-            let shards = self.shared.map().leads();
+            let shards = self.shared.map().first_shards();
             let pause = match shards.iter().any(|(_, at)| at.node != here) {
-                true => LOOK_ELSEWHERE,
-                false => LOOK_HERE,
+                true => REMOTE_CHECK_INTERVAL,
+                false => LOCAL_CHECK_INTERVAL,
             };
             let serves = shards.iter().any(|(_, at)| at.node == here);
             let wait = if serves { pause.min(for_clients) } else { pause };
             // The node's own shards wake housekeeping when there is garbage.
-            let here_too = nudged || looked_here.is_none_or(|at| at.elapsed() >= LOOK_HERE);
+            let here_too =
+                nudged || looked_here.is_none_or(|at| at.elapsed() >= LOCAL_CHECK_INTERVAL);
             if here_too {
                 looked_here = Some(began);
             }
@@ -129,14 +131,14 @@ impl Housekeeper<'_> {
             if serves && looked_at_clients.is_none_or(|at| at.elapsed() >= for_clients) {
                 for &at in shards.iter().filter(|(_, at)| at.node == here) {
                     let _ = self.expire_clients(at);
-                    let _ = self.settle_sizes(at);
+                    let _ = self.recover_sizes(at);
                 }
                 looked_at_clients = Some(Instant::now());
             }
             // Rests longer the longer it has worked: housekeeping takes at most a fifth of the
             // time.
-            let rest = (began.elapsed() * REST).max(GATHER);
-            nudged = self.shared.nudge.wait(wait.max(rest));
+            let rest = (began.elapsed() * REST_FACTOR).max(GATHER_PAUSE);
+            nudged = self.shared.housekeeping_wake.wait_for_wake(wait.max(rest));
             if nudged {
                 // More removals follow the first one: they are cheaper together.
                 self.shared.stop.wait(rest);
@@ -145,11 +147,11 @@ impl Housekeeper<'_> {
     }
 
     /// Removes the objects on this node of inodes that a shard has dropped.
-    fn remove_garbage(&mut self, at: At) -> Result<(), Away> {
+    fn remove_garbage(&mut self, at: ShardAddress) -> Result<(), NodeAway> {
         let here = self.shared.node();
         while !self.shared.stop.is_set() {
-            let op = MetaOp::Garbage { node: here, limit: BATCH };
-            let Ok(MetaReply::Garbage(inos)) = self.ask_shard(at, op)? else { break };
+            let op = MetaOp::ListGarbage { node: here, limit: BATCH };
+            let Ok(MetaReply::Garbage(inos)) = self.call_shard(at, op)? else { break };
             if inos.is_empty() {
                 break;
             }
@@ -173,8 +175,8 @@ impl Housekeeper<'_> {
             if progress {
                 tracing::debug!(count = done.len(), "objects of gone inodes removed");
                 for inos in done.chunks(DONE_BATCH) {
-                    let op = MetaOp::GarbageDone { node: here, inos: inos.to_vec() };
-                    if self.ask_shard(at, op)?.is_err() {
+                    let op = MetaOp::ReportGarbageRemoved { node: here, inos: inos.to_vec() };
+                    if self.call_shard(at, op)?.is_err() {
                         return Ok(());
                     }
                 }
@@ -189,9 +191,9 @@ impl Housekeeper<'_> {
     /// Syncs the names of all executors. Returns whether all changes survive a power cut. Otherwise
     /// a power cut could bring a name back whose bytes are gone. The name may lie on another node
     /// than the inode.
-    fn sync_names(&mut self) -> Result<bool, Away> {
-        for at in self.shared.map().leads() {
-            let answer = self.ask_shard(at, MetaOp::Sync)?;
+    fn sync_names(&mut self) -> Result<bool, NodeAway> {
+        for at in self.shared.map().first_shards() {
+            let answer = self.call_shard(at, MetaOp::Sync)?;
             // Shards may have moved to a node that was not asked.
             let current = |epoch| epoch <= self.shared.map().epoch;
             if !matches!(answer, Ok(MetaReply::Synced { epoch }) if current(epoch)) {
@@ -202,11 +204,11 @@ impl Housekeeper<'_> {
     }
 
     /// Removes single objects on this node that a shard has dropped.
-    fn remove_dropped(&mut self, at: At) -> Result<(), Away> {
+    fn remove_dropped(&mut self, at: ShardAddress) -> Result<(), NodeAway> {
         let here = self.shared.node();
         while !self.shared.stop.is_set() {
-            let op = MetaOp::GarbagePieces { node: here, limit: BATCH };
-            let listed = self.ask_shard(at, op)?;
+            let op = MetaOp::ListGarbagePieces { node: here, limit: BATCH };
+            let listed = self.call_shard(at, op)?;
             let Ok(MetaReply::GarbagePieces(objects)) = listed else { break };
             if objects.is_empty() || !self.sync_names()? {
                 break;
@@ -214,7 +216,7 @@ impl Housekeeper<'_> {
             let full = objects.len() >= BATCH as usize;
             let mut done = Vec::with_capacity(objects.len());
             for (ino, piece) in objects {
-                match self.shared.objects.remove(ino, piece) {
+                match self.shared.objects.remove_object(ino, piece) {
                     Ok(()) => done.push((ino, piece)),
                     Err(e) => {
                         tracing::error!(%ino, piece = piece.0, error = %e, "cannot remove an object");
@@ -222,8 +224,8 @@ impl Housekeeper<'_> {
                 }
             }
             for pieces in done.chunks(DONE_BATCH) {
-                let op = MetaOp::GarbagePiecesDone { node: here, pieces: pieces.to_vec() };
-                if self.ask_shard(at, op)?.is_err() {
+                let op = MetaOp::ReportPiecesRemoved { node: here, pieces: pieces.to_vec() };
+                if self.call_shard(at, op)?.is_err() {
                     return Ok(());
                 }
             }
@@ -235,11 +237,11 @@ impl Housekeeper<'_> {
     }
 
     /// Releases the state of clients that have been away for a lease.
-    fn expire_clients(&mut self, at: At) -> Result<(), Away> {
+    fn expire_clients(&mut self, at: ShardAddress) -> Result<(), NodeAway> {
         let mut elsewhere = None;
         // One order releases part of it; a client is listed until nothing is left.
         for _ in 0..EXPIRE_ROUNDS {
-            let listed = self.ask_shard(at, MetaOp::Clients)?;
+            let listed = self.call_shard(at, MetaOp::ListClients)?;
             let Ok(MetaReply::Clients(clients)) = listed else { return Ok(()) };
             let mut released = false;
             for client in clients {
@@ -251,8 +253,8 @@ impl Housekeeper<'_> {
                 if elsewhere.get_or_insert_with(|| self.connected_elsewhere()).contains(&client) {
                     continue;
                 }
-                match self.ask_shard(at, MetaOp::ExpireClient { client })? {
-                    Ok(MetaReply::Later) => {}
+                match self.call_shard(at, MetaOp::ExpireClient { client })? {
+                    Ok(MetaReply::TryLater) => {}
                     Ok(_) => {
                         tracing::info!(%client, "client stayed away: releasing what it held");
                         released = true;
@@ -276,26 +278,26 @@ impl Housekeeper<'_> {
         let mut all = BTreeSet::new();
         for node in self.shared.map().nodes.iter().map(|info| info.id).filter(|node| *node != here)
         {
-            let Ok(mut connection) = self.connection(node) else { continue };
+            let Ok(mut connection) = self.take_admin_connection(node) else { continue };
             self.seq += 1;
             let call = AdminCall::Status;
-            match connection.call::<_, AdminResult>(Class::Admin, self.seq, &call) {
+            match connection.call::<_, AdminResult>(FrameClass::Admin, self.seq, &call) {
                 Ok(Ok(AdminReply::Status(status))) => {
                     all.extend(status.clients);
-                    self.admin.insert(node, connection);
+                    self.admin_connections.insert(node, connection);
                 }
-                Ok(_) | Err(_) => drop(self.away(node)),
+                Ok(_) | Err(_) => drop(self.mark_away(node)),
             }
         }
         all
     }
 
     /// Recovers, from their objects, the sizes of files whose writer died.
-    fn settle_sizes(&mut self, at: At) -> Result<(), Away> {
+    fn recover_sizes(&mut self, at: ShardAddress) -> Result<(), NodeAway> {
         let mut tried = BTreeSet::new();
         loop {
-            let op = MetaOp::Unsettled { limit: BATCH };
-            let Ok(MetaReply::Unsettled(files)) = self.ask_shard(at, op)? else { break };
+            let op = MetaOp::ListPendingRecovery { limit: BATCH };
+            let Ok(MetaReply::PendingRecovery(files)) = self.call_shard(at, op)? else { break };
             let mut settled = false;
             for attr in files {
                 // A file whose node is away stays on the list, and is not tried twice in one pass.
@@ -306,10 +308,10 @@ impl Housekeeper<'_> {
                 if attr.layout.is_tiled() && self.read_journals(at, &attr).is_err() {
                     continue;
                 }
-                let Ok(state) = self.learn_state(&attr) else { continue };
-                let op = MetaOp::Settle { ino: attr.ino, state };
-                match self.ask_shard(at, op)? {
-                    Ok(MetaReply::Later) => {}
+                let Ok(state) = self.read_data_state(&attr) else { continue };
+                let op = MetaOp::SetRecoveredSize { ino: attr.ino, state };
+                match self.call_shard(at, op)? {
+                    Ok(MetaReply::TryLater) => {}
                     Ok(_) => settled = true,
                     Err(e) => tracing::error!(ino = %attr.ino, error = %e, "cannot settle a file"),
                 }
@@ -322,9 +324,9 @@ impl Housekeeper<'_> {
     }
 
     /// Returns the state of a file by its objects; `None` when there is no object.
-    fn learn_state(&mut self, attr: &Attr) -> Result<Option<DataState>, Away> {
+    fn read_data_state(&mut self, attr: &Attr) -> Result<Option<DataState>, NodeAway> {
         let mut states: Vec<(NodeId, Piece, ObjectState)> = Vec::new();
-        for (node, piece) in attr.layout.pieces() {
+        for (node, piece) in attr.layout.all_objects() {
             let state = self.stat_object(node, attr.ino, piece)?;
             states.push((node, piece, state));
         }
@@ -343,83 +345,92 @@ impl Housekeeper<'_> {
         }))
     }
 
-    fn stat_object(&mut self, node: NodeId, ino: Ino, piece: Piece) -> Result<ObjectState, Away> {
+    fn stat_object(
+        &mut self,
+        node: NodeId,
+        ino: Ino,
+        piece: Piece,
+    ) -> Result<ObjectState, NodeAway> {
         if node == self.shared.node() {
-            return self.shared.objects.stat(ino, piece).map_err(|_| Away);
+            return self.shared.objects.stat(ino, piece).map_err(|_| NodeAway);
         }
         let call = AdminCall::StatObject { ino, piece };
-        let mut connection = self.connection(node)?;
+        let mut connection = self.take_admin_connection(node)?;
         self.seq += 1;
-        match connection.call::<_, AdminResult>(Class::Admin, self.seq, &call) {
+        match connection.call::<_, AdminResult>(FrameClass::Admin, self.seq, &call) {
             Ok(Ok(AdminReply::Object(state))) => {
-                self.admin.insert(node, connection);
+                self.admin_connections.insert(node, connection);
                 Ok(state)
             }
-            Ok(_) | Err(_) => Err(self.away(node)),
+            Ok(_) | Err(_) => Err(self.mark_away(node)),
         }
     }
 
-    fn ask_shard(&mut self, (shard, executor): At, op: MetaOp) -> Result<MetaResult, Away> {
+    fn call_shard(
+        &mut self,
+        (shard, executor): ShardAddress,
+        op: MetaOp,
+    ) -> Result<MetaResult, NodeAway> {
         let call = MetaCall { shard, cred: Cred::ROOT, op };
-        let idle = self.meta.remove(&executor);
-        let mut connection = self.connected(idle, executor, Role::Meta)?;
+        let idle = self.meta_connections.remove(&executor);
+        let mut connection = self.reuse_or_connect(idle, executor, Role::Meta)?;
         self.seq += 1;
-        match connection.call::<_, MetaResult>(Class::Meta, self.seq, &call) {
+        match connection.call::<_, MetaResult>(FrameClass::Meta, self.seq, &call) {
             Ok(result) => {
-                self.meta.insert(executor, connection);
+                self.meta_connections.insert(executor, connection);
                 Ok(result)
             }
             // All these requests are idempotent, so a lost answer is no problem.
             Err(e) => {
                 tracing::debug!(%executor, error = %e, "shard did not answer");
-                Err(self.away(executor.node))
+                Err(self.mark_away(executor.node))
             }
         }
     }
 
     /// Takes the admin connection to a node. The caller puts it back after a good answer.
-    fn connection(&mut self, node: NodeId) -> Result<Connection, Away> {
-        let idle = self.admin.remove(&node);
-        self.connected(idle, ExecutorId::first(node), Role::Admin)
+    fn take_admin_connection(&mut self, node: NodeId) -> Result<Connection, NodeAway> {
+        let idle = self.admin_connections.remove(&node);
+        self.reuse_or_connect(idle, ExecutorId::first_of_node(node), Role::Admin)
     }
 
     /// Returns the idle connection, if it is still usable, or a new one.
-    fn connected(
+    fn reuse_or_connect(
         &mut self,
         idle: Option<Connection>,
         executor: ExecutorId,
         role: Role,
-    ) -> Result<Connection, Away> {
+    ) -> Result<Connection, NodeAway> {
         if let Some(connection) = idle.filter(|connection| !connection.is_stale()) {
             return Ok(connection);
         }
         let ExecutorId { node, index } = executor;
         if self.retry_after.get(&node).is_some_and(|at| Instant::now() < *at) {
-            return Err(Away);
+            return Err(NodeAway);
         }
         let map = self.shared.map();
         let Some(info) = map.nodes.iter().find(|n| n.id == node) else {
-            return Err(Away);
+            return Err(NodeAway);
         };
         let endpoint = match node == self.shared.node() {
-            true => Endpoint::Unix(self.shared.socket()),
+            true => Endpoint::Unix(self.shared.socket_path()),
             false => Endpoint::Tcp(info.address.clone()),
         };
-        match Connection::open_to(&endpoint, index, &self.caller, role, 0, TIMEOUT) {
+        match Connection::open_to(&endpoint, index, &self.caller, role, 0, CALL_TIMEOUT) {
             Ok(connection) => {
                 self.retry_after.remove(&node);
                 Ok(connection)
             }
             Err(e) => {
                 tracing::debug!(%node, error = %e, "node is away");
-                Err(self.away(node))
+                Err(self.mark_away(node))
             }
         }
     }
 
-    fn away(&mut self, node: NodeId) -> Away {
-        self.retry_after.insert(node, Instant::now() + RETRY);
-        Away
+    fn mark_away(&mut self, node: NodeId) -> NodeAway {
+        self.retry_after.insert(node, Instant::now() + RETRY_PAUSE);
+        NodeAway
     }
 }
 
@@ -439,11 +450,11 @@ mod tests {
             paused.set(paused.get() + 1);
             paused.get() == ends_at
         };
-        begin_again(work, || pause(u32::MAX));
+        restart_on_panic(work, || pause(u32::MAX));
         assert_eq!((begun.get(), paused.get()), (4, 3));
         begun.set(0);
         paused.set(0);
-        begin_again(work, || pause(2));
+        restart_on_panic(work, || pause(2));
         assert_eq!((begun.get(), paused.get()), (2, 2));
     }
 }

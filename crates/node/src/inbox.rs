@@ -1,16 +1,16 @@
 //! Received bytes of one blocking connection that are not yet used.
 
-use crate::stream::Stream;
+use crate::stream::SocketStream;
 use std::io::{self, Read};
-use tatami_wire::frame::{self, FrameError, HEADER_LEN, Header};
+use tatami_wire::frame::{self, FrameError, FrameHeader, HEADER_LEN};
 
 /// Bytes of a payload that are received, and written to disk, at a time: large enough that system
 /// calls don't count, small enough for the processor's cache.
 pub(crate) const CHUNK: usize = 256 * 1024;
 /// Most bytes that are read ahead: a few small requests.
-const AHEAD: usize = 64 * 1024;
+const READ_AHEAD: usize = 64 * 1024;
 /// Size of the buffer that is kept; a larger one is freed after use.
-const KEEP: usize = CHUNK + AHEAD;
+const BUFFER_KEEP: usize = CHUNK + READ_AHEAD;
 
 /// See the module.
 pub(crate) struct Inbox {
@@ -21,20 +21,20 @@ pub(crate) struct Inbox {
 
 impl Inbox {
     pub(crate) fn new() -> Inbox {
-        Inbox { bytes: vec![0; AHEAD], start: 0, end: 0 }
+        Inbox { bytes: vec![0; READ_AHEAD], start: 0, end: 0 }
     }
 
     /// Returns the header of the next frame, if header and body have arrived. The caller must take
-    /// the body with [`Inbox::body`], then the payload with [`Inbox::payload`].
+    /// the body with [`Inbox::take_body`], then the payload with [`Inbox::receive_payload`].
     ///
     /// # Errors
     /// Bytes that are no frame.
-    pub(crate) fn header(&self) -> Result<Option<Header>, FrameError> {
-        Ok(frame::split(self.waiting())?.map(|(header, _)| header))
+    pub(crate) fn next_header(&self) -> Result<Option<FrameHeader>, FrameError> {
+        Ok(frame::split_frame(self.buffered_bytes())?.map(|(header, _)| header))
     }
 
     /// Returns the body of the frame of this header.
-    pub(crate) fn body(&mut self, header: &Header) -> &[u8] {
+    pub(crate) fn take_body(&mut self, header: &FrameHeader) -> &[u8] {
         let from = self.start + HEADER_LEN;
         self.start = from + header.body_len as usize;
         &self.bytes[from..self.start]
@@ -44,13 +44,17 @@ impl Inbox {
     ///
     /// # Errors
     /// Those of the stream, and its end.
-    pub(crate) fn payload(&mut self, stream: &Stream, len: usize) -> io::Result<&[u8]> {
+    pub(crate) fn receive_payload(
+        &mut self,
+        stream: &SocketStream,
+        len: usize,
+    ) -> io::Result<&[u8]> {
         self.make_room(len);
         while self.end - self.start < len {
             // Reads no further than needed: so the next chunk begins at the front of the buffer,
             // and no bytes have to be moved.
             let upto = self.start + len;
-            self.receive(stream, upto)?;
+            self.receive_bytes(stream, upto)?;
         }
         let from = self.start;
         self.start += len;
@@ -61,17 +65,17 @@ impl Inbox {
     ///
     /// # Errors
     /// Those of the stream; `UnexpectedEof` at its end.
-    pub(crate) fn wait(&mut self, stream: &Stream) -> io::Result<()> {
-        let needed = match self.waiting().first_chunk::<HEADER_LEN>() {
-            Some(head) => match Header::decode(head) {
+    pub(crate) fn wait_for_bytes(&mut self, stream: &SocketStream) -> io::Result<()> {
+        let needed = match self.buffered_bytes().first_chunk::<HEADER_LEN>() {
+            Some(head) => match FrameHeader::decode(head) {
                 Ok(header) => HEADER_LEN + header.body_len as usize,
                 Err(_) => HEADER_LEN,
             },
             None => HEADER_LEN,
         };
-        self.make_room(needed.max(AHEAD));
-        let upto = self.bytes.len().min(self.start + needed.max(AHEAD));
-        self.receive(stream, upto)
+        self.make_room(needed.max(READ_AHEAD));
+        let upto = self.bytes.len().min(self.start + needed.max(READ_AHEAD));
+        self.receive_bytes(stream, upto)
     }
 
     /// Returns the number of received bytes that are not yet used.
@@ -79,11 +83,11 @@ impl Inbox {
         self.end - self.start
     }
 
-    fn waiting(&self) -> &[u8] {
+    fn buffered_bytes(&self) -> &[u8] {
         &self.bytes[self.start..self.end]
     }
 
-    fn receive(&mut self, mut stream: &Stream, upto: usize) -> io::Result<()> {
+    fn receive_bytes(&mut self, mut stream: &SocketStream, upto: usize) -> io::Result<()> {
         loop {
             match stream.read(&mut self.bytes[self.end..upto]) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
@@ -101,15 +105,15 @@ impl Inbox {
     fn make_room(&mut self, len: usize) {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
-            if self.bytes.len() > KEEP && len <= KEEP {
-                self.bytes = vec![0; AHEAD];
+            if self.bytes.len() > BUFFER_KEEP && len <= BUFFER_KEEP {
+                self.bytes = vec![0; READ_AHEAD];
             }
         }
         if self.bytes.len() - self.start >= len {
             return;
         }
-        if self.start + len <= KEEP {
-            self.bytes.resize(KEEP, 0);
+        if self.start + len <= BUFFER_KEEP {
+            self.bytes.resize(BUFFER_KEEP, 0);
             return;
         }
         self.bytes.copy_within(self.start..self.end, 0);
@@ -126,7 +130,7 @@ mod tests {
     use proptest::prelude::*;
     use std::io::Write;
     use std::os::unix::net::UnixStream;
-    use tatami_wire::frame::Class;
+    use tatami_wire::frame::FrameClass;
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(48))]
@@ -139,13 +143,13 @@ mod tests {
             take in 1usize..2 * CHUNK,
         ) {
             let (mut sender, receiver) = UnixStream::pair().expect("a pair");
-            let receiver = Stream::Unix(receiver);
+            let receiver = SocketStream::Unix(receiver);
             let content = |i: usize, len: usize| -> Vec<u8> {
                 (0..len).map(|at| (at * 31 + i) as u8).collect()
             };
             let mut sent = Vec::new();
             for (i, (body, payload)) in frames.iter().enumerate() {
-                frame::encode(&mut sent, Class::Object, i as u64, &content(i, *body), *payload);
+                frame::encode_frame(&mut sent, FrameClass::Object, i as u64, &content(i, *body), *payload);
                 sent.extend(content(i, *payload));
             }
             let writer = std::thread::spawn(move || {
@@ -162,23 +166,23 @@ mod tests {
             let mut inbox = Inbox::new();
             for (i, (body, payload)) in frames.iter().enumerate() {
                 let header = loop {
-                    match inbox.header().expect("a frame") {
+                    match inbox.next_header().expect("a frame") {
                         Some(header) => break header,
-                        None => inbox.wait(&receiver).expect("more"),
+                        None => inbox.wait_for_bytes(&receiver).expect("more"),
                     }
                 };
                 prop_assert_eq!((header.seq, header.payload_len as usize), (i as u64, *payload));
-                let message: Vec<u8> = frame::decode_body(inbox.body(&header)).expect("a body");
+                let message: Vec<u8> = frame::decode_body(inbox.take_body(&header)).expect("a body");
                 prop_assert_eq!(message, content(i, *body));
                 let mut got = Vec::new();
                 while got.len() < *payload {
                     let n = take.min(*payload - got.len());
-                    got.extend_from_slice(inbox.payload(&receiver, n).expect("a payload"));
+                    got.extend_from_slice(inbox.receive_payload(&receiver, n).expect("a payload"));
                 }
                 prop_assert_eq!(got, content(i, *payload));
             }
             prop_assert_eq!(inbox.len(), 0);
-            let end = inbox.wait(&receiver).expect_err("an end").kind();
+            let end = inbox.wait_for_bytes(&receiver).expect_err("an end").kind();
             prop_assert_eq!(end, io::ErrorKind::UnexpectedEof);
             writer.join().expect("the writer ends");
         }

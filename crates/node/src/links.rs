@@ -5,9 +5,9 @@
 //! A message that cannot be sent is dropped: transactions repeat it until it is answered.
 
 use crate::executor::ExecutorHandle;
-use crate::relay::{self, NotPassed};
-use crate::shared::Shared;
-use crate::stream::Stream;
+use crate::relay::{self, RelayError};
+use crate::shared::NodeShared;
+use crate::stream::SocketStream;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,8 +16,8 @@ use tatami_wire::transaction::PeerMessage;
 use tatami_wire::{ClientId, ExecutorId};
 
 /// First pause, and the longest one, before the next try to connect to an executor that refused.
-const PAUSE: Duration = Duration::from_millis(10);
-const PAUSE_LONGEST: Duration = Duration::from_secs(1);
+const RETRY_PAUSE: Duration = Duration::from_millis(10);
+const RETRY_PAUSE_MAX: Duration = Duration::from_secs(1);
 /// Most messages that wait for a connection to be made.
 const WAITING_MAX: usize = 1024;
 
@@ -32,25 +32,29 @@ enum Link {
 
 /// See the module.
 pub(crate) struct Links {
-    shared: Arc<Shared>,
+    shared: Arc<NodeShared>,
     executor: ExecutorHandle,
-    table: Table,
+    table: LinkTable,
 }
 
 impl Links {
-    pub(crate) fn new(shared: Arc<Shared>, here: ExecutorId, executor: ExecutorHandle) -> Links {
-        Links { shared, executor, table: Table { here, links: BTreeMap::new() } }
+    pub(crate) fn new(
+        shared: Arc<NodeShared>,
+        here: ExecutorId,
+        executor: ExecutorHandle,
+    ) -> Links {
+        Links { shared, executor, table: LinkTable { here, links: BTreeMap::new() } }
     }
 
     /// Returns the connection over which the message must be sent now; `None` if the message waits
     /// for one, or is dropped.
-    pub(crate) fn take(
+    pub(crate) fn route_message(
         &mut self,
         to: ExecutorId,
         message: PeerMessage,
     ) -> Option<(usize, PeerMessage)> {
         let here = self.table.here;
-        let never = Link::Down { not_before: Instant::now(), pause: PAUSE };
+        let never = Link::Down { not_before: Instant::now(), pause: RETRY_PAUSE };
         let link = self.table.links.entry(to).or_insert(never);
         match link {
             Link::Up { at, .. } => return Some((*at, message)),
@@ -60,9 +64,9 @@ impl Links {
             // each message.
             Link::Down { not_before, pause } if *not_before <= Instant::now() => {
                 let pause = *pause;
-                *link = match dial(&self.shared, here, &self.executor, to) {
+                *link = match start_dialing(&self.shared, here, &self.executor, to) {
                     true => Link::Dialing { pause, waiting: vec![message] },
-                    false => down(pause),
+                    false => down_link(pause),
                 };
             }
             Link::Down { .. } => {}
@@ -72,70 +76,70 @@ impl Links {
 
     /// Records a connection that was made here. Returns the messages that must be sent over it
     /// first; `None` if the connection is not needed.
-    pub(crate) fn made(&mut self, to: ExecutorId, at: usize) -> Option<Vec<PeerMessage>> {
-        self.table.made(to, at)
+    pub(crate) fn add_own_link(&mut self, to: ExecutorId, at: usize) -> Option<Vec<PeerMessage>> {
+        self.table.add_own_link(to, at)
     }
 
     /// Records a connection that the other executor has made. Returns the messages that must be
     /// sent over it.
-    pub(crate) fn came(&mut self, from: ExecutorId, at: usize) -> Vec<PeerMessage> {
-        self.table.came(from, at)
+    pub(crate) fn add_accepted_link(&mut self, from: ExecutorId, at: usize) -> Vec<PeerMessage> {
+        self.table.add_accepted_link(from, at)
     }
 
     /// Records that no connection could be made.
-    pub(crate) fn failed(&mut self, to: ExecutorId) {
+    pub(crate) fn record_failure(&mut self, to: ExecutorId) {
         if let Some(link @ Link::Dialing { .. }) = self.table.links.get_mut(&to)
             && let Link::Dialing { pause, .. } = *link
         {
             // The waiting messages go with it: their transactions repeat them.
-            *link = down(pause);
+            *link = down_link(pause);
         }
     }
 
     /// Records that a connection has ended.
-    pub(crate) fn lost(&mut self, other: ExecutorId, at: usize) {
-        self.table.lost(other, at);
+    pub(crate) fn remove_link(&mut self, other: ExecutorId, at: usize) {
+        self.table.remove_link(other, at);
     }
 }
 
 /// The connection in use with each executor.
-struct Table {
+struct LinkTable {
     here: ExecutorId,
     links: BTreeMap<ExecutorId, Link>,
 }
 
-impl Table {
-    fn made(&mut self, to: ExecutorId, at: usize) -> Option<Vec<PeerMessage>> {
+impl LinkTable {
+    fn add_own_link(&mut self, to: ExecutorId, at: usize) -> Option<Vec<PeerMessage>> {
         match self.links.get(&to) {
             // Both sides have called each other. Both apply the same rule, so both keep the
             // connection that the lesser executor made.
             Some(Link::Up { ours: false, .. }) if to < self.here => None,
-            _ => Some(self.replace(to, Link::Up { at, ours: true })),
+            _ => Some(self.replace_link(to, Link::Up { at, ours: true })),
         }
     }
 
-    fn came(&mut self, from: ExecutorId, at: usize) -> Vec<PeerMessage> {
+    fn add_accepted_link(&mut self, from: ExecutorId, at: usize) -> Vec<PeerMessage> {
         match self.links.get(&from) {
             // The lesser executor keeps its own. Messages stay queued for it, so none is sent on a
             // connection that the other side is about to close.
             Some(Link::Up { ours: true, .. } | Link::Dialing { .. }) if self.here < from => {
                 Vec::new()
             }
-            _ => self.replace(from, Link::Up { at, ours: false }),
+            _ => self.replace_link(from, Link::Up { at, ours: false }),
         }
     }
 
-    fn lost(&mut self, other: ExecutorId, at: usize) {
+    fn remove_link(&mut self, other: ExecutorId, at: usize) {
         if let Some(link) = self.links.get_mut(&other)
             // A connection that was replaced ends later than its successor begins, and changes
             // nothing.
             && matches!(link, Link::Up { at: up, .. } if *up == at)
         {
-            *link = Link::Down { not_before: Instant::now(), pause: PAUSE };
+            *link = Link::Down { not_before: Instant::now(), pause: RETRY_PAUSE };
         }
     }
 
-    fn replace(&mut self, other: ExecutorId, link: Link) -> Vec<PeerMessage> {
+    fn replace_link(&mut self, other: ExecutorId, link: Link) -> Vec<PeerMessage> {
         match self.links.insert(other, link) {
             Some(Link::Dialing { waiting, .. }) => waiting,
             _ => Vec::new(),
@@ -143,28 +147,33 @@ impl Table {
     }
 }
 
-fn down(pause: Duration) -> Link {
-    let longer = (pause * 2).min(PAUSE_LONGEST);
+fn down_link(pause: Duration) -> Link {
+    let longer = (pause * 2).min(RETRY_PAUSE_MAX);
     Link::Down { not_before: Instant::now() + pause, pause: longer }
 }
 
 /// Connects to another executor on a thread of its own, which hands the result to the executor.
 /// Returns whether the thread started.
-fn dial(shared: &Arc<Shared>, here: ExecutorId, executor: &ExecutorHandle, to: ExecutorId) -> bool {
+fn start_dialing(
+    shared: &Arc<NodeShared>,
+    here: ExecutorId,
+    executor: &ExecutorHandle,
+    to: ExecutorId,
+) -> bool {
     let (shared, executor) = (shared.clone(), executor.clone());
     let call = move || {
-        let link = match connect(&shared, here, to) {
+        let link = match connect_link(&shared, here, to) {
             Ok(stream) => Some(Arc::new(stream)),
-            Err(NotPassed::Away(why)) => {
+            Err(RelayError::Unreachable(why)) => {
                 tracing::debug!(executor = %to, "no word to it now: {why}");
                 None
             }
-            Err(NotPassed::Refused(why) | NotPassed::Damaged(why)) => {
+            Err(RelayError::Refused(why) | RelayError::Damaged(why)) => {
                 tracing::warn!(executor = %to, "it does not listen to this one: {why}");
                 None
             }
         };
-        executor.link(to, link);
+        executor.hand_over_link(to, link);
     };
     let spawned = std::thread::Builder::new().name("link".to_owned()).spawn(call);
     if let Err(e) = &spawned {
@@ -173,8 +182,12 @@ fn dial(shared: &Arc<Shared>, here: ExecutorId, executor: &ExecutorHandle, to: E
     spawned.is_ok()
 }
 
-fn connect(shared: &Shared, here: ExecutorId, to: ExecutorId) -> Result<Stream, NotPassed> {
-    let away = |e: &dyn std::fmt::Display| NotPassed::Away(e.to_string());
+fn connect_link(
+    shared: &NodeShared,
+    here: ExecutorId,
+    to: ExecutorId,
+) -> Result<SocketStream, RelayError> {
+    let away = |e: &dyn std::fmt::Display| RelayError::Unreachable(e.to_string());
     let mut id = [0; 16];
     // A new id for each connection: it names no client, so no session depends on it.
     getrandom::fill(&mut id).map_err(|e| away(&e))?;
@@ -187,7 +200,7 @@ fn connect(shared: &Shared, here: ExecutorId, to: ExecutorId) -> Result<Stream, 
         executor: to.index,
         user: None,
     };
-    let stream = relay::reach_node(shared, &hello, to.node)?;
+    let stream = relay::connect_node(shared, &hello, to.node)?;
     // Only after the handshake, which blocks with a deadline.
     stream.set_nonblocking().map_err(|e| away(&e))?;
     Ok(stream)
@@ -204,13 +217,13 @@ mod tests {
     const OF_LESSER: usize = 1;
     const OF_GREATER: usize = 2;
 
-    fn dialing(here: ExecutorId, to: ExecutorId) -> Table {
+    fn dialing(here: ExecutorId, to: ExecutorId) -> LinkTable {
         let message = PeerMessage::Finished { txids: Vec::new() };
-        let link = Link::Dialing { pause: PAUSE, waiting: vec![message] };
-        Table { here, links: [(to, link)].into() }
+        let link = Link::Dialing { pause: RETRY_PAUSE, waiting: vec![message] };
+        LinkTable { here, links: [(to, link)].into() }
     }
 
-    fn used(table: &Table) -> Option<usize> {
+    fn used(table: &LinkTable) -> Option<usize> {
         match table.links.values().next() {
             Some(Link::Up { at, .. }) => Some(*at),
             _ => None,
@@ -222,30 +235,30 @@ mod tests {
         for order in 0..4 {
             let (mut lesser, mut greater) = (dialing(LESSER, GREATER), dialing(GREATER, LESSER));
             let mut said = 0;
-            let mut made = |table: &mut Table, to, at| {
-                let waiting = table.made(to, at);
+            let mut made = |table: &mut LinkTable, to, at| {
+                let waiting = table.add_own_link(to, at);
                 said += waiting.as_ref().map_or(0, Vec::len);
                 waiting.is_some()
             };
             let (mut heard, mut kept) = (0, true);
             if order & 1 == 0 {
                 assert!(made(&mut lesser, GREATER, OF_LESSER));
-                heard += lesser.came(GREATER, OF_GREATER).len();
+                heard += lesser.add_accepted_link(GREATER, OF_GREATER).len();
             } else {
-                heard += lesser.came(GREATER, OF_GREATER).len();
+                heard += lesser.add_accepted_link(GREATER, OF_GREATER).len();
                 assert!(made(&mut lesser, GREATER, OF_LESSER));
             }
             if order & 2 == 0 {
                 kept = made(&mut greater, LESSER, OF_GREATER);
-                heard += greater.came(LESSER, OF_LESSER).len();
+                heard += greater.add_accepted_link(LESSER, OF_LESSER).len();
             } else {
-                heard += greater.came(LESSER, OF_LESSER).len();
+                heard += greater.add_accepted_link(LESSER, OF_LESSER).len();
                 kept = made(&mut greater, LESSER, OF_GREATER) && kept;
             }
             assert_eq!((used(&lesser), used(&greater)), (Some(OF_LESSER), Some(OF_LESSER)));
             assert_eq!((said + heard, kept), (2, order & 2 == 0), "what waited is said once");
             if !kept {
-                lesser.lost(GREATER, OF_GREATER);
+                lesser.remove_link(GREATER, OF_GREATER);
             }
             assert_eq!(used(&lesser), Some(OF_LESSER));
         }
@@ -253,14 +266,14 @@ mod tests {
 
     #[test]
     fn a_connection_that_comes_is_used_and_a_newer_one_in_its_place() {
-        let mut table = Table { here: LESSER, links: BTreeMap::new() };
-        table.came(GREATER, 5);
+        let mut table = LinkTable { here: LESSER, links: BTreeMap::new() };
+        table.add_accepted_link(GREATER, 5);
         assert_eq!(used(&table), Some(5));
         // The other executor was restarted.
-        table.came(GREATER, 6);
-        table.lost(GREATER, 5);
+        table.add_accepted_link(GREATER, 6);
+        table.remove_link(GREATER, 5);
         assert_eq!(used(&table), Some(6));
-        table.lost(GREATER, 6);
+        table.remove_link(GREATER, 6);
         assert_eq!(used(&table), None);
     }
 }

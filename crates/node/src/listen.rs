@@ -15,7 +15,7 @@ use tatami_wire::NodeId;
 const BACKLOG: i32 = 4096;
 
 /// Listens on a TCP address, for a non-blocking accept.
-pub(crate) fn tcp(address: &str, node: NodeId) -> Result<TcpListener, StartError> {
+pub(crate) fn listen_tcp(address: &str, node: NodeId) -> Result<TcpListener, StartError> {
     let listen = || {
         let listener = TcpListener::bind(address)?;
         // All ranks of a job connect at once: more than the queue that the standard library asks
@@ -38,13 +38,13 @@ pub(crate) struct SocketName {
 }
 
 impl SocketName {
-    fn of(path: &Path) -> SocketName {
-        SocketName { path: path.to_owned(), file: file_at(path) }
+    fn from_path(path: &Path) -> SocketName {
+        SocketName { path: path.to_owned(), file: file_identity(path) }
     }
 
     /// Removes the socket, if the name still stands for the same file.
     pub fn remove(&self) {
-        if self.file.is_none() || self.file != file_at(&self.path) {
+        if self.file.is_none() || self.file != file_identity(&self.path) {
             tracing::debug!(path = %self.path.display(), "the socket is another's, or gone already");
         } else if let Err(e) = std::fs::remove_file(&self.path) {
             tracing::debug!(error = %e, "the socket was gone already");
@@ -53,14 +53,14 @@ impl SocketName {
 }
 
 /// Returns device and inode number of a file.
-fn file_at(path: &Path) -> Option<(u64, u64)> {
+fn file_identity(path: &Path) -> Option<(u64, u64)> {
     std::fs::symlink_metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()))
 }
 
 /// Listens on a UNIX socket, for a non-blocking accept. The caller holds the lock of the data
 /// directory, so a socket that does not answer was left by a killed daemon. With `allow_other`
 /// every user may connect; otherwise only the daemon's own user and the superuser.
-pub(crate) fn unix(
+pub(crate) fn listen_unix(
     path: &Path,
     node: NodeId,
     allow_other: bool,
@@ -90,7 +90,7 @@ pub(crate) fn unix(
     let mode = if allow_other { 0o666 } else { 0o600 };
     rustix::fs::chmod(path, Mode::from_raw_mode(mode)).map_err(|e| failed(e.into()))?;
     listener.set_nonblocking(true).map_err(failed)?;
-    Ok((listener, SocketName::of(path)))
+    Ok((listener, SocketName::from_path(path)))
 }
 
 #[cfg(test)]
@@ -101,9 +101,9 @@ mod tests {
     fn removes_its_own_socket_only() -> Result<(), Box<dyn std::error::Error>> {
         let dir = tempfile::tempdir()?;
         let path = dir.path().join("volume").join("socket");
-        let (_ours, name) = unix(&path, NodeId(0), true)?;
+        let (_ours, name) = listen_unix(&path, NodeId(0), true)?;
         std::fs::remove_dir_all(dir.path().join("volume"))?;
-        let (theirs, other) = unix(&path, NodeId(0), true)?;
+        let (theirs, other) = listen_unix(&path, NodeId(0), true)?;
         name.remove();
         UnixStream::connect(&path)?;
         drop(theirs);

@@ -11,11 +11,13 @@ mod session;
 #[cfg(test)]
 mod tests;
 
-use session::Session;
+use session::ServerLockSession;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
-use tatami_lock::Table;
-use tatami_wire::lock::{Conflict, LOCKS_MAX, Lock, LockKind, LockOp, LockSort, LockTold, Span};
+use tatami_lock::LockTable;
+use tatami_wire::lock::{
+    ByteRange, Conflict, LOCKS_MAX, Lock, LockKind, LockOp, LockOpReply, LockSort,
+};
 use tatami_wire::meta::{MetaReply, MetaResult};
 use tatami_wire::{ClientId, Errno, Ino, hash};
 
@@ -34,38 +36,38 @@ const CONTENDED: Duration = Duration::from_secs(1);
 const CONTENDED_SWEEP: usize = 4096;
 
 /// The owner of a lock, unique among all clients.
-type Owner = (ClientId, u64);
+type LockOwner = (ClientId, u64);
 
 /// The locks of one file.
 #[derive(Debug, Default)]
-struct File {
-    whole: Table<Owner, u32>,
-    range: Table<Owner, u32>,
+struct LockedFile {
+    whole: LockTable<LockOwner, u32>,
+    range: LockTable<LockOwner, u32>,
     /// Oldest first.
-    waiters: VecDeque<Waiter>,
+    waiters: VecDeque<LockWaiter>,
     /// Waits that have been granted, until their clients know.
-    promised: BTreeSet<(ClientId, u64)>,
+    granted_waits: BTreeSet<(ClientId, u64)>,
     /// The client that grants and frees the locks of this file by itself. The tables' entries for
     /// it are old.
     delegated: Option<ClientId>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Waiter {
+struct LockWaiter {
     client: ClientId,
     wait: u64,
     lock: Lock,
 }
 
-impl File {
-    fn table(&self, sort: LockSort) -> &Table<Owner, u32> {
+impl LockedFile {
+    fn table(&self, sort: LockSort) -> &LockTable<LockOwner, u32> {
         match sort {
             LockSort::Whole => &self.whole,
             LockSort::Range => &self.range,
         }
     }
 
-    fn table_mut(&mut self, sort: LockSort) -> &mut Table<Owner, u32> {
+    fn table_mut(&mut self, sort: LockSort) -> &mut LockTable<LockOwner, u32> {
         match sort {
             LockSort::Whole => &mut self.whole,
             LockSort::Range => &mut self.range,
@@ -79,26 +81,26 @@ impl File {
     fn is_unused(&self) -> bool {
         self.len() == 0
             && self.waiters.is_empty()
-            && self.promised.is_empty()
+            && self.granted_waits.is_empty()
             && self.delegated.is_none()
     }
 
     /// Whether the client holds a lock, waits for one, or has the locks delegated.
-    fn concerns(&self, client: ClientId) -> bool {
+    fn concerns_client(&self, client: ClientId) -> bool {
         let own = (client, 0)..=(client, u64::MAX);
-        self.whole.any_of(own.clone())
-            || self.range.any_of(own)
+        self.whole.holds_any_of(own.clone())
+            || self.range.holds_any_of(own)
             || self.delegated == Some(client)
             || self.waiters.iter().any(|waiter| waiter.client == client)
-            || self.promised.range((client, 0)..=(client, u64::MAX)).next().is_some()
+            || self.granted_waits.range((client, 0)..=(client, u64::MAX)).next().is_some()
     }
 
     /// Whether another client holds a lock.
-    fn is_held_beside(&self, client: ClientId) -> bool {
+    fn is_held_by_others(&self, client: ClientId) -> bool {
         let (before, after) = (..(client, 0), (client, u64::MAX));
         [&self.whole, &self.range].into_iter().any(|table| {
             let after = (std::ops::Bound::Excluded(after), std::ops::Bound::Unbounded);
-            table.any_of(before) || table.any_of(after)
+            table.holds_any_of(before) || table.holds_any_of(after)
         })
     }
 
@@ -106,7 +108,7 @@ impl File {
         self.whole.retain(|held| held.owner.0 != client);
         self.range.retain(|held| held.owner.0 != client);
         self.waiters.retain(|waiter| waiter.client != client);
-        self.promised.retain(|(of, _)| *of != client);
+        self.granted_waits.retain(|(of, _)| *of != client);
         if self.delegated == Some(client) {
             self.delegated = None;
         }
@@ -115,7 +117,7 @@ impl File {
 
 /// The notifications for one client.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct News {
+pub(crate) struct ClientLockNotices {
     /// Files whose locks the client must give back.
     pub(crate) wanted: Vec<Ino>,
     /// Waits that have ended.
@@ -124,16 +126,16 @@ pub(crate) struct News {
 
 /// The outcome of a request.
 #[derive(Debug, PartialEq)]
-pub(crate) enum Verdict {
+pub(crate) enum LockDecision {
     /// The answer.
-    Now(MetaResult),
-    /// The request must be put again when [`Locks::take_stirred`] returns true.
-    Later,
+    Reply(MetaResult),
+    /// The request must be put again when [`ServerLocks::take_woken`] returns true.
+    Deferred,
 }
 
 /// A request about locks, with its client.
 #[derive(Clone, Debug)]
-pub(crate) struct Question {
+pub(crate) struct LockRequest {
     pub(crate) client: ClientId,
     pub(crate) session: u64,
     pub(crate) ino: Ino,
@@ -144,161 +146,161 @@ pub(crate) struct Question {
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct Locks {
-    files: HashMap<Ino, File, hash::Build>,
-    sessions: BTreeMap<ClientId, Session>,
+pub(crate) struct ServerLocks {
+    files: HashMap<Ino, LockedFile, hash::HashBuilder>,
+    sessions: BTreeMap<ClientId, ServerLockSession>,
     last_session: u64,
     /// Clients that held locks before our start and have not come back.
-    before: HashSet<ClientId>,
+    former_clients: HashSet<ClientId>,
     /// The waits of each owner, in [`LockSort::Range`].
-    waiting: BTreeMap<Owner, BTreeSet<(Ino, u64)>>,
+    waits_by_owner: BTreeMap<LockOwner, BTreeSet<(Ino, u64)>>,
     /// When the locks of a file were recalled last.
-    contended: HashMap<Ino, Instant, hash::Build>,
-    news: BTreeMap<ClientId, News>,
+    contended: HashMap<Ino, Instant, hash::HashBuilder>,
+    notices: BTreeMap<ClientId, ClientLockNotices>,
     /// Deferred requests may be answered now.
-    stirred: bool,
+    woken: bool,
     /// A session has begun or ended.
-    changed: bool,
+    clients_changed: bool,
 }
 
-fn done(session: u64, delegated: bool) -> Verdict {
-    told(session, LockTold::Done { delegated })
+fn done_reply(session: u64, delegated: bool) -> LockDecision {
+    lock_reply(session, LockOpReply::Done { delegated })
 }
 
-fn told(session: u64, told: LockTold) -> Verdict {
-    Verdict::Now(Ok(MetaReply::Locks { session, told }))
+fn lock_reply(session: u64, told: LockOpReply) -> LockDecision {
+    LockDecision::Reply(Ok(MetaReply::Locks { session, reply: told }))
 }
 
-fn refused(errno: Errno) -> Verdict {
-    Verdict::Now(Err(errno))
+fn refuse_request(errno: Errno) -> LockDecision {
+    LockDecision::Reply(Err(errno))
 }
 
-fn is_of((first, count): (u16, u16), ino: Ino) -> bool {
-    ino.shard().0 >= first && ino.shard().0 - first < count
+fn is_in_block((first, count): (u16, u16), ino: Ino) -> bool {
+    ino.owner_shard().0 >= first && ino.owner_shard().0 - first < count
 }
 
 fn is_valid(lock: &Lock) -> bool {
-    lock.span.is_valid() && (lock.sort == LockSort::Range || lock.span == Span::ALL)
+    lock.span.is_valid() && (lock.sort == LockSort::Range || lock.span == ByteRange::ALL)
 }
 
-impl Locks {
+impl ServerLocks {
     /// Makes an empty table. The clients `before` may hold locks. Session numbers are above
     /// `first`, which must be above all numbers of the daemons before.
-    pub(crate) fn new(before: HashSet<ClientId>, first: u64) -> Locks {
-        Locks {
+    pub(crate) fn new(before: HashSet<ClientId>, first: u64) -> ServerLocks {
+        ServerLocks {
             files: HashMap::default(),
             sessions: BTreeMap::new(),
             last_session: first,
-            before,
-            waiting: BTreeMap::new(),
+            former_clients: before,
+            waits_by_owner: BTreeMap::new(),
             contended: HashMap::default(),
-            news: BTreeMap::new(),
-            stirred: false,
-            changed: false,
+            notices: BTreeMap::new(),
+            woken: false,
+            clients_changed: false,
         }
     }
 
     /// Returns all clients that hold locks, or may hold them.
     pub(crate) fn clients(&self) -> Vec<ClientId> {
-        self.sessions.keys().chain(&self.before).copied().collect()
+        self.sessions.keys().chain(&self.former_clients).copied().collect()
     }
 
     /// Returns all clients that hold, await, or may hold locks of files of these shards (the first,
     /// and their number).
-    pub(crate) fn lockers(&self, block: (u16, u16)) -> Vec<ClientId> {
-        let here = |client: &ClientId, session: &Session| {
+    pub(crate) fn clients_with_locks(&self, block: (u16, u16)) -> Vec<ClientId> {
+        let here = |client: &ClientId, session: &ServerLockSession| {
             let mut files = session.files.iter().chain(&session.delegated);
-            files.any(|ino| is_of(block, *ino)).then_some(*client)
+            files.any(|ino| is_in_block(block, *ino)).then_some(*client)
         };
         let here = self.sessions.iter().filter_map(|(client, session)| here(client, session));
-        let mut all: Vec<_> = here.chain(self.before.iter().copied()).collect();
+        let mut all: Vec<_> = here.chain(self.former_clients.iter().copied()).collect();
         all.sort_unstable();
         all.dedup();
         all
     }
 
     /// Drops the locks of these shards: another node serves them now.
-    pub(crate) fn forget(&mut self, block: (u16, u16)) {
-        self.stirred = true;
-        let gone: Vec<_> = self.files.extract_if(|ino, _| is_of(block, *ino)).collect();
+    pub(crate) fn forget_shards(&mut self, block: (u16, u16)) {
+        self.woken = true;
+        let gone: Vec<_> = self.files.extract_if(|ino, _| is_in_block(block, *ino)).collect();
         for (ino, file) in gone {
             for waiter in &file.waiters {
                 self.forget_wait(ino, waiter);
             }
             for held in file.whole.iter().chain(file.range.iter()) {
                 if let Some(session) = self.sessions.get_mut(&held.owner.0) {
-                    session.held = session.held.saturating_sub(1);
+                    session.lock_count = session.lock_count.saturating_sub(1);
                 }
             }
         }
         for session in self.sessions.values_mut() {
-            session.files.retain(|ino| !is_of(block, *ino));
-            session.delegated.retain(|ino| !is_of(block, *ino));
+            session.files.retain(|ino| !is_in_block(block, *ino));
+            session.delegated.retain(|ino| !is_in_block(block, *ino));
         }
     }
 
     /// Records that shards have arrived, and that these clients may hold locks of their files. No
     /// lock is granted before these clients have reclaimed theirs, or have expired.
-    pub(crate) fn expect(&mut self, clients: Vec<ClientId>) {
-        self.changed |= !clients.is_empty();
-        self.before.extend(clients);
+    pub(crate) fn expect_clients(&mut self, clients: Vec<ClientId>) {
+        self.clients_changed |= !clients.is_empty();
+        self.former_clients.extend(clients);
     }
 
-    /// Whether [`Locks::clients`] has changed since the last call.
-    pub(crate) fn take_changed(&mut self) -> bool {
-        std::mem::take(&mut self.changed)
+    /// Whether [`ServerLocks::clients`] has changed since the last call.
+    pub(crate) fn take_clients_changed(&mut self) -> bool {
+        std::mem::take(&mut self.clients_changed)
     }
 
     /// Returns the notifications, by client.
-    pub(crate) fn take_news(&mut self) -> BTreeMap<ClientId, News> {
-        std::mem::take(&mut self.news)
+    pub(crate) fn take_notices(&mut self) -> BTreeMap<ClientId, ClientLockNotices> {
+        std::mem::take(&mut self.notices)
     }
 
     /// Returns whether deferred requests may have an answer now.
-    pub(crate) fn take_stirred(&mut self) -> bool {
-        std::mem::take(&mut self.stirred)
+    pub(crate) fn take_woken(&mut self) -> bool {
+        std::mem::take(&mut self.woken)
     }
 
     /// Answers a request, or defers it.
-    pub(crate) fn apply(&mut self, question: &Question, now: Instant) -> Verdict {
-        let Question { client, session, ino, .. } = *question;
+    pub(crate) fn apply_request(&mut self, question: &LockRequest, now: Instant) -> LockDecision {
+        let LockRequest { client, session, ino, .. } = *question;
         match &question.op {
             LockOp::Reclaim { locks, first, last, .. } => {
-                return self.reclaim(client, session, locks, (*first, *last));
+                return self.reclaim_locks(client, session, locks, (*first, *last));
             }
-            LockOp::End => {
-                self.end(client);
-                return done(0, false);
+            LockOp::EndSession => {
+                self.end_session(client);
+                return done_reply(0, false);
             }
             _ => {}
         }
         // The client may hold locks of shards that have arrived, even if it has no session here.
-        if self.before.contains(&client) {
-            return told(0, LockTold::Unknown { reclaim: true });
+        if self.former_clients.contains(&client) {
+            return lock_reply(0, LockOpReply::UnknownSession { reclaim: true });
         }
         let known = self.sessions.get(&client).is_some_and(|s| s.id == session);
         // The session has expired, or a daemon before has forgotten it: its locks are lost, and the
         // client must learn that.
         if !known && session != 0 {
-            return told(0, LockTold::Unknown { reclaim: false });
+            return lock_reply(0, LockOpReply::UnknownSession { reclaim: false });
         }
         match &question.op {
             LockOp::Set { lock, wait, delegate } => {
                 let delegates = *delegate && question.delegates;
-                self.set(client, session, ino, lock, *wait, delegates, now)
+                self.set_lock(client, session, ino, lock, *wait, delegates, now)
             }
             LockOp::Free { sort, owner, span } => {
-                self.free(client, session, ino, *sort, *owner, *span)
+                self.free_lock(client, session, ino, *sort, *owner, *span)
             }
-            LockOp::Test { lock } => self.test(client, session, ino, lock, now),
-            LockOp::Cancel { wait, lock } => self.cancel(client, session, ino, *wait, lock),
-            LockOp::Return { locks } => self.give_back(client, session, ino, locks),
-            LockOp::Reclaim { .. } | LockOp::End => refused(Errno::EINVAL),
+            LockOp::Test { lock } => self.test_lock(client, session, ino, lock, now),
+            LockOp::Cancel { wait, lock } => self.cancel_wait(client, session, ino, *wait, lock),
+            LockOp::ReturnDelegation { locks } => self.return_locks(client, session, ino, locks),
+            LockOp::Reclaim { .. } | LockOp::EndSession => refuse_request(Errno::EINVAL),
         }
     }
 
     #[allow(clippy::too_many_arguments)] // the parts of one message
-    fn set(
+    fn set_lock(
         &mut self,
         client: ClientId,
         session: u64,
@@ -307,14 +309,14 @@ impl Locks {
         wait: Option<u64>,
         delegates: bool,
         now: Instant,
-    ) -> Verdict {
+    ) -> LockDecision {
         if !is_valid(lock) {
-            return refused(Errno::EINVAL);
+            return refuse_request(Errno::EINVAL);
         }
         let session = match session {
-            0 => match self.begin(client) {
+            0 => match self.begin_session(client) {
                 Some(session) => session,
-                None => return refused(Errno::ENOLCK),
+                None => return refuse_request(Errno::ENOLCK),
             },
             known => known,
         };
@@ -323,121 +325,122 @@ impl Locks {
         // tried again.
         if let Some(holder) = self.files.get(&ino).and_then(|file| file.delegated) {
             if holder == client {
-                return told(session, LockTold::Unknown { reclaim: true });
+                return lock_reply(session, LockOpReply::UnknownSession { reclaim: true });
             }
-            self.ask_back(ino, holder, now);
-            return self.wait_or(client, session, ino, lock, wait, Verdict::Later);
+            self.recall_locks(ino, holder, now);
+            return self.queue_wait(client, session, ino, lock, wait, LockDecision::Deferred);
         }
         // A lock that an absent client still holds would be granted twice.
-        if !self.before.is_empty() {
-            return self.wait_or(client, session, ino, lock, wait, Verdict::Later);
+        if !self.former_clients.is_empty() {
+            return self.queue_wait(client, session, ino, lock, wait, LockDecision::Deferred);
         }
-        if self.sessions.get(&client).is_none_or(|s| s.held >= HELD_MAX) {
-            return refused(Errno::ENOLCK);
+        if self.sessions.get(&client).is_none_or(|s| s.lock_count >= HELD_MAX) {
+            return refuse_request(Errno::ENOLCK);
         }
         // flock(2) frees the old lock before it sets a converted one: another waiter may get it in
         // between.
         let file = self.files.entry(ino).or_default();
         if lock.sort == LockSort::Whole
-            && file.whole.holds(owner, Span::ALL)
-            && !file.whole.holds_all(owner, Span::ALL, lock.kind)
+            && file.whole.holds_any(owner, ByteRange::ALL)
+            && !file.whole.holds_all(owner, ByteRange::ALL, lock.kind)
         {
-            self.change(client, ino, |file| file.whole.free(owner, Span::ALL));
-            self.settle(ino);
+            self.change_locks(client, ino, |file| file.whole.free_span(owner, ByteRange::ALL));
+            self.grant_waiting(ino);
         }
         let file = self.files.entry(ino).or_default();
         // The check precedes the wait: a wait that closes a cycle must never be recorded.
-        if file.table(lock.sort).conflict(owner, lock.span, lock.kind).is_some() {
+        if file.table(lock.sort).first_conflict(owner, lock.span, lock.kind).is_some() {
             if lock.sort == LockSort::Range
                 && wait.is_some()
                 && self.would_deadlock(owner, ino, lock)
             {
                 self.stop_waiting(client, ino, wait);
-                self.tidy(client, ino);
-                return refused(Errno::EDEADLK);
+                self.remove_if_unused(client, ino);
+                return refuse_request(Errno::EDEADLK);
             }
-            let verdict = self.wait_or(client, session, ino, lock, wait, refused(Errno::EAGAIN));
-            self.tidy(client, ino);
+            let verdict =
+                self.queue_wait(client, session, ino, lock, wait, refuse_request(Errno::EAGAIN));
+            self.remove_if_unused(client, ino);
             return verdict;
         }
         self.stop_waiting(client, ino, wait);
-        self.grant(client, ino, lock);
+        self.grant_lock(client, ino, lock);
         if lock.kind == LockKind::Shared {
             // The lock may have been exclusive before, so waiters for a shared one may get theirs.
-            self.settle(ino);
+            self.grant_waiting(ino);
         }
-        let delegated = delegates && self.delegate(client, ino, now);
-        done(session, delegated)
+        let delegated = delegates && self.delegate_file(client, ino, now);
+        done_reply(session, delegated)
     }
 
     /// Records a wait for the lock, if the request has one. Answers `otherwise` if not.
-    fn wait_or(
+    fn queue_wait(
         &mut self,
         client: ClientId,
         session: u64,
         ino: Ino,
         lock: &Lock,
         wait: Option<u64>,
-        otherwise: Verdict,
-    ) -> Verdict {
+        otherwise: LockDecision,
+    ) -> LockDecision {
         let Some(wait) = wait else { return otherwise };
         let Some(of) = self.sessions.get_mut(&client) else { return otherwise };
         let file = self.files.entry(ino).or_default();
         // The client asks again under a granted wait, so it does not rely on that grant any more.
-        file.promised.remove(&(client, wait));
+        file.granted_waits.remove(&(client, wait));
         if !file.waiters.iter().any(|w| w.client == client && w.wait == wait) {
-            if of.waits >= WAITS_MAX {
-                return refused(Errno::ENOLCK);
+            if of.wait_count >= WAITS_MAX {
+                return refuse_request(Errno::ENOLCK);
             }
-            of.waits += 1;
+            of.wait_count += 1;
             of.files.insert(ino);
             // At the end: waiters are served in the order of their requests.
-            file.waiters.push_back(Waiter { client, wait, lock: *lock });
+            file.waiters.push_back(LockWaiter { client, wait, lock: *lock });
             if lock.sort == LockSort::Range {
-                self.waiting.entry((client, lock.owner)).or_default().insert((ino, wait));
+                self.waits_by_owner.entry((client, lock.owner)).or_default().insert((ino, wait));
             }
         }
-        told(session, LockTold::Waits)
+        lock_reply(session, LockOpReply::Waiting)
     }
 
     /// Forgets a wait. Returns whether there was one that had not been granted.
     fn stop_waiting(&mut self, client: ClientId, ino: Ino, wait: Option<u64>) -> bool {
         let (Some(wait), Some(file)) = (wait, self.files.get_mut(&ino)) else { return false };
-        file.promised.remove(&(client, wait));
+        file.granted_waits.remove(&(client, wait));
         let found = file.waiters.iter().position(|w| w.client == client && w.wait == wait);
         let Some(waiter) = found.and_then(|at| file.waiters.remove(at)) else { return false };
         self.forget_wait(ino, &waiter);
         true
     }
 
-    fn forget_wait(&mut self, ino: Ino, waiter: &Waiter) {
+    fn forget_wait(&mut self, ino: Ino, waiter: &LockWaiter) {
         if let Some(session) = self.sessions.get_mut(&waiter.client) {
-            session.waits = session.waits.saturating_sub(1);
+            session.wait_count = session.wait_count.saturating_sub(1);
         }
         let owner = (waiter.client, waiter.lock.owner);
-        if let Some(waits) = self.waiting.get_mut(&owner) {
+        if let Some(waits) = self.waits_by_owner.get_mut(&owner) {
             waits.remove(&(ino, waiter.wait));
             if waits.is_empty() {
-                self.waiting.remove(&owner);
+                self.waits_by_owner.remove(&owner);
             }
         }
     }
 
     /// Changes the client's locks of a file, and its count of locks.
-    fn change(&mut self, client: ClientId, ino: Ino, change: impl FnOnce(&mut File)) {
+    fn change_locks(&mut self, client: ClientId, ino: Ino, change: impl FnOnce(&mut LockedFile)) {
         let file = self.files.entry(ino).or_default();
         let before = file.len();
         change(file);
         let after = file.len();
         if let Some(session) = self.sessions.get_mut(&client) {
-            session.held = (session.held + after).saturating_sub(before);
+            session.lock_count = (session.lock_count + after).saturating_sub(before);
         }
     }
 
-    fn grant(&mut self, client: ClientId, ino: Ino, lock: &Lock) {
-        self.change(client, ino, |file| {
+    fn grant_lock(&mut self, client: ClientId, ino: Ino, lock: &Lock) {
+        self.change_locks(client, ino, |file| {
             let owner = (client, lock.owner);
-            file.table_mut(lock.sort).set(owner, lock.span, lock.kind, lock.pid);
+            file.table_mut(lock.sort).set_lock(owner, lock.span, lock.kind, lock.pid);
         });
         if let Some(session) = self.sessions.get_mut(&client) {
             session.files.insert(ino);
@@ -445,24 +448,24 @@ impl Locks {
     }
 
     /// Grants waiting locks that have become free, the oldest first, and wakes deferred requests.
-    fn settle(&mut self, ino: Ino) {
-        self.stirred = true;
+    fn grant_waiting(&mut self, ino: Ino) {
+        self.woken = true;
         let Some(file) = self.files.get(&ino) else { return };
         // The recall of a delegated file has been sent already; its waiters are served when the
         // locks are back.
         if file.waiters.is_empty() || file.delegated.is_some() {
             return;
         }
-        if !self.before.is_empty() {
+        if !self.former_clients.is_empty() {
             return;
         }
         let mut at = 0;
         while let Some(waiter) = self.files.get(&ino).and_then(|file| file.waiters.get(at)).copied()
         {
-            let Waiter { client, wait, lock } = waiter;
+            let LockWaiter { client, wait, lock } = waiter;
             let owner = (client, lock.owner);
             let free = self.files.get(&ino).is_some_and(|file| {
-                file.table(lock.sort).conflict(owner, lock.span, lock.kind).is_none()
+                file.table(lock.sort).first_conflict(owner, lock.span, lock.kind).is_none()
             });
             // A later waiter may still be free to go: waits for other ranges are not held up.
             if !free {
@@ -472,106 +475,108 @@ impl Locks {
             self.stop_waiting(client, ino, Some(wait));
             // `add` keeps the stronger of the two locks: until the client knows of the grant, it
             // must not hold less than it believes.
-            self.change(client, ino, |file| {
-                file.table_mut(lock.sort).add(owner, lock.span, lock.kind, lock.pid);
+            self.change_locks(client, ino, |file| {
+                file.table_mut(lock.sort).add_lock(owner, lock.span, lock.kind, lock.pid);
             });
             if let Some(file) = self.files.get_mut(&ino) {
-                file.promised.insert((client, wait));
+                file.granted_waits.insert((client, wait));
             }
-            self.news.entry(client).or_default().ready.push(wait);
+            self.notices.entry(client).or_default().ready.push(wait);
         }
     }
 
-    fn free(
+    fn free_lock(
         &mut self,
         client: ClientId,
         session: u64,
         ino: Ino,
         sort: LockSort,
         owner: u64,
-        span: Span,
-    ) -> Verdict {
+        span: ByteRange,
+    ) -> LockDecision {
         if !span.is_valid() {
-            return refused(Errno::EINVAL);
+            return refuse_request(Errno::EINVAL);
         }
         // Freeing nothing succeeds: the client repeats a request whose answer was lost.
-        let Some(file) = self.files.get(&ino) else { return done(session, false) };
+        let Some(file) = self.files.get(&ino) else { return done_reply(session, false) };
         if file.delegated == Some(client) {
-            return told(session, LockTold::Unknown { reclaim: true });
+            return lock_reply(session, LockOpReply::UnknownSession { reclaim: true });
         }
-        if file.table(sort).holds((client, owner), span) {
+        if file.table(sort).holds_any((client, owner), span) {
             // Free first, then serve the waiters, then drop the file if it is empty.
-            self.change(client, ino, |file| file.table_mut(sort).free((client, owner), span));
-            self.settle(ino);
-            self.tidy(client, ino);
+            self.change_locks(client, ino, |file| {
+                file.table_mut(sort).free_span((client, owner), span)
+            });
+            self.grant_waiting(ino);
+            self.remove_if_unused(client, ino);
         }
-        done(session, false)
+        done_reply(session, false)
     }
 
-    fn test(
+    fn test_lock(
         &mut self,
         client: ClientId,
         session: u64,
         ino: Ino,
         lock: &Lock,
         now: Instant,
-    ) -> Verdict {
+    ) -> LockDecision {
         if !is_valid(lock) {
-            return refused(Errno::EINVAL);
+            return refuse_request(Errno::EINVAL);
         }
         match self.files.get(&ino).and_then(|file| file.delegated) {
             Some(holder) if holder == client => {
-                return told(session, LockTold::Unknown { reclaim: true });
+                return lock_reply(session, LockOpReply::UnknownSession { reclaim: true });
             }
             Some(holder) => {
-                self.ask_back(ino, holder, now);
-                return Verdict::Later;
+                self.recall_locks(ino, holder, now);
+                return LockDecision::Deferred;
             }
-            None if !self.before.is_empty() => return Verdict::Later,
+            None if !self.former_clients.is_empty() => return LockDecision::Deferred,
             None => {}
         }
         let owner = (client, lock.owner);
         let held = self
             .files
             .get(&ino)
-            .and_then(|file| file.table(lock.sort).conflict(owner, lock.span, lock.kind));
+            .and_then(|file| file.table(lock.sort).first_conflict(owner, lock.span, lock.kind));
         let conflict = held.map(|held| Conflict {
             span: held.span,
             kind: held.kind,
             // A process id has a meaning only on the client's own machine.
             pid: if held.owner.0 == client { held.tag } else { 0 },
         });
-        told(session, LockTold::Held(conflict))
+        lock_reply(session, LockOpReply::ConflictsWith(conflict))
     }
 
-    fn cancel(
+    fn cancel_wait(
         &mut self,
         client: ClientId,
         session: u64,
         ino: Ino,
         wait: u64,
         lock: &Lock,
-    ) -> Verdict {
+    ) -> LockDecision {
         if !is_valid(lock) {
-            return refused(Errno::EINVAL);
+            return refuse_request(Errno::EINVAL);
         }
         let owner = (client, lock.owner);
         // The grant and the cancellation may have crossed. The answer states which of the two won.
         let granted = self.files.get(&ino).is_some_and(|file| {
-            file.promised.contains(&(client, wait))
+            file.granted_waits.contains(&(client, wait))
                 && file.table(lock.sort).holds_all(owner, lock.span, lock.kind)
         });
         self.stop_waiting(client, ino, Some(wait));
         if granted {
-            self.grant(client, ino, lock);
-            self.settle(ino);
+            self.grant_lock(client, ino, lock);
+            self.grant_waiting(ino);
         }
-        self.tidy(client, ino);
-        told(session, LockTold::Ended { granted })
+        self.remove_if_unused(client, ino);
+        lock_reply(session, LockOpReply::WaitEnded { granted })
     }
 
     /// Delegates the locks of `ino` to the client, if that is allowed now. Returns whether it did.
-    fn delegate(&mut self, client: ClientId, ino: Ino, now: Instant) -> bool {
+    fn delegate_file(&mut self, client: ClientId, ino: Ino, now: Instant) -> bool {
         let (Some(file), Some(session)) =
             (self.files.get_mut(&ino), self.sessions.get_mut(&client))
         else {
@@ -579,14 +584,14 @@ impl Locks {
         };
         let contended = self.contended.get(&ino).is_some_and(|at| now < *at + CONTENDED);
         // The client does not yet know of a promised lock, so its own table would lack it.
-        let settled = file.waiters.is_empty() && file.promised.is_empty();
-        if contended || !settled || file.is_held_beside(client) {
+        let settled = file.waiters.is_empty() && file.granted_waits.is_empty();
+        if contended || !settled || file.is_held_by_others(client) {
             return false;
         }
         if session.delegated.len() >= DELEGATED_MAX {
             // The file that is given back makes room.
             if let Some(old) = session.delegated.first() {
-                self.news.entry(client).or_default().wanted.push(*old);
+                self.notices.entry(client).or_default().wanted.push(*old);
             }
             return false;
         }
@@ -595,47 +600,54 @@ impl Locks {
         true
     }
 
-    fn ask_back(&mut self, ino: Ino, holder: ClientId, now: Instant) {
+    fn recall_locks(&mut self, ino: Ino, holder: ClientId, now: Instant) {
         if self.contended.len() >= CONTENDED_SWEEP {
             self.contended.retain(|_, at| now < *at + CONTENDED);
         }
         self.contended.insert(ino, now);
-        let wanted = &mut self.news.entry(holder).or_default().wanted;
+        let wanted = &mut self.notices.entry(holder).or_default().wanted;
         if !wanted.contains(&ino) {
             wanted.push(ino);
         }
     }
 
-    fn give_back(&mut self, client: ClientId, session: u64, ino: Ino, locks: &[Lock]) -> Verdict {
+    fn return_locks(
+        &mut self,
+        client: ClientId,
+        session: u64,
+        ino: Ino,
+        locks: &[Lock],
+    ) -> LockDecision {
         let delegated = self.files.get(&ino).is_some_and(|file| file.delegated == Some(client));
         if !delegated || session == 0 {
-            return done(session, false);
+            return done_reply(session, false);
         }
         if locks.len() > LOCKS_MAX || !locks.iter().all(is_valid) {
-            return refused(Errno::EINVAL);
+            return refuse_request(Errno::EINVAL);
         }
-        self.change(client, ino, |file| {
+        self.change_locks(client, ino, |file| {
             // No other client holds a lock while the locks are delegated, so the tables hold
             // nothing else.
-            (file.whole, file.range, file.delegated) = (Table::default(), Table::default(), None);
+            (file.whole, file.range, file.delegated) =
+                (LockTable::default(), LockTable::default(), None);
             for lock in locks {
                 let owner = (client, lock.owner);
-                file.table_mut(lock.sort).set(owner, lock.span, lock.kind, lock.pid);
+                file.table_mut(lock.sort).set_lock(owner, lock.span, lock.kind, lock.pid);
             }
         });
         if let Some(session) = self.sessions.get_mut(&client) {
             session.delegated.remove(&ino);
         }
         // The waiters that caused the recall get their turn now.
-        self.settle(ino);
-        self.tidy(client, ino);
-        done(session, false)
+        self.grant_waiting(ino);
+        self.remove_if_unused(client, ino);
+        done_reply(session, false)
     }
 
     /// Drops the record of a file without locks, waits or delegation.
-    fn tidy(&mut self, client: ClientId, ino: Ino) {
+    fn remove_if_unused(&mut self, client: ClientId, ino: Ino) {
         let Some(file) = self.files.get(&ino) else { return };
-        if !file.concerns(client)
+        if !file.concerns_client(client)
             && let Some(session) = self.sessions.get_mut(&client)
         {
             session.files.remove(&ino);

@@ -5,55 +5,55 @@ use std::time::{Duration, Instant};
 
 /// Shortest time from one sync to the next: a commit survives a power cut after little more than
 /// this.
-const EVERY: Duration = Duration::from_secs(1);
+const SYNC_INTERVAL: Duration = Duration::from_secs(1);
 /// The first commit waits for this time, so that others share its sync.
-const COMPANY: Duration = Duration::from_millis(100);
+const GROUP_DELAY: Duration = Duration::from_millis(100);
 
 /// The commits of an executor that a power cut could undo.
 #[derive(Default)]
 pub(crate) struct LogSync {
     /// The time of the first commit that no sync covers.
-    since: Option<Instant>,
+    first_unsynced: Option<Instant>,
     /// The time of the first commit that the sync under way covers.
-    syncing: Option<Instant>,
+    first_syncing: Option<Instant>,
     /// The time when the last sync began.
-    last: Option<Instant>,
+    last_begun: Option<Instant>,
 }
 
 impl LogSync {
     /// Records a commit.
-    pub(crate) fn committed(&mut self, now: Instant) {
-        self.since.get_or_insert(now);
+    pub(crate) fn record_commit(&mut self, now: Instant) {
+        self.first_unsynced.get_or_insert(now);
     }
 
     /// Records that everything committed is on disk.
-    pub(crate) fn synced(&mut self) {
-        self.since = None;
+    pub(crate) fn record_full_sync(&mut self) {
+        self.first_unsynced = None;
     }
 
     /// Returns when the next sync must begin.
-    pub(crate) fn due(&self) -> Option<Instant> {
-        let since = self.since.filter(|_| self.syncing.is_none())?;
-        let next = self.last.map(|last| last + EVERY);
-        Some(next.unwrap_or(since).max(since + COMPANY))
+    pub(crate) fn next_due(&self) -> Option<Instant> {
+        let since = self.first_unsynced.filter(|_| self.first_syncing.is_none())?;
+        let next = self.last_begun.map(|last| last + SYNC_INTERVAL);
+        Some(next.unwrap_or(since).max(since + GROUP_DELAY))
     }
 
     /// Records that a sync begins.
-    pub(crate) fn begin(&mut self, now: Instant) {
+    pub(crate) fn begin_sync(&mut self, now: Instant) {
         // Commits from now on start a new interval: the sync may not cover them.
-        self.syncing = self.since.take();
-        self.last = Some(now);
+        self.first_syncing = self.first_unsynced.take();
+        self.last_begun = Some(now);
     }
 
     /// Records that the sync under way has succeeded.
-    pub(crate) fn ended(&mut self) {
-        self.syncing = None;
+    pub(crate) fn end_sync(&mut self) {
+        self.first_syncing = None;
     }
 
     /// Returns the age of the oldest commit that a power cut could undo; zero if there is none.
     pub(crate) fn lag(&self, now: Instant) -> Duration {
         // The older of the two: a sync under way may still fail.
-        let oldest = self.syncing.or(self.since);
+        let oldest = self.first_syncing.or(self.first_unsynced);
         oldest.map_or(Duration::ZERO, |oldest| now.saturating_duration_since(oldest))
     }
 }
@@ -67,21 +67,21 @@ mod tests {
         let ms = Duration::from_millis;
         let start = Instant::now();
         let mut log = LogSync::default();
-        assert_eq!((log.due(), log.lag(start)), (None, ms(0)));
-        log.committed(start);
-        log.committed(start + ms(50));
-        assert_eq!(log.due(), Some(start + COMPANY));
-        log.begin(start + ms(100));
-        log.committed(start + ms(200));
-        assert_eq!(log.due(), None, "one is under way");
+        assert_eq!((log.next_due(), log.lag(start)), (None, ms(0)));
+        log.record_commit(start);
+        log.record_commit(start + ms(50));
+        assert_eq!(log.next_due(), Some(start + GROUP_DELAY));
+        log.begin_sync(start + ms(100));
+        log.record_commit(start + ms(200));
+        assert_eq!(log.next_due(), None, "one is under way");
         assert_eq!(log.lag(start + ms(300)), ms(300), "and may come to nothing");
-        log.ended();
+        log.end_sync();
         assert_eq!(log.lag(start + ms(300)), ms(100));
-        assert_eq!(log.due(), Some(start + ms(100) + EVERY));
+        assert_eq!(log.next_due(), Some(start + ms(100) + SYNC_INTERVAL));
         // A client has asked for a sync.
-        log.synced();
-        assert_eq!((log.due(), log.lag(start + ms(300))), (None, ms(0)));
-        log.committed(start + ms(5000));
-        assert_eq!(log.due(), Some(start + ms(5000) + COMPANY));
+        log.record_full_sync();
+        assert_eq!((log.next_due(), log.lag(start + ms(300))), (None, ms(0)));
+        log.record_commit(start + ms(5000));
+        assert_eq!(log.next_due(), Some(start + ms(5000) + GROUP_DELAY));
     }
 }

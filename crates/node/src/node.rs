@@ -1,14 +1,14 @@
 //! Starts the threads of one daemon, waits for its end, and ends it in order.
 
-use crate::accept::Door;
-use crate::clients::Clients;
-use crate::counters::{Counters, Doorway};
+use crate::accept::Listeners;
+use crate::clients::ClientTable;
+use crate::connection_slots::ConnectionSlots;
+use crate::counters::{NodeCounters, RefusalCounters};
 use crate::executors::Executors;
 use crate::options::{NodeOptions, StartError};
-use crate::pages::Pool;
-use crate::seats::Seats;
-use crate::shared::{Nudge, Registry, Shared};
-use crate::stop::Stop;
+use crate::pipes::PipePool;
+use crate::shared::{ConnectionRegistry, NodeShared, WakeFlag};
+use crate::stop::StopFlag;
 use crate::{accept, housekeeping, listen, signals};
 use parking_lot::RwLock;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -20,14 +20,14 @@ use std::time::{Duration, Instant};
 use tatami_cluster::DataDir;
 use tatami_object::ObjectStore;
 use tatami_wire::NodeId;
-use tatami_wire::handshake::Identity;
+use tatami_wire::handshake::ServerIdentity;
 
 /// How long connections may take to finish their requests when the node ends.
-const LEAVE: Duration = Duration::from_secs(10);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A daemon that has started: it listens and answers. Dropping it ends it.
-pub struct Node {
-    shared: Arc<Shared>,
+pub struct NodeDaemon {
+    shared: Arc<NodeShared>,
     acceptor: Option<JoinHandle<()>>,
     housekeeper: Option<JoinHandle<()>>,
     ended: bool,
@@ -39,10 +39,10 @@ pub struct Node {
 
 /// Ends a node from another thread.
 #[derive(Clone)]
-pub struct StopHandle(Arc<Shared>);
+pub struct StopHandle(Arc<NodeShared>);
 
 impl StopHandle {
-    /// Makes [`Node::run`] end the node and return.
+    /// Makes [`NodeDaemon::run`] end the node and return.
     pub fn stop(&self) {
         self.0.stop.set();
     }
@@ -63,12 +63,12 @@ pub enum RunError {
     Died { node: NodeId, what: &'static str },
 }
 
-impl Node {
+impl NodeDaemon {
     /// Starts a node. When this returns, it answers on its socket and its port.
     ///
     /// # Errors
     /// [`StartError`]; nothing is left running then.
-    pub fn start(options: NodeOptions) -> Result<Node, StartError> {
+    pub fn start(options: NodeOptions) -> Result<NodeDaemon, StartError> {
         let NodeOptions {
             dir,
             map,
@@ -87,16 +87,16 @@ impl Node {
         // Takes the lock of the data directory first: two daemons must never open the same stores.
         let dir = DataDir::open_or_replace(&dir, map.volume, node, had_directory)?;
         let loss_mark = dir.loss_mark();
-        if loss_mark.since().is_some() {
+        if loss_mark.lost_since().is_some() {
             tracing::error!(%node, "this node began empty: the data directory that it had before is lost");
         }
-        let tcp = listen::tcp(&info.address, node)?;
-        let (unix, socket) = listen::unix(Path::new(&info.socket), node, allow_other)?;
-        let identity = Identity { volume: map.volume, node, key };
+        let tcp = listen::listen_tcp(&info.address, node)?;
+        let (unix, socket) = listen::listen_unix(Path::new(&info.socket), node, allow_other)?;
+        let identity = ServerIdentity { volume: map.volume, node, key };
         map.shard_map().ok_or(StartError::ShardMap(map.shards.len()))?;
         let objects = ObjectStore::open(dir.path())?;
         let system = |what| move |source| StartError::System { what, source };
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(NodeShared {
             identity,
             current_map: RwLock::new(Arc::new(map)),
             executors: Executors::new(dir.meta_dir()),
@@ -109,18 +109,18 @@ impl Node {
             started: Instant::now(),
             objects,
             loss_mark,
-            counters: Counters::default(),
-            clients: Clients::new(),
-            seats: Arc::new(Seats::default()),
-            doorway: Doorway::default(),
-            pages: Pool::default(),
-            registry: Registry::default(),
-            nudge: Nudge::default(),
-            stop: Stop::new().map_err(system("make an event"))?,
+            counters: NodeCounters::default(),
+            clients: ClientTable::new(),
+            connection_slots: Arc::new(ConnectionSlots::default()),
+            refusal_counters: RefusalCounters::default(),
+            pipes: PipePool::default(),
+            registry: ConnectionRegistry::default(),
+            housekeeping_wake: WakeFlag::default(),
+            stop: StopFlag::new().map_err(system("make an event"))?,
             mounts: parking_lot::Mutex::default(),
-            farewell: parking_lot::Mutex::default(),
+            stop_requesters: parking_lot::Mutex::default(),
         });
-        let mut node = Node {
+        let mut node = NodeDaemon {
             shared: shared.clone(),
             acceptor: None,
             housekeeper: None,
@@ -129,20 +129,22 @@ impl Node {
             _dir: dir,
         };
         // The executors open their stores before the first connection is accepted.
-        shared.executors.start(&shared)?;
+        shared.executors.start_all(&shared)?;
         let shared = node.shared.clone();
-        let door = Door::new(tcp, unix, &shared.stop).map_err(system("watch the listeners"))?;
-        let alarm = Alarm(shared.clone());
-        node.acceptor = Some(spawn("acceptor", move || {
+        let door =
+            Listeners::new(tcp, unix, &shared.stop).map_err(system("watch the listeners"))?;
+        let alarm = StopOnDeath(shared.clone());
+        node.acceptor = Some(spawn_thread("acceptor", move || {
             let _alarm = alarm;
-            accept::run(&shared, door);
+            accept::run_acceptor(&shared, door);
         })?);
         let shared = node.shared.clone();
-        node.housekeeper = Some(spawn("housekeeping", move || housekeeping::run(&shared))?);
+        node.housekeeper =
+            Some(spawn_thread("housekeeping", move || housekeeping::run_housekeeping(&shared))?);
         tracing::info!(
             node = %node.shared.node(), name = node.shared.info.name,
             address = node.shared.info.address, socket = node.shared.info.socket,
-            shards = node.shared.shards(), executors = node.shared.executors.count(), "ready"
+            shards = node.shared.shard_count(), executors = node.shared.executors.running_count(), "ready"
         );
         Ok(node)
     }
@@ -158,7 +160,7 @@ impl Node {
     /// # Errors
     /// [`RunError`]. The node has ended in any case.
     pub fn run(mut self) -> Result<(), RunError> {
-        let signalled = signals::catch().map_err(RunError::Signals)?;
+        let signalled = signals::catch_signals().map_err(RunError::Signals)?;
         while !self.shared.stop.is_set() {
             let mut fds = [
                 PollFd::new(&self.shared.stop, PollFlags::IN),
@@ -172,10 +174,10 @@ impl Node {
                 break;
             }
         }
-        self.end()
+        self.shut_down()
     }
 
-    fn end(&mut self) -> Result<(), RunError> {
+    fn shut_down(&mut self) -> Result<(), RunError> {
         if std::mem::replace(&mut self.ended, true) {
             return Ok(());
         }
@@ -184,7 +186,7 @@ impl Node {
         let mut result = Ok(());
         // The flag goes first: each thread that is woken below must see it.
         shared.stop.set();
-        shared.nudge.give();
+        shared.housekeeping_wake.wake_up();
         if let Some(thread) = self.acceptor.take()
             && thread.join().is_err()
         {
@@ -205,7 +207,7 @@ impl Node {
         }
         // Only now are connections with threads of their own ended; each finishes its request
         // first.
-        let left = shared.registry.close(LEAVE);
+        let left = shared.registry.close_all(CLOSE_TIMEOUT);
         if left > 0 {
             tracing::warn!(left, "connections did not end; they are broken off");
         }
@@ -221,29 +223,29 @@ impl Node {
         }
         tracing::info!(%node, "ended");
         // The clients that ordered the end wait for these connections to close: all is on disk now.
-        shared.farewell.lock().clear();
+        shared.stop_requesters.lock().clear();
         result
     }
 }
 
-impl Drop for Node {
+impl Drop for NodeDaemon {
     fn drop(&mut self) {
-        if let Err(e) = self.end() {
+        if let Err(e) = self.shut_down() {
             tracing::error!("{e}");
         }
     }
 }
 
 /// Ends the node when a thread dies that the node cannot do without.
-pub(crate) struct Alarm(pub(crate) Arc<Shared>);
+pub(crate) struct StopOnDeath(pub(crate) Arc<NodeShared>);
 
-impl Drop for Alarm {
+impl Drop for StopOnDeath {
     fn drop(&mut self) {
         self.0.stop.set();
     }
 }
 
-pub(crate) fn spawn<T: Send + 'static>(
+pub(crate) fn spawn_thread<T: Send + 'static>(
     name: &'static str,
     run: impl FnOnce() -> T + Send + 'static,
 ) -> Result<JoinHandle<T>, StartError> {

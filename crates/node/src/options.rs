@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use tatami_cluster::DataDirError;
 use tatami_cluster::trusted::TrustError;
-use tatami_object::OpenError;
+use tatami_object::ObjectOpenError;
 use tatami_wire::admin::{ClusterMap, Durability};
 use tatami_wire::{NodeId, VolumeKey};
 
@@ -73,9 +73,9 @@ pub enum StartError {
     #[error("{0}")]
     DataDir(#[from] DataDirError),
     #[error("{0}")]
-    Objects(#[from] OpenError),
+    Objects(#[from] ObjectOpenError),
     #[error("namespace in {}: {source}", path.display())]
-    Meta { path: PathBuf, source: tatami_meta::OpenError },
+    Meta { path: PathBuf, source: tatami_meta::MetaOpenError },
     #[error(
         "address {address}: another program uses this port: stop it, or give node {node} \
          another port in volume.toml on all nodes"

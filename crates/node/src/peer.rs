@@ -1,6 +1,6 @@
 //! The identity of the other side of a connection, and its rights.
 
-use crate::stream::Stream;
+use crate::stream::SocketStream;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -13,43 +13,43 @@ pub(crate) fn is_own_user(uid: u32) -> bool {
 
 /// The other side of a connection.
 #[derive(Clone, Debug)]
-pub(crate) struct Peer {
+pub(crate) struct PeerIdentity {
     /// The user that it must be; `None` for a trusted peer, which may act for any user.
     pub(crate) bound_to: Option<Cred>,
     /// Its address or process, for logs.
     origin: String,
 }
 
-impl Peer {
+impl PeerIdentity {
     /// Determines the other side of a connection. A TCP peer passes the handshake only with the
     /// volume's key, so it is trusted. On a UNIX socket the kernel reports the user: the superuser
     /// and the daemon's own user are trusted.
     ///
     /// # Errors
     /// Those of getsockopt(2); a peer in more than [`GROUPS_MAX`] groups.
-    pub(crate) fn of(stream: &Stream) -> io::Result<Peer> {
+    pub(crate) fn from_stream(stream: &SocketStream) -> io::Result<PeerIdentity> {
         let socket = match stream {
-            Stream::Tcp(tcp) => {
+            SocketStream::Tcp(tcp) => {
                 let origin = tcp.peer_addr()?.to_string();
-                return Ok(Peer { bound_to: None, origin });
+                return Ok(PeerIdentity { bound_to: None, origin });
             }
-            Stream::Unix(socket) => socket,
+            SocketStream::Unix(socket) => socket,
         };
         let ucred = rustix::net::sockopt::socket_peercred(socket)?;
         let (uid, gid) = (ucred.uid.as_raw(), ucred.gid.as_raw());
         let origin = format!("process {} of user {uid}", ucred.pid.as_raw_nonzero());
         if is_own_user(uid) {
-            return Ok(Peer { bound_to: None, origin });
+            return Ok(PeerIdentity { bound_to: None, origin });
         }
         let groups = peer_groups(socket)?;
-        Ok(Peer { bound_to: Some(Cred { uid, gid, groups }), origin })
+        Ok(PeerIdentity { bound_to: Some(Cred { uid, gid, groups }), origin })
     }
 
     /// Binds the peer to a user. A peer that may act for any user can ask for that.
     ///
     /// # Errors
     /// The reason for which the peer may not.
-    pub(crate) fn bind(&mut self, user: &Cred) -> Result<(), &'static str> {
+    pub(crate) fn bind_user(&mut self, user: &Cred) -> Result<(), &'static str> {
         if !self.is_trusted() {
             return Err("only who is trusted says for which user it speaks");
         }
@@ -69,7 +69,7 @@ impl Peer {
     }
 }
 
-impl fmt::Display for Peer {
+impl fmt::Display for PeerIdentity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.origin)
     }

@@ -7,54 +7,54 @@
 //! that are still current. Messages to other nodes wait as answers do.
 
 use crate::delegations::{Delegations, Recall};
-use crate::holders::HoldersFile;
-use crate::round::Answer;
+use crate::holders_file::HoldersFile;
+use crate::round::RoundAnswer;
 use std::io;
 use std::time::{Duration, Instant};
-use tatami_meta::Out;
-use tatami_wire::delegation::{Granted, PartTold};
+use tatami_meta::OutgoingMessage;
+use tatami_wire::delegation::{DelegationGrant, PartitionAttr};
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult};
 use tatami_wire::{Attr, ClientId, Errno, Ino};
 
 /// The inodes that an operation has met, as far as delegations need them.
 #[derive(Debug, Default)]
-pub(crate) struct Met {
+pub(crate) struct TouchedInodes {
     /// Inodes on which the answer depends.
     pub(crate) seen: Vec<Ino>,
     /// Inodes that the operation has changed.
     pub(crate) changed: Vec<Ino>,
-    /// The directory of [`MetaOp::shown_dir`], after the operation, if it may be delegated to the
-    /// client.
+    /// The directory of [`MetaOp::delegable_dir`], after the operation, if it may be delegated to
+    /// the client.
     pub(crate) dir: Option<Box<Attr>>,
     /// The partition that stands in for that directory, under the same condition.
-    pub(crate) part: Option<Box<PartTold>>,
+    pub(crate) part: Option<Box<PartitionAttr>>,
 }
 
 /// Most messages to other nodes that wait. More are dropped; their senders repeat them.
-const OUTS_MAX: usize = 4096;
+const HELD_MESSAGES_MAX: usize = 4096;
 /// Stands for the unknown client that changes an inode through another node. No client has this id.
-const ELSEWHERE: ClientId = ClientId([0; 16]);
+const REMOTE_CLIENT: ClientId = ClientId([0; 16]);
 
 /// See the module.
-pub(crate) struct Recalls {
+pub(crate) struct ServerRecalls {
     delegations: Delegations,
     file: HoldersFile,
     /// Answers that wait.
-    held: Vec<Answer>,
+    held_answers: Vec<RoundAnswer>,
     /// Messages to other nodes that wait.
-    held_outs: Vec<Out>,
+    held_messages: Vec<OutgoingMessage>,
 }
 
-impl Recalls {
+impl ServerRecalls {
     /// Reads the list of holders that a daemon before this one has left.
-    pub(crate) fn new(term: Duration, file: HoldersFile) -> Recalls {
+    pub(crate) fn new(term: Duration, file: HoldersFile) -> ServerRecalls {
         let delegations = Delegations::new(term, file.read(), Instant::now());
-        Recalls { delegations, file, held: Vec::new(), held_outs: Vec::new() }
+        ServerRecalls { delegations, file, held_answers: Vec::new(), held_messages: Vec::new() }
     }
 
     /// Whether the executor must record the inodes that operations read and change.
-    pub(crate) fn are_used(&self) -> bool {
-        self.delegations.any_client()
+    pub(crate) fn has_clients(&self) -> bool {
+        self.delegations.has_clients()
     }
 
     /// See [`Delegations::term`].
@@ -65,7 +65,7 @@ impl Recalls {
     /// See [`Delegations::closed_until`].
     pub(crate) fn closed_until(&mut self) -> Option<Instant> {
         // Every round asks, and nearly always the list is empty: then no clock is read.
-        if self.delegations.are_open() {
+        if self.delegations.is_open() {
             None
         } else {
             self.delegations.closed_until(Instant::now())
@@ -74,7 +74,7 @@ impl Recalls {
 
     /// Whether inodes may be delegated to the client.
     pub(crate) fn may_delegate(&self, client: ClientId) -> bool {
-        self.delegations.has(client)
+        self.delegations.has_client(client)
     }
 
     /// Returns the client's recall connection.
@@ -86,23 +86,29 @@ impl Recalls {
     ///
     /// # Errors
     /// Those of the disk: then nothing may be delegated to the client.
-    pub(crate) fn opened(&mut self, client: ClientId, at: usize) -> io::Result<Option<usize>> {
-        let old = self.delegations.open(client, at, Instant::now());
+    pub(crate) fn open_connection(
+        &mut self,
+        client: ClientId,
+        at: usize,
+    ) -> io::Result<Option<usize>> {
+        let old = self.delegations.open_term(client, at, Instant::now());
         // On disk before anything is delegated: after a crash the next daemon must wait for this
         // client.
         let written = self.file.write(&self.delegations.clients());
         if written.is_err() {
-            self.delegations.close(client, at);
+            self.delegations.close_term(client, at);
         }
         written.map(|()| old)
     }
 
     /// Records that a connection has ended. `recalls` is its client, if it was a recall connection.
-    pub(crate) fn closed(&mut self, at: usize, recalls: Option<ClientId>) {
-        self.held.retain(|answer| answer.to != at);
-        let Some(client) = recalls.filter(|client| self.delegations.has(*client)) else { return };
-        self.delegations.close(client, at);
-        if !self.delegations.has(client)
+    pub(crate) fn close_connection(&mut self, at: usize, recalls: Option<ClientId>) {
+        self.held_answers.retain(|answer| answer.to != at);
+        let Some(client) = recalls.filter(|client| self.delegations.has_client(*client)) else {
+            return;
+        };
+        self.delegations.close_term(client, at);
+        if !self.delegations.has_client(client)
             && let Err(error) = self.file.write(&self.delegations.clients())
         {
             // The next daemon will wait in vain for this client, but no longer than a term.
@@ -110,36 +116,36 @@ impl Recalls {
         }
     }
 
-    /// See [`Delegations::alive`].
-    pub(crate) fn alive(&mut self, client: ClientId) {
-        self.delegations.alive(client, Instant::now());
+    /// See [`Delegations::renew_term`].
+    pub(crate) fn renew_term(&mut self, client: ClientId) {
+        self.delegations.renew_term(client, Instant::now());
     }
 
-    /// See [`Delegations::returned`].
-    pub(crate) fn returned(&mut self, client: ClientId, id: u64) {
-        self.delegations.returned(client, id);
+    /// See [`Delegations::record_return`].
+    pub(crate) fn record_return(&mut self, client: ClientId, id: u64) {
+        self.delegations.record_return(client, id);
     }
 
     /// Examines a round. Answers that must wait are kept; those left in `round` may leave.
-    pub(crate) fn settle(&mut self, round: &mut Vec<Answer>) {
-        if !self.delegations.any_client() {
+    pub(crate) fn process_round(&mut self, round: &mut Vec<RoundAnswer>) {
+        if !self.delegations.has_clients() {
             return;
         }
         let mut moment = None;
         // Most rounds touch no delegated inode, and then read no clock.
         let mut now = || *moment.get_or_insert_with(Instant::now);
         let delegations = &mut self.delegations;
-        self.held.extend(round.extract_if(.., |answer| {
+        self.held_answers.extend(round.extract_if(.., |answer| {
             let Some((ctx, call)) = &answer.request else { return false };
             // Recalls come before this answer's own delegation, and in the order of the round.
-            for ino in &answer.met.changed {
+            for ino in &answer.touched.changed {
                 if delegations.is_delegated(*ino) {
-                    delegations.changed(ctx.client, *ino, now());
+                    delegations.record_change(ctx.client, *ino, now());
                 }
             }
             if !must_wait(delegations, answer, call) {
-                if delegations.has(ctx.client) {
-                    answer.grant(delegations, now(), |_| true);
+                if delegations.has_client(ctx.client) {
+                    answer.grant_delegations(delegations, now(), |_| true);
                 }
                 return false;
             }
@@ -147,60 +153,61 @@ impl Recalls {
         }));
     }
 
-    /// Examines a round in which other nodes took part; see [`Recalls::settle`]. Also returns the
-    /// messages to those nodes that may leave.
-    pub(crate) fn settle_all(
+    /// Examines a round in which other nodes took part; see [`ServerRecalls::process_round`]. Also
+    /// returns the messages to those nodes that may leave.
+    pub(crate) fn process_spread_round(
         &mut self,
-        round: &mut Vec<Answer>,
-        outs: Vec<Out>,
+        round: &mut Vec<RoundAnswer>,
+        outs: Vec<OutgoingMessage>,
         mut is_current: impl FnMut(&Attr) -> bool,
-    ) -> Vec<Out> {
-        if !self.delegations.any_client() {
+    ) -> Vec<OutgoingMessage> {
+        if !self.delegations.has_clients() {
             return outs;
         }
         let (delegations, now) = (&mut self.delegations, Instant::now());
-        let here = outs.iter().flat_map(|out| out.changed.iter().map(|ino| (ELSEWHERE, *ino)));
+        let here = outs.iter().flat_map(|out| out.changed.iter().map(|ino| (REMOTE_CLIENT, *ino)));
         let answered = round.iter().filter_map(|answer| {
             let client = answer.request.as_ref()?.0.client;
-            Some(answer.met.changed.iter().map(move |ino| (client, *ino)))
+            Some(answer.touched.changed.iter().map(move |ino| (client, *ino)))
         });
         // All changes first: in which order they and the reads of this round happened is not known.
         for (client, ino) in here.chain(answered.flatten()) {
             if delegations.is_delegated(ino) {
-                delegations.changed(client, ino, now);
+                delegations.record_change(client, ino, now);
             }
         }
-        self.held.extend(round.extract_if(.., |answer| {
+        self.held_answers.extend(round.extract_if(.., |answer| {
             let Some((_, call)) = &answer.request else { return false };
             if must_wait(delegations, answer, call) {
                 return true;
             }
             // Nothing here shows whether the partition is still as it was.
-            answer.met.part = None;
-            answer.grant(delegations, now, &mut is_current);
+            answer.touched.part = None;
+            answer.grant_delegations(delegations, now, &mut is_current);
             false
         }));
         // A vote or an outcome lets another node show the change. It waits as an answer would.
         let (held, free): (Vec<_>, Vec<_>) =
-            outs.into_iter().partition(|out| is_held(delegations, out));
-        self.held_outs.extend(held);
-        self.held_outs.truncate(OUTS_MAX);
+            outs.into_iter().partition(|out| must_hold(delegations, out));
+        self.held_messages.extend(held);
+        self.held_messages.truncate(HELD_MESSAGES_MAX);
         free
     }
 
     /// Returns the messages to other nodes that need not wait any more.
-    pub(crate) fn released_outs(&mut self) -> Vec<Out> {
-        if self.held_outs.is_empty() {
+    pub(crate) fn take_released_messages(&mut self) -> Vec<OutgoingMessage> {
+        if self.held_messages.is_empty() {
             return Vec::new();
         }
         let delegations = &self.delegations;
-        self.held_outs.extract_if(.., |out| !is_held(delegations, out)).collect()
+        self.held_messages.extract_if(.., |out| !must_hold(delegations, out)).collect()
     }
 
-    /// See [`Delegations::withhold`]. Returns whether all of these delegations have been returned.
-    pub(crate) fn withhold(&mut self, block: (u16, u16)) -> bool {
-        self.delegations.withhold(block);
-        self.delegations.is_back()
+    /// See [`Delegations::withhold_shards`]. Returns whether all of these delegations have been
+    /// returned.
+    pub(crate) fn withhold_shards(&mut self, block: (u16, u16)) -> bool {
+        self.delegations.withhold_shards(block);
+        self.delegations.is_withheld_returned()
     }
 
     /// See [`Delegations::stop_withholding`].
@@ -220,48 +227,51 @@ impl Recalls {
 
     /// Returns the answers that need not wait any more. They delegate the attributes in them that
     /// are still current: `is_current` compares attributes with the present ones.
-    pub(crate) fn released(&mut self, mut is_current: impl FnMut(&Attr) -> bool) -> Vec<Answer> {
-        if self.held.is_empty() {
+    pub(crate) fn take_released(
+        &mut self,
+        mut is_current: impl FnMut(&Attr) -> bool,
+    ) -> Vec<RoundAnswer> {
+        if self.held_answers.is_empty() {
             return Vec::new();
         }
         let (delegations, now) = (&mut self.delegations, Instant::now());
-        let free = |answer: &mut Answer| match &answer.request {
+        let free = |answer: &mut RoundAnswer| match &answer.request {
             Some((_, call)) if must_wait(delegations, answer, call) => false,
             _ => {
-                answer.met.part = None;
-                answer.grant(delegations, now, &mut is_current);
+                answer.touched.part = None;
+                answer.grant_delegations(delegations, now, &mut is_current);
                 true
             }
         };
-        self.held.extract_if(.., free).collect()
+        self.held_answers.extract_if(.., free).collect()
     }
 
-    /// See [`Delegations::deadline`].
-    pub(crate) fn deadline(&self) -> Option<Instant> {
-        self.delegations.deadline()
+    /// See [`Delegations::next_deadline`].
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+        self.delegations.next_deadline()
     }
 
-    /// See [`Delegations::expire`].
-    pub(crate) fn expire(&mut self) -> Vec<usize> {
-        self.delegations.expire(Instant::now())
+    /// See [`Delegations::expire_terms`].
+    pub(crate) fn expire_terms(&mut self) -> Vec<usize> {
+        self.delegations.expire_terms(Instant::now())
     }
 }
 
-fn is_held(delegations: &Delegations, out: &Out) -> bool {
+fn must_hold(delegations: &Delegations, out: &OutgoingMessage) -> bool {
     delegations.is_recalled(&out.changed) || delegations.is_recalled(&out.seen)
 }
 
-fn must_wait(delegations: &Delegations, answer: &Answer, call: &MetaCall) -> bool {
+fn must_wait(delegations: &Delegations, answer: &RoundAnswer, call: &MetaCall) -> bool {
     // A repeated request gets its former answer. The recalls of its change may still be under way,
     // and its inodes are not known any more: so any recall holds the answer back.
-    let again = answer.met.seen.is_empty() && call.op.is_mutation() && answer.result.is_ok();
-    delegations.is_recalled(&answer.met.seen) || again && delegations.any_recalled()
+    let again = answer.touched.seen.is_empty() && call.op.is_mutation() && answer.result.is_ok();
+    delegations.is_recalled(&answer.touched.seen) || again && delegations.has_recalls()
 }
 
-impl Answer {
+impl RoundAnswer {
     /// Delegates to the client the inodes that the answer shows, if that is allowed now and the
     /// attributes in the answer are current.
-    fn grant(
+    fn grant_delegations(
         &mut self,
         delegations: &mut Delegations,
         now: Instant,
@@ -270,15 +280,20 @@ impl Answer {
         let Some((ctx, call)) = &self.request else { return };
         // A client that gets no list of changes forgets everything it has cached, so nothing is
         // delegated.
-        if !delegations.has(ctx.client) || self.met.changed.len() > Granted::CHANGED_MAX {
+        if !delegations.has_client(ctx.client)
+            || self.touched.changed.len() > DelegationGrant::CHANGED_MAX
+        {
             return;
         }
-        let mut granted = Granted { changed: self.met.changed.clone(), ..Granted::default() };
-        let [dir, told] = tells(&call.op, &self.result, self.met.dir.as_deref());
+        let mut granted =
+            DelegationGrant { changed: self.touched.changed.clone(), ..DelegationGrant::default() };
+        let [dir, told] = delegable_attrs(&call.op, &self.result, self.touched.dir.as_deref());
         for (ino, attr) in [dir, told].into_iter().flatten() {
             // While another client writes, the object has a newer size and newer times than these
             // attributes: no delegation.
-            if !attr.written_elsewhere && is_current(attr) && delegations.give(ctx.client, ino, now)
+            if !attr.maybe_written_elsewhere
+                && is_current(attr)
+                && delegations.delegate_inode(ctx.client, ino, now)
             {
                 granted.delegated.push(ino);
             }
@@ -286,19 +301,20 @@ impl Answer {
         // Only if the answer shows that a name exists or not; other errors say nothing about the
         // partition.
         if matches!(self.result, Ok(_) | Err(Errno::ENOENT)) {
-            let part = self.met.part.take();
-            granted.part = part.filter(|part| delegations.give(ctx.client, part.attr.ino, now));
+            let part = self.touched.part.take();
+            granted.partition =
+                part.filter(|part| delegations.delegate_inode(ctx.client, part.attr.ino, now));
         }
         if let Ok(MetaReply::Entries { entries, .. }) = &self.result {
             let mut give = |attr: &Attr| {
-                !attr.written_elsewhere
+                !attr.maybe_written_elsewhere
                     && is_current(attr)
-                    && delegations.give(ctx.client, attr.ino, now)
+                    && delegations.delegate_inode(ctx.client, attr.ino, now)
             };
             let given = entries.iter().map(|entry| entry.attr.as_ref().is_some_and(&mut give));
-            granted.listed = given.collect();
+            granted.delegated_entries = given.collect();
         }
-        granted.dir = self.met.dir.clone().filter(|dir| granted.delegated.contains(&dir.ino));
+        granted.dir = self.touched.dir.clone().filter(|dir| granted.delegated.contains(&dir.ino));
         self.granted = Some(granted);
     }
 }
@@ -306,7 +322,7 @@ impl Answer {
 /// Returns the inodes that may be delegated with an answer: the directory whose entry it shows, and
 /// the inode whose attributes it shows. The attributes beside them serve to check whether the inode
 /// has changed since.
-fn tells<'a>(
+fn delegable_attrs<'a>(
     op: &MetaOp,
     result: &'a MetaResult,
     dir: Option<&'a Attr>,
@@ -320,74 +336,76 @@ fn tells<'a>(
         Ok(
             MetaReply::Removed { .. }
             | MetaReply::Renamed { .. }
-            | MetaReply::Leads(_)
+            | MetaReply::Referral(_)
             | MetaReply::Entries { .. },
         )
         | Err(Errno::ENOENT) => None,
         _ => return [None, None],
     };
-    let dir = op.shown_dir().and(dir).map(|attr| (attr.ino, attr));
+    let dir = op.delegable_dir().and(dir).map(|attr| (attr.ino, attr));
     [dir, told]
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tatami_meta::Context;
+    use tatami_meta::OperationContext;
     use tatami_wire::meta::{Bytes, DirEntry};
-    use tatami_wire::partition::Range;
+    use tatami_wire::partition::HashRange;
     use tatami_wire::transaction::{PeerMessage, Txid};
-    use tatami_wire::{Cred, ExecutorId, Kind, NodeId, SetAttr, ShardId, Timestamp};
+    use tatami_wire::{Cred, ExecutorId, InodeKind, NodeId, SetAttr, ShardId, Timestamp};
 
     const A: ClientId = ClientId([1; 16]);
     const B: ClientId = ClientId([2; 16]);
     const INO: Ino = Ino(7);
 
-    fn recalls(dir: &tempfile::TempDir) -> Recalls {
-        let file = HoldersFile::at(dir.path().join("holders"));
-        let mut recalls = Recalls::new(Duration::from_secs(600), file);
-        recalls.opened(A, 0).expect("noted");
+    fn recalls(dir: &tempfile::TempDir) -> ServerRecalls {
+        let file = HoldersFile::at_path(dir.path().join("holders"));
+        let mut recalls = ServerRecalls::new(Duration::from_secs(600), file);
+        recalls.open_connection(A, 0).expect("noted");
         recalls
     }
 
     fn attr() -> Attr {
-        Attr::plain(INO, Kind::File)
+        Attr::with_defaults(INO, InodeKind::File)
     }
 
-    fn answer(client: ClientId, op: MetaOp, changed: Vec<Ino>) -> Answer {
-        let ctx = Context { now: Timestamp::default(), client, slot: 0, seq: 1, trusted: true };
+    fn answer(client: ClientId, op: MetaOp, changed: Vec<Ino>) -> RoundAnswer {
+        let ctx =
+            OperationContext { now: Timestamp::default(), client, slot: 0, seq: 1, trusted: true };
         let call = MetaCall { shard: ShardId(0), cred: Cred::ROOT, op };
-        let mut answer = Answer::new(5, 1, Ok(MetaReply::Attr(attr())), Some((ctx, call)));
-        answer.met = Met { seen: vec![INO], changed, ..Met::default() };
+        let mut answer = RoundAnswer::new(5, 1, Ok(MetaReply::Attr(attr())), Some((ctx, call)));
+        answer.touched = TouchedInodes { seen: vec![INO], changed, ..TouchedInodes::default() };
         answer
     }
 
-    fn told(client: ClientId) -> Answer {
+    fn told(client: ClientId) -> RoundAnswer {
         answer(client, MetaOp::GetAttr { ino: INO }, Vec::new())
     }
 
-    fn changed(client: ClientId) -> Answer {
+    fn changed(client: ClientId) -> RoundAnswer {
         answer(client, MetaOp::SetAttr { ino: INO, set: SetAttr::default() }, vec![INO])
     }
 
-    fn out(changed: &[Ino], seen: &[Ino]) -> Out {
-        let txid = Txid { executor: ExecutorId::first(NodeId(1)), life: 1, number: 1 };
+    fn out(changed: &[Ino], seen: &[Ino]) -> OutgoingMessage {
+        let txid =
+            Txid { executor: ExecutorId::first_of_node(NodeId(1)), incarnation: 1, number: 1 };
         let (changed, seen) = (changed.to_vec(), seen.to_vec());
-        Out {
-            to: ExecutorId::first(NodeId(1)),
+        OutgoingMessage {
+            to: ExecutorId::first_of_node(NodeId(1)),
             message: PeerMessage::Prepared { txid },
             changed,
             seen,
         }
     }
 
-    fn is_granted(answer: &Answer) -> bool {
+    fn is_granted(answer: &RoundAnswer) -> bool {
         answer.granted.as_ref().is_some_and(|granted| granted.delegated == [INO])
     }
 
-    fn give(recalls: &mut Recalls) {
+    fn give(recalls: &mut ServerRecalls) {
         let mut round = vec![told(A)];
-        recalls.settle(&mut round);
+        recalls.process_round(&mut round);
         assert!(is_granted(&round[0]));
     }
 
@@ -397,12 +415,12 @@ mod tests {
         let mut recalls = recalls(&dir);
         give(&mut recalls);
         let outs = vec![out(&[INO], &[]), out(&[], &[])];
-        let left = recalls.settle_all(&mut Vec::new(), outs, |_| true);
+        let left = recalls.process_spread_round(&mut Vec::new(), outs, |_| true);
         assert_eq!(left, [out(&[], &[])], "what concerns nobody leaves");
-        assert_eq!(recalls.released_outs(), []);
+        assert_eq!(recalls.take_released_messages(), []);
         let recall = recalls.take_recalls().remove(0);
-        recalls.returned(A, recall.id);
-        assert_eq!(recalls.released_outs(), [out(&[INO], &[])]);
+        recalls.record_return(A, recall.id);
+        assert_eq!(recalls.take_released_messages(), [out(&[INO], &[])]);
     }
 
     #[test]
@@ -411,12 +429,12 @@ mod tests {
         let mut recalls = recalls(&dir);
         give(&mut recalls);
         let mut round = vec![changed(B)];
-        assert_eq!(recalls.settle_all(&mut round, vec![out(&[], &[INO])], |_| true), []);
+        assert_eq!(recalls.process_spread_round(&mut round, vec![out(&[], &[INO])], |_| true), []);
         assert!(round.is_empty());
         let recall = recalls.take_recalls().remove(0);
-        recalls.returned(A, recall.id);
-        assert_eq!(recalls.released(|_| true).len(), 1);
-        assert_eq!(recalls.released_outs().len(), 1);
+        recalls.record_return(A, recall.id);
+        assert_eq!(recalls.take_released(|_| true).len(), 1);
+        assert_eq!(recalls.take_released_messages().len(), 1);
     }
 
     #[test]
@@ -428,7 +446,7 @@ mod tests {
             let entry = |ino: Ino, attr| DirEntry {
                 name: Bytes::from(b"name".to_vec()),
                 ino,
-                kind: Kind::File,
+                kind: InodeKind::File,
                 cookie: ino.0,
                 attr,
             };
@@ -436,35 +454,35 @@ mod tests {
             let op = MetaOp::ReadDir { dir: part, after: 0, limit: 100, plus: true };
             let mut answer = answer(A, op, Vec::new());
             answer.result = Ok(MetaReply::Entries { entries, end: true, parent: part, upto: 9 });
-            answer.met = Met {
+            answer.touched = TouchedInodes {
                 seen: vec![part, INO],
-                part: Some(Box::new(PartTold {
+                part: Some(Box::new(PartitionAttr {
                     attr: Attr { ino: part, ..attr() },
-                    range: Range::ALL,
+                    range: HashRange::ALL,
                 })),
-                ..Met::default()
+                ..TouchedInodes::default()
             };
             answer
         };
-        let told = |answer: &Answer| {
+        let told = |answer: &RoundAnswer| {
             let granted = answer.granted.as_ref().expect("granted");
             (
-                granted.part.as_ref().map(|part| part.attr.ino),
-                granted.listed.has(0),
-                granted.listed.has(1),
+                granted.partition.as_ref().map(|part| part.attr.ino),
+                granted.delegated_entries.is_delegated(0),
+                granted.delegated_entries.is_delegated(1),
             )
         };
         let mut round = vec![listed()];
-        recalls.settle(&mut round);
+        recalls.process_round(&mut round);
         assert_eq!(told(&round[0]), (Some(part), false, true));
         // With other nodes in the round, the partition may have changed meanwhile, so it is not
         // delegated.
         let mut round = vec![listed()];
-        recalls.settle_all(&mut round, Vec::new(), |_| true);
+        recalls.process_spread_round(&mut round, Vec::new(), |_| true);
         assert_eq!(told(&round[0]), (None, false, true));
         // An answer waits while an inode that it has listed is being recalled.
         let mut round = vec![changed(B), listed()];
-        recalls.settle(&mut round);
+        recalls.process_round(&mut round);
         assert!(round.is_empty());
     }
 
@@ -474,7 +492,7 @@ mod tests {
         let mut recalls = recalls(&dir);
         // The client asked before a transaction that came in the same round.
         let mut round = vec![told(A)];
-        let left = recalls.settle_all(&mut round, vec![out(&[INO], &[])], |_| false);
+        let left = recalls.process_spread_round(&mut round, vec![out(&[INO], &[])], |_| false);
         assert_eq!((left.len(), round.len()), (1, 1));
         assert!(!is_granted(&round[0]));
     }

@@ -1,70 +1,78 @@
 //! The answers of one round of the executor: from the moment that the requests were applied until
 //! the answers may leave.
 
-use crate::recalls::Met;
-use crate::shards::Shards;
-use tatami_meta::{Applied, Context, Finished, Store, Ticket};
+use crate::recalls::TouchedInodes;
+use crate::shards::ExecutorShards;
+use tatami_meta::{Applied, FinishedOperation, OperationContext, Store, Ticket};
 use tatami_wire::Errno;
-use tatami_wire::delegation::Granted;
+use tatami_wire::delegation::DelegationGrant;
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult};
 
 /// An answer that waits for the end of its round.
-pub(crate) struct Answer {
+pub(crate) struct RoundAnswer {
     /// The connection that it goes to.
     pub(crate) to: usize,
     pub(crate) seq: u64,
     pub(crate) result: MetaResult,
     /// The request that was put to a shard; `None` if it was refused before.
-    pub(crate) request: Option<(Context, MetaCall)>,
+    pub(crate) request: Option<(OperationContext, MetaCall)>,
     /// The inodes that the request has read and changed, if delegations need them.
-    pub(crate) met: Met,
+    pub(crate) touched: TouchedInodes,
     /// The delegations that the answer carries.
-    pub(crate) granted: Option<Granted>,
+    pub(crate) granted: Option<DelegationGrant>,
     /// The answer waits for other nodes, under this ticket.
-    pub(crate) waits: Option<Ticket>,
+    pub(crate) ticket: Option<Ticket>,
 }
 
-impl Answer {
+impl RoundAnswer {
     /// Makes an answer that may leave at the end of the round.
     pub(crate) fn new(
         to: usize,
         seq: u64,
         result: MetaResult,
-        request: Option<(Context, MetaCall)>,
-    ) -> Answer {
-        Answer { to, seq, result, request, met: Met::default(), granted: None, waits: None }
+        request: Option<(OperationContext, MetaCall)>,
+    ) -> RoundAnswer {
+        RoundAnswer {
+            to,
+            seq,
+            result,
+            request,
+            touched: TouchedInodes::default(),
+            granted: None,
+            ticket: None,
+        }
     }
 
     /// Makes the answer to a request that was put to a shard.
-    pub(crate) fn of(
+    pub(crate) fn from_applied(
         to: usize,
         seq: u64,
         applied: Applied,
-        request: (Context, MetaCall),
-    ) -> Answer {
-        let mut answer = Answer::new(to, seq, Err(Errno::EAGAIN), Some(request));
-        answer.become_of(applied);
+        request: (OperationContext, MetaCall),
+    ) -> RoundAnswer {
+        let mut answer = RoundAnswer::new(to, seq, Err(Errno::EAGAIN), Some(request));
+        answer.set_applied(applied);
         answer
     }
 
-    fn become_of(&mut self, applied: Applied) {
+    fn set_applied(&mut self, applied: Applied) {
         match applied {
-            Applied::Done(result) => (self.result, self.waits) = (result, None),
-            Applied::Waits(ticket) => self.waits = Some(ticket),
+            Applied::Done(result) => (self.result, self.ticket) = (result, None),
+            Applied::Pending(ticket) => self.ticket = Some(ticket),
         }
     }
 
     /// Takes over the outcome, after the other nodes have replied.
-    pub(crate) fn finish(&mut self, finished: &Finished, delegates: bool) {
-        let Finished { result, seen, changed, dir, .. } = finished;
-        self.waits = None;
+    pub(crate) fn set_outcome(&mut self, finished: &FinishedOperation, delegates: bool) {
+        let FinishedOperation { result, seen, changed, dir, .. } = finished;
+        self.ticket = None;
         self.result = match result {
-            Err(Errno::EAGAIN) => Ok(MetaReply::Later),
+            Err(Errno::EAGAIN) => Ok(MetaReply::TryLater),
             other => other.clone(),
         };
         let seen = [&seen[..], &changed[..]].concat();
         let dir = dir.clone().filter(|_| delegates).map(Box::new);
-        self.met = Met { seen, changed: changed.clone(), dir, part: None };
+        self.touched = TouchedInodes { seen, changed: changed.clone(), dir, part: None };
     }
 
     /// Whether the client waits for everything to survive a power cut.
@@ -79,22 +87,22 @@ impl Answer {
 }
 
 /// Commits the round. Afterwards every answer states the true outcome.
-pub(crate) fn commit<S: Store>(shards: &mut Shards<S>, round: &mut [Answer]) {
+pub(crate) fn commit_round<S: Store>(shards: &mut ExecutorShards<S>, round: &mut [RoundAnswer]) {
     if shards.commit().is_err() {
-        redo(shards, round);
+        redo_requests(shards, round);
     }
 }
 
 /// After a commit that failed, no change of the round has happened, and the round's reads may have
 /// seen such changes. Each request is applied again, with a commit of its own: on a full disk
 /// removals may still succeed, and a repeated request gets its former answer again.
-fn redo<S: Store>(shards: &mut Shards<S>, round: &mut [Answer]) {
+fn redo_requests<S: Store>(shards: &mut ExecutorShards<S>, round: &mut [RoundAnswer]) {
     for answer in round {
         let Some((ctx, call)) = &answer.request else { continue };
-        let applied = shards.apply(ctx, call);
+        let applied = shards.apply_request(ctx, call);
         // The inodes of the first attempt are void, too: delegations must follow the second.
-        answer.met = shards.met(call, answer.met.dir.is_some());
-        answer.become_of(applied);
+        answer.touched = shards.touched_inodes(call, answer.touched.dir.is_some());
+        answer.set_applied(applied);
         if let Err(e) = shards.commit() {
             answer.result = Err(e);
         }
@@ -104,7 +112,11 @@ fn redo<S: Store>(shards: &mut Shards<S>, round: &mut [Answer]) {
 /// Makes everything committed survive a power cut. If that fails, the `Sync` requests of the round
 /// get the error, and with `all` also every request that changed something. Returns whether the
 /// sync succeeded.
-pub(crate) fn sync<S: Store>(shards: &mut Shards<S>, round: &mut [Answer], all: bool) -> bool {
+pub(crate) fn sync_round<S: Store>(
+    shards: &mut ExecutorShards<S>,
+    round: &mut [RoundAnswer],
+    all: bool,
+) -> bool {
     let Err(e) = shards.sync() else { return true };
     for answer in round {
         let concerned = answer.waits_for_sync() || (all && answer.is_mutation());
@@ -118,9 +130,9 @@ pub(crate) fn sync<S: Store>(shards: &mut Shards<S>, round: &mut [Answer], all: 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tatami_meta::store::faulty::Fault;
-    use tatami_meta::{Config, FaultyStore, Meta};
-    use tatami_wire::meta::NewNode;
+    use tatami_meta::store::faulty::StoreFault;
+    use tatami_meta::{FaultyStore, Meta, MetaConfig};
+    use tatami_wire::meta::InodeTemplate;
     use tatami_wire::{
         ClientId, Cred, ExecutorId, Ino, NodeId, ShardId, ShardMap, Timestamp, VolumeId, VolumeKey,
     };
@@ -128,35 +140,40 @@ mod tests {
     const SHARD: ShardId = ShardId(0);
     const HERE: ExecutorId = ExecutorId { node: NodeId(0), index: 0 };
 
-    fn shards() -> Shards<FaultyStore> {
-        let config = Config {
+    fn shards() -> ExecutorShards<FaultyStore> {
+        let config = MetaConfig {
             executor: HERE,
-            map: ShardMap::single(HERE),
+            map: ShardMap::with_one_shard(HERE),
             volume: VolumeId([1; 16]),
             key: VolumeKey::new([1; 32]),
         };
         let meta = Meta::open(FaultyStore::new(), config, Timestamp::from_sec(1)).expect("opens");
-        let mut shards = Shards::of(Some(meta));
+        let mut shards = ExecutorShards::from_meta(Some(meta));
         // The shard reserves inode numbers with a commit of its own, which must not be the one that
         // fails.
         let mut first = vec![put(&mut shards, 0, 1, mkdir("first"))];
-        commit(&mut shards, &mut first);
+        commit_round(&mut shards, &mut first);
         shards
     }
 
-    fn put(shards: &mut Shards<FaultyStore>, slot: u32, seq: u64, op: MetaOp) -> Answer {
+    fn put(
+        shards: &mut ExecutorShards<FaultyStore>,
+        slot: u32,
+        seq: u64,
+        op: MetaOp,
+    ) -> RoundAnswer {
         let call = MetaCall { shard: SHARD, cred: Cred::ROOT, op };
         let now = Timestamp::from_sec(2);
-        let ctx = Context { now, client: ClientId([1; 16]), slot, seq, trusted: true };
-        let applied = shards.apply(&ctx, &call);
-        Answer::of(0, seq, applied, (ctx, call))
+        let ctx = OperationContext { now, client: ClientId([1; 16]), slot, seq, trusted: true };
+        let applied = shards.apply_request(&ctx, &call);
+        RoundAnswer::from_applied(0, seq, applied, (ctx, call))
     }
 
     fn mkdir(name: &str) -> MetaOp {
         MetaOp::Create {
             parent: Ino::ROOT,
             name: name.as_bytes().to_vec().into(),
-            node: NewNode::Dir,
+            node: InodeTemplate::Dir,
             mode: 0o755,
             umask: 0,
             exclusive: true,
@@ -180,9 +197,9 @@ mod tests {
         ];
         assert!(round.iter().all(|answer| answer.result.is_ok()));
         // The round fails, and so does "a" alone; then there is room for "b".
-        shards.meta().store_mut().fail_commit(0, Fault::Full);
-        shards.meta().store_mut().fail_commit(1, Fault::Full);
-        commit(&mut shards, &mut round);
+        shards.meta().store_mut().fail_commit(0, StoreFault::Full);
+        shards.meta().store_mut().fail_commit(1, StoreFault::Full);
+        commit_round(&mut shards, &mut round);
         assert_eq!(round[0].result, Err(Errno::ENOSPC));
         assert_eq!(round[1].result, Err(Errno::ENOENT), "what was undone is not seen");
         assert!(matches!(round[2].result, Ok(MetaReply::Created { .. })));
@@ -201,13 +218,13 @@ mod tests {
             put(&mut shards, 2, 1, lookup("first")),
             put(&mut shards, 0, 1, mkdir("first")),
         ];
-        shards.meta().store_mut().fail_commit(0, Fault::Io);
-        commit(&mut shards, &mut round);
+        shards.meta().store_mut().fail_commit(0, StoreFault::Io);
+        commit_round(&mut shards, &mut round);
         assert_eq!(round[0].result, Err(Errno::EIO));
         assert!(round[1].result.is_ok());
         assert!(matches!(round[2].result, Ok(MetaReply::Created { .. })));
         let trouble = parking_lot::Mutex::default();
-        shards.tell_trouble(&trouble);
+        shards.publish_trouble(&trouble);
         assert!(trouble.lock().is_some());
     }
 
@@ -216,21 +233,21 @@ mod tests {
         let mut shards = shards();
         let mut round = vec![put(&mut shards, 1, 1, mkdir("a"))];
         for n in 0..2 {
-            shards.meta().store_mut().fail_commit(n, Fault::Full);
+            shards.meta().store_mut().fail_commit(n, StoreFault::Full);
         }
-        commit(&mut shards, &mut round);
+        commit_round(&mut shards, &mut round);
         assert_eq!(round[0].result, Err(Errno::ENOSPC));
         let trouble = parking_lot::Mutex::default();
-        shards.tell_trouble(&trouble);
+        shards.publish_trouble(&trouble);
         assert!(shards.is_full() && trouble.lock().is_some());
         shards.meta().store_mut().set_full(true);
-        shards.look_for_room();
-        shards.tell_trouble(&trouble);
+        shards.check_for_room();
+        shards.publish_trouble(&trouble);
         assert!(shards.is_full() && trouble.lock().is_some(), "it is full still");
         // No request comes; the disk has room.
         shards.meta().store_mut().set_full(false);
-        shards.look_for_room();
-        shards.tell_trouble(&trouble);
+        shards.check_for_room();
+        shards.publish_trouble(&trouble);
         assert!(!shards.is_full() && trouble.lock().is_none());
     }
 
@@ -243,9 +260,9 @@ mod tests {
                 put(&mut shards, 2, 1, lookup("a")),
                 put(&mut shards, 3, 1, MetaOp::Sync),
             ];
-            commit(&mut shards, &mut round);
+            commit_round(&mut shards, &mut round);
             shards.meta().store_mut().fail_sync();
-            sync(&mut shards, &mut round, all);
+            sync_round(&mut shards, &mut round, all);
             assert_eq!(round[0].result.is_ok(), !all);
             assert!(round[1].result.is_ok());
             assert_eq!(round[2].result, Err(Errno::EIO));
@@ -257,9 +274,9 @@ mod tests {
         let mut shards = shards();
         let mut round =
             vec![put(&mut shards, 1, 1, mkdir("a")), put(&mut shards, 3, 1, MetaOp::Sync)];
-        commit(&mut shards, &mut round);
-        sync(&mut shards, &mut round, false);
+        commit_round(&mut shards, &mut round);
+        sync_round(&mut shards, &mut round, false);
         assert!(round.iter().all(|answer| answer.result.is_ok()));
-        assert_eq!(shards.meta().store_mut().unsynced(), 0);
+        assert_eq!(shards.meta().store_mut().unsynced_commits(), 0);
     }
 }

@@ -1,28 +1,28 @@
 //! The shards that an executor serves, with their store.
 
 use crate::options::StartError;
-use crate::recalls::Met;
-use crate::shared::{Shared, now};
+use crate::recalls::TouchedInodes;
+use crate::shared::{NodeShared, current_time};
 use parking_lot::Mutex;
 use rustix::fs::Mode;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use tatami_meta::{
-    Applied, Chore, Config, Context, Finished, FjallStore, Meta, OpenError, Opening, Out, Store,
-    SyncWork,
+    Applied, BackgroundTask, FinishedOperation, FjallStore, Meta, MetaConfig, MetaOpenError,
+    OperationContext, OutgoingMessage, Store, StoreOptions, SyncWork,
 };
 use tatami_wire::admin::{ClusterMap, Durability};
-use tatami_wire::handshake::Identity;
+use tatami_wire::handshake::ServerIdentity;
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult};
 use tatami_wire::transaction::PeerMessage;
 use tatami_wire::{Attr, ClientId, Errno, ExecutorId, Ino, NodeId, ShardId, Timestamp};
 
 /// See the module.
-pub(crate) struct Shards<S> {
+pub(crate) struct ExecutorShards<S> {
     /// `None` for an executor that never had shards.
     meta: Option<Meta<S>>,
     /// Makes the store of such an executor.
-    maker: Option<Maker>,
+    maker: Option<StoreOpener>,
     /// Nodes that may have garbage. A store that merges logs must step over everything that was
     /// removed before it can answer "none", and nodes ask often.
     garbage: BTreeSet<NodeId>,
@@ -31,53 +31,53 @@ pub(crate) struct Shards<S> {
 }
 
 /// The arguments with which the store is opened.
-struct Maker {
+struct StoreOpener {
     path: PathBuf,
     /// Bytes of the disk that are kept for the store: its part of the node's reserve.
     reserve: u64,
-    config: Config,
+    config: MetaConfig,
     durability: Durability,
-    opening: Opening,
+    opening: StoreOptions,
 }
 
-impl Maker {
-    fn open(&self) -> Result<Meta<FjallStore>, StartError> {
+impl StoreOpener {
+    fn open_store(&self) -> Result<Meta<FjallStore>, StartError> {
         let path = self.path.clone();
         let mut meta = FjallStore::open(&path, self.opening)
             .and_then(|store| store.with_reserve(self.reserve))
-            .map_err(OpenError::from)
+            .map_err(MetaOpenError::from)
             .inspect(|store| {
-                store.cut().inspect(|cut| tracing::warn!("{cut}"));
+                store.cut_description().inspect(|cut| tracing::warn!("{cut}"));
             })
-            .and_then(|store| Meta::open(store, self.config.clone(), now()))
+            .and_then(|store| Meta::open(store, self.config.clone(), current_time()))
             .map_err(|source| StartError::Meta { path, source })?;
         if self.durability == Durability::Log {
-            meta.acknowledge_once_lasting();
+            meta.acknowledge_after_sync();
         }
         Ok(meta)
     }
 }
 
 /// Returns the directory of an executor's store, below that of the namespace.
-fn store(dir: &Path, index: u8) -> PathBuf {
+fn store_dir(dir: &Path, index: u8) -> PathBuf {
     dir.join(format!("{index:04}"))
 }
 
-impl Shards<FjallStore> {
+impl ExecutorShards<FjallStore> {
     /// Whether the executor of that number has had shards here.
-    pub(crate) fn is_made(dir: &Path, index: u8) -> bool {
-        store(dir, index).exists()
+    pub(crate) fn has_store(dir: &Path, index: u8) -> bool {
+        store_dir(dir, index).exists()
     }
 
     /// Opens the shards of an executor of this node below `dir`, making their store if it is not
     /// there yet. Also returns `map` with the newer entries of the store's own map.
     pub(crate) fn open(
         dir: &Path,
-        shared: &Shared,
+        shared: &NodeShared,
         index: u8,
         mut map: ClusterMap,
         accept_loss: bool,
-    ) -> Result<(Shards<FjallStore>, ClusterMap), StartError> {
+    ) -> Result<(ExecutorShards<FjallStore>, ClusterMap), StartError> {
         let shard_map = map.shard_map().ok_or(StartError::ShardMap(map.shards.len()))?;
         match rustix::fs::mkdir(dir, Mode::RWXU) {
             Ok(()) | Err(rustix::io::Errno::EXIST) => {}
@@ -86,20 +86,21 @@ impl Shards<FjallStore> {
                 return Err(StartError::System { what, source: e.into() });
             }
         }
-        let Identity { node, volume, ref key } = shared.identity;
+        let ServerIdentity { node, volume, ref key } = shared.identity;
         let executor = ExecutorId { node, index };
         // The executors of a node share its disk, so each gets an equal part of the reserve.
         let others = map.shards.iter().filter(|other| other.node == node && other.index != index);
         let executors = 1 + others.collect::<BTreeSet<_>>().len() as u64;
-        let config = Config { executor, map: shard_map, volume, key: key.clone() };
+        let config = MetaConfig { executor, map: shard_map, volume, key: key.clone() };
         let (reserve, durability) = (shared.reserve / executors, shared.durability);
-        let opening = Opening { boot: tatami_object::boot(), accept_loss };
-        let maker = Maker { path: store(dir, index), reserve, config, durability, opening };
-        let mut shards = Shards::of(None);
+        let opening = StoreOptions { boot: tatami_object::boot_number(), accept_loss };
+        let maker =
+            StoreOpener { path: store_dir(dir, index), reserve, config, durability, opening };
+        let mut shards = ExecutorShards::from_meta(None);
         if map.shards.contains(&executor) || maker.path.exists() {
-            let mut meta = maker.open()?;
-            meta.learn(now(), &map);
-            map.merge(meta.map());
+            let mut meta = maker.open_store()?;
+            meta.merge_map(current_time(), &map);
+            map.merge_newer(meta.cluster_map());
             shards.meta = Some(meta);
         }
         shards.maker = Some(maker);
@@ -108,25 +109,25 @@ impl Shards<FjallStore> {
 
     /// Returns a description of the bytes that were cut off the log, or lost from it, when the
     /// store was opened.
-    pub(crate) fn cut(&mut self) -> Option<String> {
-        self.meta.as_mut()?.store_mut().cut().map(str::to_owned)
+    pub(crate) fn log_cut(&mut self) -> Option<String> {
+        self.meta.as_mut()?.store_mut().cut_description().map(str::to_owned)
     }
 
     /// Takes over the newer entries of a map.
-    pub(crate) fn learn(&mut self, map: &ClusterMap) {
+    pub(crate) fn merge_map(&mut self, map: &ClusterMap) {
         if let Some(meta) = &mut self.meta {
-            meta.learn(now(), map);
+            meta.merge_map(current_time(), map);
         }
     }
 
     /// Makes the store of an executor that has none, because shards are to move to it.
-    pub(crate) fn make(&mut self, map: &ClusterMap) {
+    pub(crate) fn create_store(&mut self, map: &ClusterMap) {
         let (None, Some(maker)) = (&self.meta, &mut self.maker) else { return };
         let Some(shard_map) = map.shard_map() else { return };
         maker.config.map = shard_map;
-        match maker.open() {
+        match maker.open_store() {
             Ok(mut meta) => {
-                meta.learn(now(), map);
+                meta.merge_map(current_time(), map);
                 self.meta = Some(meta);
             }
             // The source of the shards asks again, and gives up in the end.
@@ -135,17 +136,17 @@ impl Shards<FjallStore> {
     }
 }
 
-impl<S: Store> Shards<S> {
-    /// See [`Meta::note_opens`].
-    pub(crate) fn note_opens(&mut self, client: ClientId, inos: &[Ino]) {
+impl<S: Store> ExecutorShards<S> {
+    /// See [`Meta::record_opens`].
+    pub(crate) fn record_opens(&mut self, client: ClientId, inos: &[Ino]) {
         if let Some(meta) = &mut self.meta {
-            meta.note_opens(client, inos);
+            meta.record_opens(client, inos);
         }
     }
 
-    pub(crate) fn of(meta: Option<Meta<S>>) -> Shards<S> {
+    pub(crate) fn from_meta(meta: Option<Meta<S>>) -> ExecutorShards<S> {
         let (garbage, dropped) = (BTreeSet::new(), BTreeSet::new());
-        Shards { meta, maker: None, garbage, dropped }
+        ExecutorShards { meta, maker: None, garbage, dropped }
     }
 
     #[cfg(test)]
@@ -154,7 +155,7 @@ impl<S: Store> Shards<S> {
     }
 
     /// Returns the namespace, for the migration of shards.
-    pub(crate) fn moving(&mut self) -> Option<&mut Meta<S>> {
+    pub(crate) fn meta_mut(&mut self) -> Option<&mut Meta<S>> {
         self.meta.as_mut()
     }
 
@@ -162,12 +163,12 @@ impl<S: Store> Shards<S> {
     pub(crate) fn map(&self) -> Option<&ClusterMap> {
         // After a failed commit the map may hold entries that are not on disk. Others must not
         // learn them.
-        Some(self.meta.as_ref().filter(|meta| !meta.is_poisoned())?.map())
+        Some(self.meta.as_ref().filter(|meta| !meta.is_poisoned())?.cluster_map())
     }
 
     /// Whether this executor serves the shard.
-    pub(crate) fn serves(&self, shard: ShardId) -> bool {
-        self.meta.as_ref().is_some_and(|meta| meta.serves(shard))
+    pub(crate) fn serves_shard(&self, shard: ShardId) -> bool {
+        self.meta.as_ref().is_some_and(|meta| meta.serves_shard(shard))
     }
 
     /// Whether a migration keeps the shard closed.
@@ -176,8 +177,8 @@ impl<S: Store> Shards<S> {
     }
 
     /// Whether no answer may leave before all changes survive a power cut.
-    pub(crate) fn wants_sync(&self) -> bool {
-        self.meta.as_ref().is_some_and(Meta::wants_sync)
+    pub(crate) fn needs_sync(&self) -> bool {
+        self.meta.as_ref().is_some_and(Meta::needs_sync)
     }
 
     /// Whether a change waits for a commit.
@@ -195,41 +196,48 @@ impl<S: Store> Shards<S> {
     }
 
     /// Receives a message of another executor.
-    pub(crate) fn receive(&mut self, now: Timestamp, from: ExecutorId, message: PeerMessage) {
+    pub(crate) fn receive_message(
+        &mut self,
+        now: Timestamp,
+        from: ExecutorId,
+        message: PeerMessage,
+    ) {
         if let Some(meta) = &mut self.meta {
-            meta.receive(now, from, message);
+            meta.receive_message(now, from, message);
         }
     }
 
     /// Does the work that is due by now.
-    pub(crate) fn tick(&mut self, now: Timestamp) {
+    pub(crate) fn run_due_work(&mut self, now: Timestamp) {
         if let Some(meta) = &mut self.meta {
             meta.tick(now);
         }
     }
 
-    /// Returns the time when [`Shards::tick`] has work; `None` if it has none.
-    pub(crate) fn deadline(&self) -> Option<Timestamp> {
+    /// Returns the time when [`ExecutorShards::run_due_work`] has work; `None` if it has none.
+    pub(crate) fn next_deadline(&self) -> Option<Timestamp> {
         self.meta.as_ref().filter(|meta| meta.is_spread())?.deadline()
     }
 
     /// Returns what may leave after the last commit: messages to other executors, and answers that
     /// waited.
-    pub(crate) fn take_ready(&mut self) -> (Vec<Out>, Vec<Finished>) {
+    pub(crate) fn take_ready(&mut self) -> (Vec<OutgoingMessage>, Vec<FinishedOperation>) {
         match &mut self.meta {
-            Some(meta) if meta.is_spread() => (meta.outbox(), meta.finished()),
+            Some(meta) if meta.is_spread() => (meta.take_outbox(), meta.take_finished()),
             _ => (Vec::new(), Vec::new()),
         }
     }
 
     /// Applies one request; its answer may leave after the next commit.
-    pub(crate) fn apply(&mut self, ctx: &Context, call: &MetaCall) -> Applied {
-        let Some(meta) = &mut self.meta else { return Applied::Done(without_shards(&call.op)) };
+    pub(crate) fn apply_request(&mut self, ctx: &OperationContext, call: &MetaCall) -> Applied {
+        let Some(meta) = &mut self.meta else {
+            return Applied::Done(reply_without_shards(&call.op));
+        };
         let (may_have, node, none) = match call.op {
-            MetaOp::Garbage { node, .. } => {
+            MetaOp::ListGarbage { node, .. } => {
                 (&mut self.garbage, node, MetaReply::Garbage(Vec::new()))
             }
-            MetaOp::GarbagePieces { node, .. } => {
+            MetaOp::ListGarbagePieces { node, .. } => {
                 (&mut self.dropped, node, MetaReply::GarbagePieces(Vec::new()))
             }
             _ => return meta.apply(ctx, &call.cred, &call.op),
@@ -237,7 +245,7 @@ impl<S: Store> Shards<S> {
         // Answers "none" without a scan of the store, which would be a long walk over removed
         // records.
         if ctx.trusted && !may_have.contains(&node) {
-            meta.meet_nothing();
+            meta.clear_touched_inodes();
             return Applied::Done(Ok(none));
         }
         let applied = meta.apply(ctx, &call.cred, &call.op);
@@ -250,14 +258,15 @@ impl<S: Store> Shards<S> {
 
     /// Returns the inodes that the last applied operation, `call`, has read and changed. The
     /// directory is part of it only if it may be delegated.
-    pub(crate) fn met(&mut self, call: &MetaCall, delegates: bool) -> Met {
-        let Some(meta) = &mut self.meta else { return Met::default() };
-        let (seen, changed) = (meta.seen().to_vec(), meta.changed().to_vec());
-        let dir = call.op.shown_dir().filter(|_| delegates).and_then(|dir| meta.attr(dir));
+    pub(crate) fn touched_inodes(&mut self, call: &MetaCall, delegates: bool) -> TouchedInodes {
+        let Some(meta) = &mut self.meta else { return TouchedInodes::default() };
+        let (seen, changed) = (meta.seen_inodes().to_vec(), meta.changed_inodes().to_vec());
+        let dir =
+            call.op.delegable_dir().filter(|_| delegates).and_then(|dir| meta.current_attr(dir));
         let dir = dir.map(Box::new);
-        let shown = call.op.shown_dir().filter(|_| delegates && dir.is_none());
-        let part = shown.and_then(|part| meta.part(part)).map(Box::new);
-        Met { seen, changed, dir, part }
+        let shown = call.op.delegable_dir().filter(|_| delegates && dir.is_none());
+        let part = shown.and_then(|part| meta.partition_info(part)).map(Box::new);
+        TouchedInodes { seen, changed, dir, part }
     }
 
     /// See [`Meta::job_holder`].
@@ -267,7 +276,7 @@ impl<S: Store> Shards<S> {
 
     /// Whether the attributes are still those of the inode.
     pub(crate) fn is_current(&mut self, attr: &Attr) -> bool {
-        let now = self.meta.as_mut().and_then(|meta| meta.attr(attr.ino));
+        let now = self.meta.as_mut().and_then(|meta| meta.current_attr(attr.ino));
         now.is_some_and(|now| now.version == attr.version)
     }
 
@@ -315,24 +324,24 @@ impl<S: Store> Shards<S> {
         ended.inspect_err(|e| tracing::error!(error = %e, "sync failed")).is_ok()
     }
 
-    /// See [`Meta::undone_since`].
-    pub(crate) fn undone_since(&self) -> Option<Timestamp> {
-        self.meta.as_ref().and_then(Meta::undone_since)
+    /// See [`Meta::oldest_unfinished`].
+    pub(crate) fn unsynced_since(&self) -> Option<Timestamp> {
+        self.meta.as_ref().and_then(Meta::oldest_unfinished)
     }
 
     /// Returns a background task of the store that waits, if there is one. Any thread may run it.
-    pub(crate) fn take_chore(&mut self) -> Option<Chore> {
-        self.meta.as_mut().and_then(Meta::take_chore)
+    pub(crate) fn take_background_task(&mut self) -> Option<BackgroundTask> {
+        self.meta.as_mut().and_then(Meta::take_background_task)
     }
 
     /// Number of inodes on all shards.
-    pub(crate) fn inodes(&self) -> u64 {
-        self.meta.as_ref().map_or(0, Meta::inodes)
+    pub(crate) fn inode_count(&self) -> u64 {
+        self.meta.as_ref().map_or(0, Meta::inode_count)
     }
 
     /// Writes the shards' trouble into `trouble`, or clears it.
-    pub(crate) fn tell_trouble(&self, trouble: &Mutex<Option<String>>) {
-        let now = self.meta.as_ref().and_then(Meta::trouble);
+    pub(crate) fn publish_trouble(&self, trouble: &Mutex<Option<String>>) {
+        let now = self.meta.as_ref().and_then(Meta::operator_alert);
         let mut trouble = trouble.lock();
         // Compared first: this runs after every round, and the text hardly ever changes.
         if trouble.as_deref() != now {
@@ -346,15 +355,15 @@ impl<S: Store> Shards<S> {
     }
 
     /// Checks whether a full disk has room again.
-    pub(crate) fn look_for_room(&mut self) {
+    pub(crate) fn check_for_room(&mut self) {
         if let Some(meta) = &mut self.meta {
-            meta.look_for_room();
+            meta.recheck_room();
         }
     }
 
     /// Returns the nodes on which objects may have become garbage since the last call. Must be
     /// called after every round, and once after opening.
-    pub(crate) fn note_garbage(&mut self) -> Vec<NodeId> {
+    pub(crate) fn take_garbage_nodes(&mut self) -> Vec<NodeId> {
         let nodes = self.meta.as_mut().map(Meta::take_garbage_nodes).unwrap_or_default();
         self.garbage.extend(&nodes);
         self.dropped.extend(&nodes);
@@ -363,12 +372,12 @@ impl<S: Store> Shards<S> {
 }
 
 /// The reply of an executor that never had shards.
-fn without_shards(op: &MetaOp) -> MetaResult {
+fn reply_without_shards(op: &MetaOp) -> MetaResult {
     match op {
         MetaOp::Sync => Ok(MetaReply::Synced { epoch: 0 }),
-        MetaOp::SyncNames { .. } => Ok(MetaReply::NamesSynced { epoch: 0, also: Vec::new() }),
+        MetaOp::SyncNames { .. } => Ok(MetaReply::NamesSynced { epoch: 0, unsynced: Vec::new() }),
         MetaOp::StatVolume => Ok(MetaReply::Volume { inodes: 0 }),
         op if op.is_for_all_shards() => Err(Errno::ESTALE),
-        _ => Ok(MetaReply::Elsewhere { epoch: 0 }),
+        _ => Ok(MetaReply::WrongShard { epoch: 0 }),
     }
 }

@@ -1,13 +1,13 @@
 //! State that all threads of a node share.
 
-use crate::clients::Clients;
-use crate::counters::{Counters, Doorway};
-use crate::deaths;
+use crate::clients::ClientTable;
+use crate::connection_slots::ConnectionSlots;
+use crate::counters::{NodeCounters, RefusalCounters};
 use crate::executors::Executors;
-use crate::pages::Pool;
-use crate::seats::Seats;
-use crate::stop::Stop;
-use crate::stream::Stream;
+use crate::panics;
+use crate::pipes::PipePool;
+use crate::stop::StopFlag;
+use crate::stream::SocketStream;
 use parking_lot::{Condvar, Mutex, RwLock};
 use std::collections::{BTreeMap, HashMap};
 use std::net::Shutdown;
@@ -16,17 +16,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 use tatami_cluster::LossMark;
 use tatami_object::ObjectStore;
-use tatami_wire::admin::{ClusterMap, Durability, MountInfo, NodeInfo, NodeStatus, Space};
-use tatami_wire::handshake::Identity;
+use tatami_wire::admin::{ClusterMap, DiskSpace, Durability, MountInfo, NodeInfo, NodeStatus};
+use tatami_wire::handshake::ServerIdentity;
 use tatami_wire::{Errno, NodeId, PROTOCOL_VERSION, Timestamp};
 
 /// `status` complains when less than one part in this number of the disk is free.
 const NEARLY_FULL: u64 = 20;
 
 /// See the module.
-pub(crate) struct Shared {
-    pub(crate) identity: Identity,
-    /// See [`Shared::map`].
+pub(crate) struct NodeShared {
+    pub(crate) identity: ServerIdentity,
+    /// See [`NodeShared::map`].
     pub(crate) current_map: RwLock<Arc<ClusterMap>>,
     /// The threads that serve shards.
     pub(crate) executors: Executors,
@@ -41,21 +41,21 @@ pub(crate) struct Shared {
     pub(crate) started: Instant,
     pub(crate) objects: ObjectStore,
     pub(crate) loss_mark: LossMark,
-    pub(crate) counters: Counters,
-    pub(crate) clients: Clients,
-    pub(crate) seats: Arc<Seats>,
-    pub(crate) doorway: Doorway,
-    pub(crate) pages: Pool,
-    pub(crate) registry: Registry,
-    pub(crate) nudge: Nudge,
-    pub(crate) stop: Stop,
+    pub(crate) counters: NodeCounters,
+    pub(crate) clients: ClientTable,
+    pub(crate) connection_slots: Arc<ConnectionSlots>,
+    pub(crate) refusal_counters: RefusalCounters,
+    pub(crate) pipes: PipePool,
+    pub(crate) registry: ConnectionRegistry,
+    pub(crate) housekeeping_wake: WakeFlag,
+    pub(crate) stop: StopFlag,
     /// Mounts that announced themselves, by connection.
     pub(crate) mounts: Mutex<BTreeMap<u64, MountInfo>>,
     /// Connections over which the end was ordered. They close when all is done.
-    pub(crate) farewell: Mutex<Vec<Arc<Stream>>>,
+    pub(crate) stop_requesters: Mutex<Vec<Arc<SocketStream>>>,
 }
 
-impl Shared {
+impl NodeShared {
     pub(crate) fn node(&self) -> NodeId {
         self.identity.node
     }
@@ -66,13 +66,13 @@ impl Shared {
     }
 
     /// Number of shards that this node serves.
-    pub(crate) fn shards(&self) -> usize {
+    pub(crate) fn shard_count(&self) -> usize {
         let here = self.node();
         self.map().shards.iter().filter(|executor| executor.node == here).count()
     }
 
     /// The path of the UNIX socket.
-    pub(crate) fn socket(&self) -> PathBuf {
+    pub(crate) fn socket_path(&self) -> PathBuf {
         PathBuf::from(&self.info.socket)
     }
 
@@ -85,22 +85,22 @@ impl Shared {
             protocol: PROTOCOL_VERSION,
             pid: std::process::id(),
             uptime_sec: self.started.elapsed().as_secs(),
-            trouble: self.trouble(),
-            refused: self.executors.all_refused(),
-            space: self.space().unwrap_or_default(),
-            shards: self.shards() as u32,
-            executors: self.executors.count() as u32,
+            trouble: self.node_troubles(),
+            refused: self.executors.refusal_reasons(),
+            space: self.disk_space().unwrap_or_default(),
+            shards: self.shard_count() as u32,
+            executors: self.executors.running_count() as u32,
             durability: self.durability,
-            inodes: self.executors.inodes(),
-            connections: self.seats.count(),
+            inodes: self.executors.inode_count(),
+            connections: self.connection_slots.used_count(),
             meta_requests: self.counters.meta_requests.get(),
             peer_messages: self.counters.peer_messages.get(),
             object_requests: self.counters.object_requests.get(),
             bytes_read: self.counters.bytes_read.get(),
             bytes_written: self.counters.bytes_written.get(),
             mounts: self.mounts.lock().values().cloned().collect(),
-            clients: self.clients.alive(self.lease),
-            turned_away: self.doorway.told(),
+            clients: self.clients.alive_clients(self.lease),
+            turned_away: self.refusal_counters.report(),
             lost_since: self.lost_since(),
         }
     }
@@ -109,20 +109,20 @@ impl Shared {
     ///
     /// # Errors
     /// Those of the disk.
-    pub(crate) fn space(&self) -> Result<Space, Errno> {
-        Ok(Space { inodes: self.executors.inodes(), ..self.objects.space()? })
+    pub(crate) fn disk_space(&self) -> Result<DiskSpace, Errno> {
+        Ok(DiskSpace { inodes: self.executors.inode_count(), ..self.objects.disk_space()? })
     }
 
     /// Returns the time, in seconds since 1970, since which the node runs without its former data.
     fn lost_since(&self) -> Option<u64> {
-        let since = self.loss_mark.since()?.duration_since(UNIX_EPOCH);
+        let since = self.loss_mark.lost_since()?.duration_since(UNIX_EPOCH);
         Some(since.map_or(0, |since| since.as_secs()))
     }
 
-    fn trouble(&self) -> Vec<String> {
-        let mut trouble = self.executors.trouble();
+    fn node_troubles(&self) -> Vec<String> {
+        let mut trouble = self.executors.shard_troubles();
         if self.lost_since().is_some() {
-            let names = match self.shards() {
+            let names = match self.shard_count() {
                 0 => String::new(),
                 shards => format!(", and the names in its {shards} shards"),
             };
@@ -132,9 +132,9 @@ impl Shared {
                 self.info.name
             ));
         }
-        trouble.extend(self.objects.trouble());
-        trouble.extend(deaths::trouble());
-        match self.objects.space() {
+        trouble.extend(self.objects.describe_trouble());
+        trouble.extend(panics::death_report());
+        match self.objects.disk_space() {
             Err(e) => trouble.push(format!("the disk does not answer: {e}; check it")),
             Ok(space) if space.available < space.total / NEARLY_FULL => trouble.push(format!(
                 "the disk is nearly full: {} MiB of {} MiB are left; remove files or add space",
@@ -149,35 +149,38 @@ impl Shared {
 
 /// Returns the time for names and capabilities. The kernel stamps backing files from the same
 /// clock, so times of names and of bytes compare.
-pub(crate) fn now() -> Timestamp {
+pub(crate) fn current_time() -> Timestamp {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
     Timestamp { sec: t.tv_sec, nsec: t.tv_nsec as u32 }
 }
 
 /// All connections that have a thread, so that the node can end them.
 #[derive(Default)]
-pub(crate) struct Registry {
-    inner: Mutex<RegistryInner>,
+pub(crate) struct ConnectionRegistry {
+    inner: Mutex<ConnectionRegistryState>,
     emptied: Condvar,
 }
 
 #[derive(Default)]
-struct RegistryInner {
+struct ConnectionRegistryState {
     next: u64,
-    streams: HashMap<u64, Arc<Stream>>,
+    streams: HashMap<u64, Arc<SocketStream>>,
     closing: bool,
 }
 
 /// An entry in the registry, removed when dropped.
-pub(crate) struct Registered<'a> {
-    registry: &'a Registry,
+pub(crate) struct RegisteredConnection<'a> {
+    registry: &'a ConnectionRegistry,
     /// The connection's number, never used twice.
     pub(crate) id: u64,
 }
 
-impl Registry {
+impl ConnectionRegistry {
     /// Registers a connection; `None` when the node is ending.
-    pub(crate) fn add(&self, stream: &Arc<Stream>) -> Option<Registered<'_>> {
+    pub(crate) fn register_connection(
+        &self,
+        stream: &Arc<SocketStream>,
+    ) -> Option<RegisteredConnection<'_>> {
         let mut inner = self.inner.lock();
         if inner.closing {
             return None;
@@ -185,13 +188,13 @@ impl Registry {
         inner.next += 1;
         let id = inner.next;
         inner.streams.insert(id, stream.clone());
-        Some(Registered { registry: self, id })
+        Some(RegisteredConnection { registry: self, id })
     }
 
     /// Lets every connection finish its current request, and waits for that at most `patience`.
     /// Then breaks the rest off and waits as long again. Returns the number of connections that are
     /// left.
-    pub(crate) fn close(&self, patience: Duration) -> usize {
+    pub(crate) fn close_all(&self, patience: Duration) -> usize {
         let mut inner = self.inner.lock();
         // Set under the lock: no connection can register after this loop has seen them all.
         inner.closing = true;
@@ -210,7 +213,7 @@ impl Registry {
     }
 }
 
-impl Drop for Registered<'_> {
+impl Drop for RegisteredConnection<'_> {
     fn drop(&mut self) {
         let mut inner = self.registry.inner.lock();
         inner.streams.remove(&self.id);
@@ -222,13 +225,13 @@ impl Drop for Registered<'_> {
 
 /// Wakes housekeeping when there may be work for it.
 #[derive(Default)]
-pub(crate) struct Nudge {
+pub(crate) struct WakeFlag {
     wanted: Mutex<bool>,
     changed: Condvar,
 }
 
-impl Nudge {
-    pub(crate) fn give(&self) {
+impl WakeFlag {
+    pub(crate) fn wake_up(&self) {
         // A flag, not a count: any number of wake-ups before the next pass are one.
         let mut wanted = self.wanted.lock();
         if !*wanted {
@@ -238,7 +241,7 @@ impl Nudge {
     }
 
     /// Waits for a wake-up, at most `timeout`. Returns whether there was one.
-    pub(crate) fn wait(&self, timeout: Duration) -> bool {
+    pub(crate) fn wait_for_wake(&self, timeout: Duration) -> bool {
         let mut wanted = self.wanted.lock();
         // The flag may have been set while housekeeping was busy; then it does not sleep.
         if !*wanted {
@@ -252,9 +255,9 @@ impl Nudge {
 /// grant less, which costs only speed. TCP sockets stay as they are: the kernel sizes their buffers
 /// by the path, to more than an untuned machine lets a program ask for, and stops doing so once a
 /// program sets a size.
-pub(crate) fn enlarge_buffers(stream: &Stream) {
+pub(crate) fn enlarge_buffers(stream: &SocketStream) {
     const BUFFER: usize = 4 << 20;
-    if let Stream::Unix(socket) = stream {
+    if let SocketStream::Unix(socket) = stream {
         let _ = rustix::net::sockopt::set_socket_send_buffer_size(socket, BUFFER);
         let _ = rustix::net::sockopt::set_socket_recv_buffer_size(socket, BUFFER);
     }

@@ -1,14 +1,14 @@
 //! SIGTERM and SIGINT as a flag that a thread can wait for.
 
-use crate::stop::Stop;
+use crate::stop::StopFlag;
 use std::io;
 use std::sync::OnceLock;
 
-static ASKED: OnceLock<Stop> = OnceLock::new();
+static SIGNALLED: OnceLock<StopFlag> = OnceLock::new();
 
 extern "C" fn on_signal(_: libc::c_int) {
     // Only an atomic store and write(2): both are async-signal-safe.
-    if let Some(stop) = ASKED.get() {
+    if let Some(stop) = SIGNALLED.get() {
         stop.set();
     }
 }
@@ -18,11 +18,11 @@ extern "C" fn on_signal(_: libc::c_int) {
 ///
 /// # Errors
 /// When the system has no descriptor left.
-pub(crate) fn catch() -> io::Result<&'static Stop> {
-    if ASKED.get().is_none() {
-        let stop = Stop::new()?;
+pub(crate) fn catch_signals() -> io::Result<&'static StopFlag> {
+    if SIGNALLED.get().is_none() {
+        let stop = StopFlag::new()?;
         // Another thread may have been faster; then its flag is used.
-        let _ = ASKED.set(stop);
+        let _ = SIGNALLED.set(stop);
     }
     // The flag exists before the handlers: a signal that comes at once must find it.
     let install = |signal, handler| {
@@ -39,5 +39,5 @@ pub(crate) fn catch() -> io::Result<&'static Stop> {
     install(libc::SIGTERM, handler as libc::sighandler_t);
     install(libc::SIGINT, handler as libc::sighandler_t);
     install(libc::SIGXFSZ, libc::SIG_IGN);
-    Ok(ASKED.get().expect("it was set above"))
+    Ok(SIGNALLED.get().expect("it was set above"))
 }

@@ -9,15 +9,15 @@ use std::time::Duration;
 /// A flag that threads can wait for with poll(2). Once set, its descriptor stays readable for all
 /// of them, because no thread reads the event.
 #[derive(Debug)]
-pub(crate) struct Stop {
+pub(crate) struct StopFlag {
     set: AtomicBool,
     event: OwnedFd,
 }
 
-impl Stop {
-    pub(crate) fn new() -> io::Result<Stop> {
+impl StopFlag {
+    pub(crate) fn new() -> io::Result<StopFlag> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Stop { set: AtomicBool::new(false), event })
+        Ok(StopFlag { set: AtomicBool::new(false), event })
     }
 
     pub(crate) fn set(&self) {
@@ -45,7 +45,7 @@ impl Stop {
     }
 }
 
-impl AsFd for Stop {
+impl AsFd for StopFlag {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }

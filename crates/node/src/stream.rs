@@ -10,16 +10,16 @@ use tatami_wire::handshake::Transport;
 
 /// A connected socket.
 #[derive(Debug)]
-pub(crate) enum Stream {
+pub(crate) enum SocketStream {
     Unix(UnixStream),
     Tcp(TcpStream),
 }
 
-impl Stream {
+impl SocketStream {
     pub(crate) fn transport(&self) -> Transport {
         match self {
-            Stream::Unix(_) => Transport::Local,
-            Stream::Tcp(_) => Transport::Remote,
+            SocketStream::Unix(_) => Transport::Local,
+            SocketStream::Tcp(_) => Transport::Remote,
         }
     }
 
@@ -29,15 +29,15 @@ impl Stream {
         write: Option<Duration>,
     ) -> io::Result<()> {
         match self {
-            Stream::Unix(s) => s.set_read_timeout(read).and(s.set_write_timeout(write)),
-            Stream::Tcp(s) => s.set_read_timeout(read).and(s.set_write_timeout(write)),
+            SocketStream::Unix(s) => s.set_read_timeout(read).and(s.set_write_timeout(write)),
+            SocketStream::Tcp(s) => s.set_read_timeout(read).and(s.set_write_timeout(write)),
         }
     }
 
     pub(crate) fn set_nonblocking(&self) -> io::Result<()> {
         match self {
-            Stream::Unix(s) => s.set_nonblocking(true),
-            Stream::Tcp(s) => s.set_nonblocking(true),
+            SocketStream::Unix(s) => s.set_nonblocking(true),
+            SocketStream::Tcp(s) => s.set_nonblocking(true),
         }
     }
 
@@ -57,38 +57,38 @@ impl Stream {
     pub(crate) fn shutdown(&self, how: Shutdown) {
         // Fails only on a socket that is no longer connected.
         let _ = match self {
-            Stream::Unix(s) => s.shutdown(how),
-            Stream::Tcp(s) => s.shutdown(how),
+            SocketStream::Unix(s) => s.shutdown(how),
+            SocketStream::Tcp(s) => s.shutdown(how),
         };
     }
 }
 
-impl AsFd for Stream {
+impl AsFd for SocketStream {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
-            Stream::Unix(s) => s.as_fd(),
-            Stream::Tcp(s) => s.as_fd(),
+            SocketStream::Unix(s) => s.as_fd(),
+            SocketStream::Tcp(s) => s.as_fd(),
         }
     }
 }
 
 // Directly to the kernel: in a program with threads, the C library's own calls mark the thread as
 // cancellable around each system call.
-impl Read for &Stream {
+impl Read for &SocketStream {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         Ok(rustix::io::read(self, buf)?)
     }
 }
 
-impl Write for &Stream {
+impl Write for &SocketStream {
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
         Ok(rustix::net::send(self, buf, SendFlags::NOSIGNAL)?)
     }
 
     fn write_vectored(&mut self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
         match self {
-            Stream::Unix(s) => (&mut &*s).write_vectored(bufs),
-            Stream::Tcp(s) => (&mut &*s).write_vectored(bufs),
+            SocketStream::Unix(s) => (&mut &*s).write_vectored(bufs),
+            SocketStream::Tcp(s) => (&mut &*s).write_vectored(bufs),
         }
     }
 
@@ -99,17 +99,17 @@ impl Write for &Stream {
 
 /// A stream on which all reads and writes must end by a point in time, however slowly the other
 /// side sends its bytes.
-pub(crate) struct Deadlined<'a> {
-    stream: &'a Stream,
+pub(crate) struct DeadlineStream<'a> {
+    stream: &'a SocketStream,
     deadline: Instant,
 }
 
-impl<'a> Deadlined<'a> {
-    pub(crate) fn new(stream: &'a Stream, timeout: Duration) -> Deadlined<'a> {
-        Deadlined { stream, deadline: Instant::now() + timeout }
+impl<'a> DeadlineStream<'a> {
+    pub(crate) fn new(stream: &'a SocketStream, timeout: Duration) -> DeadlineStream<'a> {
+        DeadlineStream { stream, deadline: Instant::now() + timeout }
     }
 
-    fn arm(&self) -> io::Result<()> {
+    fn arm_timeouts(&self) -> io::Result<()> {
         // Armed before each call with the time that is left: a timeout of the socket alone would
         // start again with each byte.
         let left = self.deadline.saturating_duration_since(Instant::now());
@@ -120,16 +120,16 @@ impl<'a> Deadlined<'a> {
     }
 }
 
-impl Read for Deadlined<'_> {
+impl Read for DeadlineStream<'_> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        self.arm()?;
+        self.arm_timeouts()?;
         (&mut &*self.stream).read(buf)
     }
 }
 
-impl Write for Deadlined<'_> {
+impl Write for DeadlineStream<'_> {
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
-        self.arm()?;
+        self.arm_timeouts()?;
         (&mut &*self.stream).write(buf)
     }
 

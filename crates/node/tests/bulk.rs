@@ -6,18 +6,18 @@ mod common;
 use common::{PATIENCE, Running, Session, Volume, eventually, key};
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use tatami_client::tree::Tree;
-use tatami_client::{Client, New, Options, Removing, Used, fsck};
-use tatami_wire::act::Act;
-use tatami_wire::meta::{MetaOp, MetaReply, NewNode, RenameMode};
+use tatami_client::tree::VolumeTree;
+use tatami_client::{Client, ClientOptions, CreateItem, RemovalEvent, UsageSum, fsck};
+use tatami_wire::batch::BatchOp;
+use tatami_wire::meta::{InodeTemplate, MetaOp, MetaReply, RenameMode};
 use tatami_wire::{Access, Cred, Errno, Ino, Layout, NodeId, READDIR_MAX, SetAttr};
 
 const ROOT: Ino = Ino::ROOT;
 const ME: Cred = Cred::ROOT;
-const FILE: NewNode = NewNode::File(Layout::Whole { node: NodeId(0) });
+const FILE: InodeTemplate = InodeTemplate::File(Layout::Whole { node: NodeId(0) });
 
 fn client(volume: &Volume) -> Arc<Client> {
-    let mut options = Options::new(volume.unix(0));
+    let mut options = ClientOptions::new(volume.unix(0));
     options.key = Some(key());
     options.patience = PATIENCE;
     Arc::new(Client::connect(options).expect("connects"))
@@ -30,7 +30,7 @@ fn start(nodes: u16) -> (Volume, Vec<Running>, Arc<Client>) {
     (volume, running, client)
 }
 
-fn make(client: &Client, parent: Ino, name: &str, node: NewNode) -> Ino {
+fn make(client: &Client, parent: Ino, name: &str, node: InodeTemplate) -> Ino {
     let made = client.create(&ME, parent, name.as_bytes(), node, 0o755, 0, true, None);
     made.unwrap_or_else(|e| panic!("{name}: {e}")).attr.ino
 }
@@ -43,9 +43,12 @@ fn bytes(names: &[String]) -> Vec<&[u8]> {
     names.iter().map(String::as_bytes).collect()
 }
 
-fn make_many(client: &Client, dir: Ino, names: &[String], node: NewNode) -> Vec<Ino> {
-    let new =
-        names.iter().map(|name| New { name: name.clone().into(), node: node.clone(), mode: 0o755 });
+fn make_many(client: &Client, dir: Ino, names: &[String], node: InodeTemplate) -> Vec<Ino> {
+    let new = names.iter().map(|name| CreateItem {
+        name: name.clone().into(),
+        node: node.clone(),
+        mode: 0o755,
+    });
     let made = client.create_many(&ME, dir, new.collect(), 0, true, None);
     made.into_iter().map(|made| made.expect("made").attr.ino).collect()
 }
@@ -65,7 +68,7 @@ fn listed(client: &Client, dir: Ino) -> BTreeSet<Vec<u8>> {
 }
 
 fn is_sound(client: &Arc<Client>) {
-    let report = fsck::check(client, false, &mut |_, _| {}).expect("a check");
+    let report = fsck::check_volume(client, false, &mut |_, _| {}).expect("a check");
     assert!(report.findings.is_empty(), "{:?}", report.findings);
 }
 
@@ -80,7 +83,7 @@ fn requests(volume: &Volume) -> u64 {
 fn many_names_are_made_found_and_removed() {
     for nodes in [1, 3] {
         let (volume, _nodes, client) = start(nodes);
-        let dir = make(&client, ROOT, "dir", NewNode::Dir);
+        let dir = make(&client, ROOT, "dir", InodeTemplate::Dir);
         let names = named("f", 3000);
         let inos = make_many(&client, dir, &names, FILE);
         // A later reader sees them.
@@ -89,8 +92,11 @@ fn many_names_are_made_found_and_removed() {
         let found = other.stat_many(&ME, dir, &bytes(&names));
         let found: Vec<_> = found.into_iter().map(|found| found.expect("found").ino).collect();
         assert_eq!(found, inos);
-        let again =
-            names.iter().map(|name| New { name: name.clone().into(), node: FILE, mode: 0o755 });
+        let again = names.iter().map(|name| CreateItem {
+            name: name.clone().into(),
+            node: FILE,
+            mode: 0o755,
+        });
         let again: Vec<_> = again.collect();
         let refused = other.create_many(&ME, dir, again.clone(), 0, true, None);
         assert!(refused.iter().all(|made| *made == Err(Errno::EEXIST)));
@@ -101,9 +107,9 @@ fn many_names_are_made_found_and_removed() {
             let made = made.expect("opened");
             assert_eq!((made.attr.ino, made.created), (*ino, false));
             assert_eq!(made.cap.map(|cap| cap.ino), Some(*ino));
-            commits.push(Act::Commit { ino: *ino, state: None, close: true });
+            commits.push(BatchOp::Commit { ino: *ino, state: None, close: true });
         }
-        assert!(other.act(&ME, commits).iter().all(Result::is_ok));
+        assert!(other.run_batch(&ME, commits).iter().all(Result::is_ok));
         if nodes > 1 {
             eventually("it is split", || partitions(&client, dir) == 16);
         }
@@ -118,7 +124,7 @@ fn many_names_are_made_found_and_removed() {
 }
 
 fn partitions(client: &Client, dir: Ino) -> usize {
-    match client.meta(&ME, MetaOp::Partitions { dir }) {
+    match client.send_meta(&ME, MetaOp::ListPartitions { dir }) {
         Ok(MetaReply::Partitions(all)) => all.len(),
         other => panic!("no partitions: {other:?}"),
     }
@@ -129,9 +135,9 @@ fn partitions(client: &Client, dir: Ino) -> usize {
 fn what_one_node_cannot_do_is_done_all_the_same() {
     let (_volume, _nodes, client) = start(3);
     let names = named("d", 60);
-    let dirs = make_many(&client, ROOT, &names, NewNode::Dir);
+    let dirs = make_many(&client, ROOT, &names, InodeTemplate::Dir);
     // The first entry moves each of them to its owner shard.
-    let act = |dir: &Ino| Act::Create {
+    let act = |dir: &Ino| BatchOp::Create {
         parent: *dir,
         name: b"first".to_vec().into(),
         node: FILE,
@@ -140,7 +146,7 @@ fn what_one_node_cannot_do_is_done_all_the_same() {
         exclusive: true,
         open: None,
     };
-    let made = client.act(&ME, dirs.iter().map(act).collect());
+    let made = client.run_batch(&ME, dirs.iter().map(act).collect());
     assert!(made.iter().all(|made| matches!(made, Ok(MetaReply::Created { created: true, .. }))));
     let found = client.stat_many(&ME, ROOT, &bytes(&names));
     for (dir, found) in dirs.iter().zip(found) {
@@ -166,7 +172,7 @@ fn what_one_node_cannot_do_is_done_all_the_same() {
 #[test]
 fn many_names_cost_few_requests() {
     let (volume, _nodes, client) = start(3);
-    let dir = make(&client, ROOT, "dir", NewNode::Dir);
+    let dir = make(&client, ROOT, "dir", InodeTemplate::Dir);
     make(&client, dir, "first", FILE);
     let mut round = 0;
     // Housekeeping sends requests, too, now and then.
@@ -187,7 +193,7 @@ fn daemons_may_die_while_many_names_are_made() {
     const CLIENTS: usize = 3;
     const NAMES: usize = 1500;
     let (volume, mut nodes, first) = start(3);
-    let dir = make(&first, ROOT, "dir", NewNode::Dir);
+    let dir = make(&first, ROOT, "dir", InodeTemplate::Dir);
     std::thread::scope(|scope| {
         let makers: Vec<_> = (0..CLIENTS)
             .map(|c| {
@@ -213,28 +219,28 @@ fn daemons_may_die_while_many_names_are_made() {
 }
 
 /// A tree with directories on all nodes, one of them split, and links.
-fn plant(client: &Client, top: Ino) -> Used {
+fn plant(client: &Client, top: Ino) -> UsageSum {
     let names = named("f", 2500);
     make_many(client, top, &names, FILE);
-    let dirs = make_many(client, top, &named("d", 20), NewNode::Dir);
+    let dirs = make_many(client, top, &named("d", 20), InodeTemplate::Dir);
     for (n, dir) in dirs.iter().enumerate().skip(5) {
         make_many(client, *dir, &named("f", n), FILE);
-        let below = make(client, *dir, "below", NewNode::Dir);
+        let below = make(client, *dir, "below", InodeTemplate::Dir);
         let ino = make(client, below, "one", FILE);
         client.link(&ME, ino, *dir, b"two").expect("link");
         client.link(&ME, ino, top, format!("three{n}").as_bytes()).expect("link");
     }
-    Used { files: 2500 + (5..20).sum::<u64>() + 15, dirs: 1 + 20 + 15, size: 0, blocks: 0 }
+    UsageSum { files: 2500 + (5..20).sum::<u64>() + 15, dirs: 1 + 20 + 15, size: 0, blocks: 0 }
 }
 
 #[test]
 fn a_tree_is_added_up_and_removed() {
     for nodes in [1, 3] {
         let (volume, _nodes, client) = start(nodes);
-        let top = make(&client, ROOT, "top", NewNode::Dir);
+        let top = make(&client, ROOT, "top", InodeTemplate::Dir);
         let planted = plant(&client, top);
-        let tree = Tree::new(client.clone(), ME);
-        let usage = tree.usage(b"/top", &mut |_| {}).expect("a sum");
+        let tree = VolumeTree::new(client.clone(), ME);
+        let usage = tree.sum_usage(b"/top", &mut |_| {}).expect("a sum");
         assert_eq!(usage.failed, []);
         let (paths, used): (Vec<_>, Vec<_>) = usage.paths.into_iter().unzip();
         assert_eq!(used.last(), Some(&planted));
@@ -244,9 +250,9 @@ fn a_tree_is_added_up_and_removed() {
         let before = requests(&volume);
         let mut removed = 0;
         let done = tree.remove_all(b"/top", false, &mut |step| match step {
-            Removing::Many(more) => removed += more,
-            Removing::Path(_) => panic!("nobody wants to know"),
-            Removing::Failed(path, e) => panic!("{}: {e}", String::from_utf8_lossy(path)),
+            RemovalEvent::Many(more) => removed += more,
+            RemovalEvent::Path(_) => panic!("nobody wants to know"),
+            RemovalEvent::Failed(path, e) => panic!("{}: {e}", String::from_utf8_lossy(path)),
         });
         assert_eq!(done, Ok(()));
         // Each file of several names has three.
@@ -265,12 +271,12 @@ fn a_tree_is_added_up_and_removed() {
 fn what_cannot_be_removed_is_told_and_the_rest_is_removed() {
     let (_volume, _nodes, client) = start(2);
     let user = Cred { uid: 7, gid: 7, groups: Vec::new() };
-    let top = make(&client, ROOT, "top", NewNode::Dir);
+    let top = make(&client, ROOT, "top", InodeTemplate::Dir);
     let own = |ino: Ino, mode| {
         let set = SetAttr { uid: Some(7), mode: Some(mode), ..SetAttr::default() };
         client.setattr(&ME, ino, set).expect("chown");
     };
-    let dirs = make_many(&client, top, &named("d", 4), NewNode::Dir);
+    let dirs = make_many(&client, top, &named("d", 4), InodeTemplate::Dir);
     for dir in &dirs {
         make_many(&client, *dir, &named("f", 10), FILE);
     }
@@ -279,10 +285,10 @@ fn what_cannot_be_removed_is_told_and_the_rest_is_removed() {
     own(dirs[0], 0o755);
     own(dirs[2], 0o300);
     own(dirs[3], 0o755);
-    let tree = Tree::new(client.clone(), user);
+    let tree = VolumeTree::new(client.clone(), user);
     let mut failed = BTreeSet::new();
     let done = tree.remove_all(b"/top", true, &mut |step| {
-        if let Removing::Failed(path, e) = step {
+        if let RemovalEvent::Failed(path, e) = step {
             failed.insert((String::from_utf8_lossy(path).into_owned(), e.0));
         }
     });
@@ -293,7 +299,7 @@ fn what_cannot_be_removed_is_told_and_the_rest_is_removed() {
     let left = [b"d1".to_vec(), b"d2".to_vec()];
     assert_eq!(listed(&client, top), BTreeSet::from(left));
     assert_eq!((listed(&client, dirs[1]).len(), listed(&client, dirs[2]).len()), (10, 10));
-    let usage = tree.usage(b"/top", &mut |_| {}).expect("a sum");
+    let usage = tree.sum_usage(b"/top", &mut |_| {}).expect("a sum");
     assert_eq!(usage.failed, [(b"/top/d2".to_vec(), Errno::EACCES)]);
     is_sound(&client);
 }
@@ -303,7 +309,7 @@ fn what_cannot_be_removed_is_told_and_the_rest_is_removed() {
 #[test]
 fn a_tree_in_which_others_work_is_removed_or_told() {
     let (volume, _nodes, client) = start(2);
-    let top = make(&client, ROOT, "top", NewNode::Dir);
+    let top = make(&client, ROOT, "top", InodeTemplate::Dir);
     let other = self::client(&volume);
     std::thread::scope(|scope| {
         let filler = scope.spawn(move || {
@@ -316,10 +322,10 @@ fn a_tree_in_which_others_work_is_removed_or_told() {
                 }
             }
         });
-        let tree = Tree::new(client.clone(), ME);
+        let tree = VolumeTree::new(client.clone(), ME);
         let mut told = BTreeSet::new();
         while let Err(e) = tree.remove_all(b"/top", false, &mut |step| {
-            if let Removing::Failed(path, e) = step {
+            if let RemovalEvent::Failed(path, e) = step {
                 told.insert((path.to_vec(), e.0));
             }
         }) {

@@ -5,16 +5,16 @@ mod common;
 use common::{Running, Session, Volume, eventually, key};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use tatami_client::{Client, Options, fsck};
+use tatami_client::{Client, ClientOptions, fsck};
 use tatami_wire::admin::AdminCall;
-use tatami_wire::meta::{NewNode, RenameMode};
+use tatami_wire::meta::{InodeTemplate, RenameMode};
 use tatami_wire::{Cred, Errno, ExecutorId, Ino, Layout, NodeId, SHARDS_MAX, ShardId};
 
 const ROOT: Ino = Ino::ROOT;
 const ME: Cred = Cred::ROOT;
 
 fn client(volume: &Volume) -> Arc<Client> {
-    let mut options = Options::new(volume.unix(0));
+    let mut options = ClientOptions::new(volume.unix(0));
     options.key = Some(key());
     Arc::new(Client::connect(options).expect("connects"))
 }
@@ -29,14 +29,14 @@ fn start(volume: &Volume) -> Vec<Running> {
 
 fn dir(client: &Client, name: &str) -> Ino {
     client
-        .create(&ME, ROOT, name.as_bytes(), NewNode::Dir, 0o755, 0, true, None)
+        .create(&ME, ROOT, name.as_bytes(), InodeTemplate::Dir, 0o755, 0, true, None)
         .expect(name)
         .attr
         .ino
 }
 
 fn file(client: &Client, parent: Ino, name: &str) -> Ino {
-    let new = NewNode::File(Layout::Whole { node: NodeId(0) });
+    let new = InodeTemplate::File(Layout::Whole { node: NodeId(0) });
     client.create(&ME, parent, name.as_bytes(), new, 0o644, 0, true, None).expect(name).attr.ino
 }
 
@@ -48,11 +48,11 @@ fn rename(client: &Client, from: (Ino, &str), to: (Ino, &str)) -> Result<(), Err
 /// A directory with its owner shard on each executor, and a file in each.
 fn dirs(client: &Client) -> BTreeMap<ExecutorId, Ino> {
     let map = client.map();
-    let all = map.leads().len();
+    let all = map.first_shards().len();
     let mut found = BTreeMap::new();
     for n in 0.. {
         let ino = dir(client, &format!("d{n}"));
-        let home = map.owner(ino.shard()).expect("served");
+        let home = map.owner(ino.owner_shard()).expect("served");
         if found.len() < all && !found.contains_key(&home) {
             file(client, ino, "first");
             found.insert(home, ino);
@@ -65,16 +65,16 @@ fn dirs(client: &Client) -> BTreeMap<ExecutorId, Ino> {
 }
 
 fn assert_sound(client: &Arc<Client>) {
-    let report = fsck::check(client, false, &mut |_, _| {}).expect("a check");
+    let report = fsck::check_volume(client, false, &mut |_, _| {}).expect("a check");
     assert!(report.findings.is_empty(), "{:?}", report.findings);
 }
 
 /// Orders a migration, and waits until the node reports its end.
 fn give(client: &Client, (first, count): (u16, u16), to: ExecutorId) {
     let from = client.map().owner(ShardId(first)).expect("served").node;
-    let order = AdminCall::Move { first, count, to };
+    let order = AdminCall::MigrateShards { first, count, to };
     eventually("the shards are there", || {
-        let _ = client.admin(from, order.clone());
+        let _ = client.send_admin(from, order.clone());
         client.refresh_map();
         (first..first + count).all(|shard| client.map().owner(ShardId(shard)) == Some(to))
     });

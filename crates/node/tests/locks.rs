@@ -5,26 +5,26 @@ mod common;
 use common::{PATIENCE, Session, Volume, key};
 use std::sync::Arc;
 use std::time::Duration;
-use tatami_client::{Client, Options, Taken, Unbuffered};
-use tatami_wire::lock::{Lock, LockKind, LockSort, Span};
+use tatami_client::{Client, ClientOptions, LockOutcome, Unbuffered};
+use tatami_wire::lock::{ByteRange, Lock, LockKind, LockSort};
 use tatami_wire::{Errno, Ino};
 
 fn client(volume: &Volume) -> Arc<Client> {
-    let options = Options { key: Some(key()), ..Options::new(volume.tcp(0)) };
+    let options = ClientOptions { key: Some(key()), ..ClientOptions::new(volume.tcp(0)) };
     Arc::new(Client::connect(options).expect("connected"))
 }
 
 fn lock(start: u64, end: u64) -> Lock {
-    let span = Span { start, end };
+    let span = ByteRange { start, end };
     Lock { sort: LockSort::Range, owner: 1, pid: 0, span, kind: LockKind::Exclusive }
 }
 
-fn set(client: &Client, ino: Ino, lock: &Lock) -> Result<Taken, Errno> {
+fn set(client: &Client, ino: Ino, lock: &Lock) -> Result<LockOutcome, Errno> {
     client.set_lock(ino, lock, 0, None, &Unbuffered)
 }
 
 fn free(client: &Client, ino: Ino) {
-    client.free_lock(ino, (LockSort::Range, 1), Span::ALL, &Unbuffered).expect("freed");
+    client.free_lock(ino, (LockSort::Range, 1), ByteRange::ALL, &Unbuffered).expect("freed");
 }
 
 #[test]
@@ -33,11 +33,11 @@ fn programs_without_a_mount_exclude_each_other() {
     let node = volume.start(0);
     let ino = Session::new(volume.tcp(0), 9).create("file", 0).0.ino;
     let (a, b) = (client(&volume), client(&volume));
-    assert_eq!(set(&a, ino, &lock(0, 9)), Ok(Taken::Done));
+    assert_eq!(set(&a, ino, &lock(0, 9)), Ok(LockOutcome::Done));
     assert_eq!(set(&b, ino, &lock(5, 5)), Err(Errno::EAGAIN));
-    assert_eq!(set(&b, ino, &lock(10, 19)), Ok(Taken::Done));
+    assert_eq!(set(&b, ino, &lock(10, 19)), Ok(LockOutcome::Done));
     let held = b.test_lock(ino, &lock(0, 0), &Unbuffered).expect("asked").expect("held");
-    assert_eq!((held.span, held.pid), (Span { start: 0, end: 9 }, 0));
+    assert_eq!((held.span, held.pid), (ByteRange { start: 0, end: 9 }, 0));
     // The operation timeout ends the wait.
     let wait = |client: &Client, wait, patience| {
         client.wait_for_lock(ino, &lock(0, 5), wait, patience, &Unbuffered)
@@ -54,10 +54,10 @@ fn programs_without_a_mount_exclude_each_other() {
     let _node = volume.start(0);
     std::thread::scope(|scope| {
         let other = scope.spawn(|| set(&a, ino, &lock(0, 0)));
-        assert_eq!(set(&b, ino, &lock(30, 39)), Ok(Taken::Done));
+        assert_eq!(set(&b, ino, &lock(30, 39)), Ok(LockOutcome::Done));
         assert_eq!(other.join().expect("no panic"), Err(Errno::EAGAIN));
     });
-    b.end_locks();
-    assert_eq!(set(&a, ino, &lock(0, 39)), Ok(Taken::Done));
-    a.end_locks();
+    b.end_lock_sessions();
+    assert_eq!(set(&a, ino, &lock(0, 39)), Ok(LockOutcome::Done));
+    a.end_lock_sessions();
 }

@@ -9,12 +9,12 @@ use proptest::prelude::*;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
 use tatami_client::connection::{Caller, ConnectError, Connection};
-use tatami_node::{Node, StartError};
+use tatami_node::{NodeDaemon, StartError};
 use tatami_wire::admin::{AdminCall, AdminReply, MountInfo};
 use tatami_wire::delegation::RecallCall;
-use tatami_wire::frame::{self, BODY_MAX, Class, HEADER_LEN, PAYLOAD_MAX};
+use tatami_wire::frame::{self, BODY_MAX, FrameClass, HEADER_LEN, PAYLOAD_MAX};
 use tatami_wire::handshake::{HandshakeError, Role};
-use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, NewNode};
+use tatami_wire::meta::{InodeTemplate, MetaCall, MetaOp, MetaReply};
 use tatami_wire::object::{ObjectCall, ObjectOp, ObjectReply};
 use tatami_wire::transaction::{PeerMessage, Txid};
 use tatami_wire::{
@@ -95,17 +95,17 @@ fn greeted(volume: &Volume, role: Role) -> std::net::TcpStream {
         executor: 0,
         user: None,
     };
-    handshake::connect(&mut stream, Transport::Remote, &hello, Some(&key()), [3; 16])
+    handshake::connect_client(&mut stream, Transport::Remote, &hello, Some(&key()), [3; 16])
         .expect("a handshake");
     stream
 }
 
-const ROLES: [(Role, Class); 5] = [
-    (Role::Meta, Class::Meta),
-    (Role::Data, Class::Object),
-    (Role::Admin, Class::Admin),
-    (Role::Recall, Class::Recall),
-    (Role::Peer, Class::Peer),
+const ROLES: [(Role, FrameClass); 5] = [
+    (Role::Meta, FrameClass::Meta),
+    (Role::Data, FrameClass::Object),
+    (Role::Admin, FrameClass::Admin),
+    (Role::Recall, FrameClass::Recall),
+    (Role::Peer, FrameClass::Peer),
 ];
 
 #[test]
@@ -116,7 +116,7 @@ fn frames_that_are_wrong_end_their_connection() {
     for (role, class) in ROLES {
         let frame = |class, payload| {
             let mut frame = Vec::new();
-            frame::encode(&mut frame, class, 1, &"not a request", payload);
+            frame::encode_frame(&mut frame, class, 1, &"not a request", payload);
             frame
         };
         let mut wrong_length = frame(class, 0);
@@ -164,19 +164,19 @@ proptest! {
         let mut sent = Vec::new();
         let call = MetaCall { shard: ShardId(0), cred: Cred::ROOT, op: MetaOp::StatVolume };
         match role {
-            Role::Meta => frame::encode(&mut sent, class, 1, &call, 0),
+            Role::Meta => frame::encode_frame(&mut sent, class, 1, &call, 0),
             Role::Data => {
                 let now = Timestamp::from_sec(i64::MAX / 2);
                 let cap = Cap::sign(&key(), Ino(99), Access::BOTH, now);
                 let op = ObjectOp::Read { offset: 0, len: 10 };
                 let call = ObjectCall { cap, piece: Piece(0), op };
-                frame::encode(&mut sent, class, 1, &call, 0);
+                frame::encode_frame(&mut sent, class, 1, &call, 0);
             }
-            Role::Admin => frame::encode(&mut sent, class, 1, &AdminCall::Ping, 0),
-            Role::Recall => frame::encode(&mut sent, class, 1, &RecallCall::Alive, 0),
+            Role::Admin => frame::encode_frame(&mut sent, class, 1, &AdminCall::Ping, 0),
+            Role::Recall => frame::encode_frame(&mut sent, class, 1, &RecallCall::KeepAlive, 0),
             Role::Peer => {
-                let txid = Txid { executor: ExecutorId::first(NodeId(7)), life: 1, number: 1 };
-                frame::encode(&mut sent, class, 1, &PeerMessage::Prepared { txid }, 0);
+                let txid = Txid { executor: ExecutorId::first_of_node(NodeId(7)), incarnation: 1, number: 1 };
+                frame::encode_frame(&mut sent, class, 1, &PeerMessage::Prepared { txid }, 0);
             }
         }
         sent.extend_from_slice(&bytes);
@@ -207,7 +207,7 @@ fn a_client_that_takes_no_answers_stops_only_itself() {
     let op = MetaOp::ReadDir { dir: Ino::ROOT, after: 0, limit: 1000, plus: true };
     let mut frame = Vec::new();
     let call = MetaCall { shard: ShardId(0), cred: Cred::ROOT, op };
-    frame::encode(&mut frame, Class::Meta, 1, &call, 0);
+    frame::encode_frame(&mut frame, FrameClass::Meta, 1, &call, 0);
     // Sends requests until the node accepts no more: it must not buffer answers without bound.
     let mut asked = 0;
     let mut full = 0;
@@ -227,7 +227,7 @@ fn a_client_that_takes_no_answers_stops_only_itself() {
     greedy.set_nonblocking(false).expect("set");
     let mut body = Vec::new();
     for _ in 0..asked.min(100) {
-        let header = frame::read(&mut greedy, &mut body).expect("an answer");
+        let header = frame::read_frame(&mut greedy, &mut body).expect("an answer");
         assert_eq!(header.seq, 1);
     }
 }
@@ -296,8 +296,8 @@ fn ordinary_users_act_as_themselves_and_give_no_orders() {
             set: tatami_wire::SetAttr { mode: Some(0o777), ..Default::default() },
         };
         assert_eq!(user.meta(chown), Err(Errno::EPERM));
-        assert_eq!(user.meta(MetaOp::Clients), Err(Errno::EPERM));
-        assert_eq!(user.meta(MetaOp::Garbage { node: NodeId(0), limit: 1 }), Err(Errno::EPERM));
+        assert_eq!(user.meta(MetaOp::ListClients), Err(Errno::EPERM));
+        assert_eq!(user.meta(MetaOp::ListGarbage { node: NodeId(0), limit: 1 }), Err(Errno::EPERM));
         for order in [
             AdminCall::Shutdown,
             AdminCall::ListObjects { after: None, limit: 1 },
@@ -328,24 +328,26 @@ fn requests_to_the_wrong_shard_or_for_unknown_nodes_are_refused() {
     let _node = volume.start(0);
     let mut connection = connect(&volume.unix(0), &caller(1), Role::Meta);
     let call = MetaCall { shard: ShardId(1), cred: Cred::ROOT, op: MetaOp::StatVolume };
-    let result: Result<MetaReply, Errno> = connection.call(Class::Meta, 1, &call).expect("answer");
+    let result: Result<MetaReply, Errno> =
+        connection.call(FrameClass::Meta, 1, &call).expect("answer");
     assert_eq!(result, Err(Errno::ESTALE));
     let op = MetaOp::Create {
         parent: Ino::ROOT,
         name: bytes("nowhere"),
-        node: NewNode::File(Layout::Whole { node: NodeId(7) }),
+        node: InodeTemplate::File(Layout::Whole { node: NodeId(7) }),
         mode: 0o644,
         umask: 0,
         exclusive: true,
         open: None,
     };
     let call = MetaCall { shard: ShardId(0), cred: Cred::ROOT, op };
-    let result: Result<MetaReply, Errno> = connection.call(Class::Meta, 2, &call).expect("answer");
+    let result: Result<MetaReply, Errno> =
+        connection.call(FrameClass::Meta, 2, &call).expect("answer");
     assert_eq!(result, Err(Errno::EINVAL));
 }
 
 fn start_error(volume: &Volume) -> StartError {
-    Node::start(volume.options(0)).err().expect("does not start")
+    NodeDaemon::start(volume.options(0)).err().expect("does not start")
 }
 
 #[test]
@@ -358,25 +360,25 @@ fn a_node_that_cannot_start_says_why_and_what_to_do() {
     // Another directory, but the same port.
     let mut options = volume.options(0);
     options.dir = volume.dir.path().join("elsewhere");
-    let error = Node::start(options.clone()).err().expect("port in use");
+    let error = NodeDaemon::start(options.clone()).err().expect("port in use");
     assert!(matches!(error, StartError::PortInUse { .. }), "{error}");
     assert!(error.to_string().contains(&volume.map.nodes[0].address), "{error}");
     // The same socket.
     options.map.nodes[0].address = "127.0.0.1:0".into();
-    let error = Node::start(options.clone()).err().expect("socket in use");
+    let error = NodeDaemon::start(options.clone()).err().expect("socket in use");
     assert!(matches!(error, StartError::SocketInUse { .. }), "{error}");
     running.stop();
 
     options.map.nodes[0].address = "192.0.2.1:7000".into();
-    let error = Node::start(options.clone()).err().expect("not our address");
+    let error = NodeDaemon::start(options.clone()).err().expect("not our address");
     assert!(matches!(error, StartError::Listen { .. }), "{error}");
     options.node = NodeId(5);
-    let error = Node::start(options).err().expect("unknown");
+    let error = NodeDaemon::start(options).err().expect("unknown");
     assert!(matches!(error, StartError::UnknownNode(_)), "{error}");
 
     let mut other = volume.options(0);
     other.map.volume = VolumeId([1; 16]);
-    let error = Node::start(other).err().expect("another volume").to_string();
+    let error = NodeDaemon::start(other).err().expect("another volume").to_string();
     assert!(error.contains("it belongs to volume"), "{error}");
 
     let socket = &volume.map.nodes[0].socket;
@@ -509,7 +511,7 @@ fn a_closed_volume_lets_its_own_user_in_only() {
     let _far = volume.start(1);
     let mut options = volume.options(0);
     options.allow_other = false;
-    let node = Node::start(options).expect("the node starts");
+    let node = NodeDaemon::start(options).expect("the node starts");
     let stop = node.stop_handle();
     let thread = std::thread::spawn(move || node.run());
     let no_key = |id| Caller { key: None, ..caller(id) };

@@ -4,12 +4,12 @@ mod common;
 
 use common::*;
 use tatami_client::connection::{Caller, ConnectError, Endpoint};
-use tatami_client::{Client, Options};
+use tatami_client::{Client, ClientOptions};
 use tatami_wire::admin::{AdminCall, AdminReply};
 use tatami_wire::handshake::{self, HandshakeError, Hello, Role, Transport};
 use tatami_wire::meta::{MetaOp, MetaReply};
 use tatami_wire::object::ObjectOp;
-use tatami_wire::tiles::Part;
+use tatami_wire::tiles::PieceUpdate;
 use tatami_wire::{Access, ClientId, Cred, Errno, Ino, NodeId, SetAttr};
 
 /// Two nodes; the shard and the files of these tests are on node 0.
@@ -64,18 +64,20 @@ fn whoever_has_no_key_acts_as_himself_on_other_nodes_too() {
         }
         assert!(user.read(own, 1 << 20, 1 << 20).expect("read") == long[1 << 20..2 << 20]);
 
-        let open = |ino, access| MetaOp::Open { ino, access, noted: false };
+        let open = |ino, access| MetaOp::Open { ino, access, registered: false };
         for access in [Access::READ, Access::BOTH] {
             assert_eq!(user.meta(open(secret.ino, access)), Err(Errno::EACCES));
         }
         assert_eq!(user.meta(open(public.ino, Access::BOTH)), Err(Errno::EACCES));
         // The tiles show which rank wrote where, and so part of the content.
-        let tiles = MetaOp::Tiles { ino: secret.ino, after: 0, limit: 10 };
+        let tiles = MetaOp::ListTiles { ino: secret.ino, after: 0, limit: 10 };
         assert_eq!(user.meta(tiles), Err(Errno::EACCES));
         let nodes = vec![(NodeId(1), 1)];
         assert_eq!(user.meta(MetaOp::AddPieces { ino: public.ino, nodes }), Err(Errno::EACCES));
-        let parts = vec![Part { piece: 1, tiles: Vec::new().into(), blocks: 0, close: true }];
-        let publish = MetaOp::Publish { ino: secret.ino, parts, cuts: Vec::new(), base: None };
+        let parts =
+            vec![PieceUpdate { piece: 1, tiles: Vec::new().into(), blocks: 0, close: true }];
+        let publish =
+            MetaOp::Publish { ino: secret.ino, updates: parts, cuts: Vec::new(), base: None };
         assert_eq!(user.meta(publish), Err(Errno::EACCES));
         let Ok(MetaReply::Opened { cap, .. }) = user.meta(open(public.ino, Access::READ)) else {
             panic!("everybody may read it");
@@ -89,11 +91,11 @@ fn whoever_has_no_key_acts_as_himself_on_other_nodes_too() {
         // gets the right to write.
         assert!(user.meta(open(suid.ino, Access::BOTH)).is_ok());
 
-        assert_eq!(user.meta(MetaOp::Clients), Err(Errno::EPERM));
+        assert_eq!(user.meta(MetaOp::ListClients), Err(Errno::EPERM));
         assert_eq!(user.admin(AdminCall::Shutdown), Err(Errno::EPERM));
         assert_eq!(user.admin(AdminCall::Ping), Ok(AdminReply::Pong));
         // A descriptor would be of another machine.
-        for op in [ObjectOp::OpenFd { create: true }, ObjectOp::Borrow { table: 7 }] {
+        for op in [ObjectOp::OpenFd { create: true }, ObjectOp::CreateSpareTable { table: 7 }] {
             assert_eq!(user.data(own, op, &[]).0, Err(Errno::EOPNOTSUPP));
         }
 
@@ -106,7 +108,8 @@ fn whoever_has_no_key_acts_as_himself_on_other_nodes_too() {
             let (role, client, user) = (Role::Admin, ClientId([2; 16]), Some(Cred::ROOT));
             let hello = Hello { role, client, slot: 0, volume: None, node, executor: 0, user };
             let mut stream = volume.raw_unix(1);
-            let met = handshake::connect(&mut stream, Transport::Local, &hello, None, [3; 16]);
+            let met =
+                handshake::connect_client(&mut stream, Transport::Local, &hello, None, [3; 16]);
             assert!(matches!(met, Err(HandshakeError::Refused(_))), "{met:?}");
         }
         let nowhere = Endpoint::Through(volume.map.nodes[1].socket.clone().into(), NodeId(7));
@@ -126,11 +129,11 @@ fn handshake_error(error: Option<ConnectError>) -> HandshakeError {
 #[test]
 fn a_client_without_a_key_uses_all_nodes_and_waits_for_them() {
     let (volume, [first, second]) = two();
-    let mut options = Options::new(volume.unix(1));
+    let mut options = ClientOptions::new(volume.unix(1));
     options.patience = PATIENCE;
     let client = Client::connect(options).expect("connects");
     client.create(&Cred::ROOT, Ino::ROOT, b"f", file(), 0o644, 0, true, None).expect("made");
-    let ping = |node| client.admin(NodeId(node), AdminCall::Ping);
+    let ping = |node| client.send_admin(NodeId(node), AdminCall::Ping);
     assert_eq!((ping(0), ping(1)), (Ok(AdminReply::Pong), Ok(AdminReply::Pong)));
     // Its connections end with the node that they lead to, and are made again when it is back.
     first.stop();
@@ -147,6 +150,6 @@ fn a_client_without_a_key_uses_all_nodes_and_waits_for_them() {
     again.stop();
 }
 
-fn file() -> tatami_wire::meta::NewNode {
-    tatami_wire::meta::NewNode::File(tatami_wire::Layout::Whole { node: NodeId(0) })
+fn file() -> tatami_wire::meta::InodeTemplate {
+    tatami_wire::meta::InodeTemplate::File(tatami_wire::Layout::Whole { node: NodeId(0) })
 }

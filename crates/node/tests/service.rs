@@ -7,11 +7,11 @@ use std::io::Read;
 use std::time::{Duration, Instant};
 use tatami_client::connection::Connection;
 use tatami_wire::admin::{AdminCall, AdminReply, Durability, MountInfo};
-use tatami_wire::delegation::{Granted, RecallCall, RecallNote};
-use tatami_wire::frame::{Class, PAYLOAD_MAX};
+use tatami_wire::delegation::{DelegationGrant, RecallCall, RecallNotice};
+use tatami_wire::frame::{FrameClass, PAYLOAD_MAX};
 use tatami_wire::handshake::Role;
 use tatami_wire::meta::{DataState, MetaCall, MetaOp, MetaReply, MetaResult};
-use tatami_wire::object::{ObjectCall, ObjectOp, ObjectReply, ObjectResult, SeekFor};
+use tatami_wire::object::{ObjectCall, ObjectOp, ObjectReply, ObjectResult, SeekTarget};
 use tatami_wire::{Attr, Cred, Errno, Ino, NodeId, Piece, SetAttr, ShardId};
 
 #[test]
@@ -21,7 +21,7 @@ fn names_are_kept_over_both_transports_and_over_a_restart() {
     let mut local = Session::new(volume.unix(0), 1);
     let mut remote = Session::new(volume.tcp(0), 2);
     let (attr, _) = local.create("a", 0);
-    let seen_elsewhere = |attr: &Attr| Attr { written_elsewhere: true, ..attr.clone() };
+    let seen_elsewhere = |attr: &Attr| Attr { maybe_written_elsewhere: true, ..attr.clone() };
     assert_eq!(remote.lookup("a").expect("found"), seen_elsewhere(&attr));
     local.close(attr.ino);
     assert_eq!(remote.lookup("a").expect("found"), attr);
@@ -63,7 +63,8 @@ fn bytes_are_written_and_read_over_both_transports() {
             appended,
             Ok(ObjectReply::Written { offset: bytes.len() as u64, len: bytes.len() as u64 })
         );
-        let (seek, _) = session.data(cap, ObjectOp::Seek { what: SeekFor::Hole, offset: 0 }, &[]);
+        let (seek, _) =
+            session.data(cap, ObjectOp::Seek { what: SeekTarget::Hole, offset: 0 }, &[]);
         assert_eq!(seek, Ok(ObjectReply::Offset(2 * bytes.len() as u64)));
         let (synced, _) = session.data(cap, ObjectOp::Sync { data_only: false }, &[]);
         let Ok(ObjectReply::State(state)) = synced else { panic!("{synced:?}") };
@@ -100,12 +101,12 @@ fn requests_sent_together_are_answered_in_order() {
             };
             let payload = if i % 3 == 0 { vec![i as u8; 1000] } else { vec![] };
             let call = ObjectCall { cap, piece: Piece(0), op };
-            connection.send(Class::Object, i, &call, &payload).expect("sent");
+            connection.send(FrameClass::Object, i, &call, &payload).expect("sent");
         }
         let mut buffer = vec![0; 1000];
         for i in 0..N {
             let (result, len) = connection
-                .receive::<ObjectResult>(Class::Object, i, &mut buffer)
+                .receive::<ObjectResult>(FrameClass::Object, i, &mut buffer)
                 .expect("an answer");
             match (i % 3, result.expect("done")) {
                 (0, ObjectReply::Written { offset, len }) => {
@@ -152,13 +153,13 @@ fn the_open_file_itself_is_handed_out_on_the_socket_only() {
     let (_, cap) = local.create("file", 0);
     let open = |create| ObjectCall { cap, piece: Piece(0), op: ObjectOp::OpenFd { create } };
     let connection = local.data_connection();
-    connection.send(Class::Object, 1, &open(false), &[]).expect("sent");
+    connection.send(FrameClass::Object, 1, &open(false), &[]).expect("sent");
     let (result, fd) =
-        connection.receive_with_fd::<ObjectResult>(Class::Object, 1).expect("an answer");
+        connection.receive_with_fd::<ObjectResult>(FrameClass::Object, 1).expect("an answer");
     assert_eq!((result, fd.is_none()), (Err(Errno::ENOENT), true));
-    connection.send(Class::Object, 3, &open(true), &[]).expect("sent");
+    connection.send(FrameClass::Object, 3, &open(true), &[]).expect("sent");
     let (result, fd) =
-        connection.receive_with_fd::<ObjectResult>(Class::Object, 3).expect("an answer");
+        connection.receive_with_fd::<ObjectResult>(FrameClass::Object, 3).expect("an answer");
     assert_eq!(result, Ok(ObjectReply::Opened));
     let file = std::fs::File::from(fd.expect("a descriptor"));
     std::os::unix::fs::FileExt::write_all_at(&file, b"straight", 0).expect("written");
@@ -194,7 +195,7 @@ fn what_is_unlinked_goes_from_the_disk_of_its_node() {
         assert_eq!(there.read(cap, 0, 10), Err(Errno::ESTALE));
         assert_eq!(there.data(cap, ObjectOp::Stat, &[]).0, Err(Errno::ESTALE));
         eventually("nothing is left to do", || {
-            let op = MetaOp::Garbage { node: NodeId(home), limit: 10 };
+            let op = MetaOp::ListGarbage { node: NodeId(home), limit: 10 };
             names.meta(op) == Ok(MetaReply::Garbage(vec![]))
         });
     }
@@ -283,7 +284,7 @@ fn a_node_tells_about_itself() {
     drop(session);
     eventually("the mount is gone", || other.status().mounts.is_empty());
     let op = MetaOp::GetAttr { ino: Ino::ROOT };
-    assert_eq!(other.meta(op), Ok(MetaReply::Elsewhere { epoch: 0 }));
+    assert_eq!(other.meta(op), Ok(MetaReply::WrongShard { epoch: 0 }));
 }
 
 #[test]
@@ -307,7 +308,7 @@ fn with_sync_durability_everything_works_as_without() {
     let volume = Volume::new(1);
     let mut options = volume.options(0);
     options.durability = Durability::Sync;
-    let _node = tatami_node::Node::start(options).expect("the node starts");
+    let _node = tatami_node::NodeDaemon::start(options).expect("the node starts");
     let mut session = Session::new(volume.unix(0), 1);
     session.create("file", 0);
     assert!(session.lookup("file").is_ok());
@@ -332,8 +333,10 @@ impl Recalls {
 
     fn sign(&mut self) {
         self.alive = Instant::now();
-        self.connection.send(Class::Recall, 0, &RecallCall::Alive, &[]).expect("sent");
-        let RecallNote::Term { millis, .. } = self.next() else { panic!("not a term") };
+        self.connection.send(FrameClass::Recall, 0, &RecallCall::KeepAlive, &[]).expect("sent");
+        let RecallNotice::Term { term_millis: millis, .. } = self.next() else {
+            panic!("not a term")
+        };
         self.term = Duration::from_millis(millis.into());
         assert!(self.term >= Duration::from_secs(1));
     }
@@ -344,12 +347,12 @@ impl Recalls {
         !asked.is_answered() || self.alive.elapsed() >= self.term
     }
 
-    fn next(&mut self) -> RecallNote {
-        self.connection.receive(Class::Recall, 0, &mut []).expect("a note").0
+    fn next(&mut self) -> RecallNotice {
+        self.connection.receive(FrameClass::Recall, 0, &mut []).expect("a note").0
     }
 
     fn give_back(&mut self, id: u64) {
-        self.connection.send(Class::Recall, 0, &RecallCall::Returned(id), &[]).expect("sent");
+        self.connection.send(FrameClass::Recall, 0, &RecallCall::Returned(id), &[]).expect("sent");
     }
 }
 
@@ -362,7 +365,7 @@ impl Asked {
         let call = MetaCall { shard: ShardId(0), cred: Cred::ROOT, op };
         // Later than all earlier requests of the client.
         let seq = 1 << 32;
-        connection.send(Class::Meta, seq, &call, &[]).expect("sent");
+        connection.send(FrameClass::Meta, seq, &call, &[]).expect("sent");
         Asked(connection)
     }
 
@@ -372,10 +375,11 @@ impl Asked {
         poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&wait)).expect("poll") > 0
     }
 
-    fn answer(mut self) -> (MetaResult, Option<Granted>) {
-        let mut payload = [0; Granted::LEN_MAX];
-        let (result, len) = self.0.receive(Class::Meta, 1 << 32, &mut payload).expect("an answer");
-        (result, (len > 0).then(|| Granted::decode(&payload[..len]).expect("it reads")))
+    fn answer(mut self) -> (MetaResult, Option<DelegationGrant>) {
+        let mut payload = [0; DelegationGrant::LEN_MAX];
+        let (result, len) =
+            self.0.receive(FrameClass::Meta, 1 << 32, &mut payload).expect("an answer");
+        (result, (len > 0).then(|| DelegationGrant::decode(&payload[..len]).expect("it reads")))
     }
 }
 
@@ -406,18 +410,18 @@ fn an_answer_waits_until_what_it_contradicts_is_given_back() {
     // The client's own change recalls nothing.
     let mut names = connect(&volume.tcp(0), &caller(1), Role::Meta);
     let call = MetaCall { shard: ShardId(0), cred: Cred::ROOT, op: chmod(attr.ino, 0o600) };
-    names.send(Class::Meta, 1 << 33, &call, &[]).expect("sent");
-    let mut payload = [0; Granted::LEN_MAX];
+    names.send(FrameClass::Meta, 1 << 33, &call, &[]).expect("sent");
+    let mut payload = [0; DelegationGrant::LEN_MAX];
     let (result, len): (MetaResult, _) =
-        names.receive(Class::Meta, 1 << 33, &mut payload).expect("an answer");
+        names.receive(FrameClass::Meta, 1 << 33, &mut payload).expect("an answer");
     assert!(result.is_ok());
-    assert_eq!(Granted::decode(&payload[..len]).expect("it reads").changed, [attr.ino]);
+    assert_eq!(DelegationGrant::decode(&payload[..len]).expect("it reads").changed, [attr.ino]);
 
     // The change of another client does. No client sees it meanwhile, and unrelated requests do not
     // wait.
     a.sign();
     let changing = Asked::new(&volume, 2, chmod(attr.ino, 0o640));
-    let RecallNote::Recall { id, inos } = a.next() else { panic!("not a recall") };
+    let RecallNotice::Recall { id, inos } = a.next() else { panic!("not a recall") };
     assert_eq!(inos, [attr.ino]);
     let reading = Asked::new(&volume, 3, get);
     assert!(a.holds_up(&changing) && a.holds_up(&reading));
@@ -443,14 +447,14 @@ fn an_answer_waits_for_no_longer_than_a_term_or_a_connection() {
         let mut a = Recalls::open(&volume, id);
         assert!(Asked::new(&volume, id, get.clone()).answer().1.is_some());
         let changing = Asked::new(&volume, id + 10, chmod(attr.ino, 0o640));
-        assert!(matches!(a.next(), RecallNote::Recall { .. }));
+        assert!(matches!(a.next(), RecallNotice::Recall { .. }));
         if leaves {
             drop(a);
             assert!(changing.answer().0.is_ok());
         } else {
             assert!(changing.answer().0.is_ok());
             // The connection of a client that was too slow is closed.
-            assert!(a.connection.receive::<RecallNote>(Class::Recall, 0, &mut []).is_err());
+            assert!(a.connection.receive::<RecallNotice>(FrameClass::Recall, 0, &mut []).is_err());
         }
     }
 }

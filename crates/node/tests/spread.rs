@@ -6,11 +6,11 @@ use common::{PATIENCE, Running, Session, Volume, eventually, key};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
-use tatami_client::tree::Tree;
-use tatami_client::{Client, Options, fsck};
-use tatami_wire::meta::{MetaOp, MetaReply, NewNode, RenameMode};
+use tatami_client::tree::VolumeTree;
+use tatami_client::{Client, ClientOptions, fsck};
+use tatami_wire::meta::{InodeTemplate, MetaOp, MetaReply, RenameMode};
 use tatami_wire::{
-    Access, Attr, Cred, Errno, ExecutorId, Ino, Kind, Layout, NodeId, READDIR_MAX, SHARDS_MAX,
+    Access, Attr, Cred, Errno, ExecutorId, Ino, InodeKind, Layout, NodeId, READDIR_MAX, SHARDS_MAX,
     SetAttr, ShardId, ShardMap,
 };
 
@@ -18,7 +18,7 @@ const ROOT: Ino = Ino::ROOT;
 const ME: Cred = Cred::ROOT;
 
 fn client_with(volume: &Volume, patience: Duration) -> Arc<Client> {
-    let mut options = Options::new(volume.unix(0));
+    let mut options = ClientOptions::new(volume.unix(0));
     options.key = Some(key());
     options.patience = patience;
     Arc::new(Client::connect(options).expect("connects"))
@@ -35,7 +35,7 @@ fn start(nodes: u16) -> (Volume, Vec<Running>, Arc<Client>) {
     (volume, running, client)
 }
 
-fn make(client: &Client, parent: Ino, name: &str, node: NewNode) -> Attr {
+fn make(client: &Client, parent: Ino, name: &str, node: InodeTemplate) -> Attr {
     client
         .create(&ME, parent, name.as_bytes(), node, 0o755, 0, true, None)
         .unwrap_or_else(|e| panic!("{name}: {e}"))
@@ -43,7 +43,7 @@ fn make(client: &Client, parent: Ino, name: &str, node: NewNode) -> Attr {
 }
 
 fn file(client: &Client, parent: Ino, name: &str) -> Attr {
-    make(client, parent, name, NewNode::File(Layout::Whole { node: NodeId(0) }))
+    make(client, parent, name, InodeTemplate::File(Layout::Whole { node: NodeId(0) }))
 }
 
 /// Makes a directory of the root whose owner shard is on that node, with a file in it: so the
@@ -51,8 +51,8 @@ fn file(client: &Client, parent: Ino, name: &str) -> Attr {
 fn dir_on(client: &Client, node: u16) -> (Ino, String) {
     for n in 0.. {
         let name = format!("on{node}-{n}");
-        let ino = make(client, ROOT, &name, NewNode::Dir).ino;
-        if client.map().owner(ino.shard()) == Some(ExecutorId::first(NodeId(node))) {
+        let ino = make(client, ROOT, &name, InodeTemplate::Dir).ino;
+        if client.map().owner(ino.owner_shard()) == Some(ExecutorId::first_of_node(NodeId(node))) {
             file(client, ino, "first");
             return (ino, name);
         }
@@ -87,7 +87,7 @@ fn names_and_inodes_of_all_nodes_are_one_tree() {
             let found = client.lookup(&ME, *to, b"moved").expect("lookup");
             assert_eq!((found.ino, found.nlink), (attr.ino, 2));
             // A directory moves with its content.
-            let sub = make(&client, *from, "sub", NewNode::Dir).ino;
+            let sub = make(&client, *from, "sub", InodeTemplate::Dir).ino;
             file(&client, sub, "below");
             if i != j {
                 rename(&client, (*from, "sub"), (*to, "sub")).expect("rename of a directory");
@@ -117,19 +117,19 @@ fn a_listing_with_attributes_has_those_of_other_nodes() {
     let (dir, name) = dir_on(&client, 1);
     let attr = file(&client, ROOT, "f");
     rename(&client, (ROOT, "f"), (dir, "f")).expect("rename");
-    let tree = Tree::new(client.clone(), ME);
+    let tree = VolumeTree::new(client.clone(), ME);
     for path in ["/", &format!("/{name}")] {
         let listed = tree.read_dir(path.as_bytes(), true).expect("a listing");
         assert!(listed.iter().all(|entry| entry.attr.as_ref().map(|a| a.ino) == Some(entry.ino)));
     }
     // Creating an existing file opens it, wherever it is.
-    let node = NewNode::File(Layout::Whole { node: NodeId(0) });
+    let node = InodeTemplate::File(Layout::Whole { node: NodeId(0) });
     let open = Some(Access::BOTH);
     let found = client.create(&ME, dir, b"f", node, 0o644, 0, false, open).expect("opened");
     assert!(!found.created);
     assert_eq!((found.attr.ino, found.cap.map(|cap| cap.ino)), (attr.ino, Some(attr.ino)));
     client.commit(&ME, attr.ino, None, true).expect("closed");
-    assert_eq!(client.lookup(&ME, dir, b"f").expect("lookup").kind, Kind::File);
+    assert_eq!(client.lookup(&ME, dir, b"f").expect("lookup").kind, InodeKind::File);
 }
 
 /// An operation on a directory and its files is one request to one node, without the others.
@@ -163,7 +163,7 @@ fn work_in_a_directory_is_one_request_each() {
                 client.unlink(&ME, dir, name(i).as_bytes(), false).expect("unlink");
             });
             step(&mut |i| {
-                make(&client, dir, &name(i), NewNode::Dir);
+                make(&client, dir, &name(i), InodeTemplate::Dir);
             });
             step(&mut |i| {
                 client.lookup(&ME, dir, name(i).as_bytes()).expect("lookup");
@@ -178,7 +178,7 @@ fn work_in_a_directory_is_one_request_each() {
 
 /// Returns the number of entries of each partition of a directory.
 fn partitions(client: &Client, dir: Ino) -> Vec<u64> {
-    match client.meta(&ME, MetaOp::Partitions { dir }) {
+    match client.send_meta(&ME, MetaOp::ListPartitions { dir }) {
         Ok(MetaReply::Partitions(all)) => all.iter().map(|part| part.entries).collect(),
         other => panic!("no partitions: {other:?}"),
     }
@@ -190,7 +190,7 @@ fn a_large_directory_is_on_several_nodes() {
     let (volume, _nodes, client) = start(3);
     let (dir, name) = dir_on(&client, 1);
     let other = self::client(&volume);
-    assert_eq!(other.lookup(&ME, dir, b"first").expect("lookup").kind, Kind::File);
+    assert_eq!(other.lookup(&ME, dir, b"first").expect("lookup").kind, InodeKind::File);
     for n in 0..FILES {
         let client = if n % 2 == 0 { &client } else { &other };
         file(client, dir, &format!("file{n}"));
@@ -201,7 +201,8 @@ fn a_large_directory_is_on_several_nodes() {
     // A client that does not know of the split.
     let third = self::client(&volume);
     for client in [&client, &other, &third] {
-        let all = Tree::new(client.clone(), ME).read_dir(name.as_bytes(), true).expect("a listing");
+        let all =
+            VolumeTree::new(client.clone(), ME).read_dir(name.as_bytes(), true).expect("a listing");
         let names: BTreeSet<_> = all.iter().map(|entry| &entry.name).collect();
         assert_eq!((all.len(), names.len()), (FILES + 2, FILES + 2), "each once");
         assert!(all.iter().all(|entry| entry.attr.as_ref().map(|a| a.ino) == Some(entry.ino)));
@@ -219,7 +220,7 @@ fn a_large_directory_is_on_several_nodes() {
         assert_eq!(client.lookup(&ME, dir, from.as_bytes()), Err(Errno::ENOENT));
         assert_eq!(client.lookup(&ME, dir, to.as_bytes()).expect("lookup").nlink, 1);
     }
-    let report = fsck::check(&client, false, &mut |_, _| {}).expect("a check");
+    let report = fsck::check_volume(&client, false, &mut |_, _| {}).expect("a check");
     assert!(report.findings.is_empty(), "{:?}", report.findings);
     let user = Cred { uid: 7, gid: 7, groups: Vec::new() };
     let set = SetAttr { mode: Some(0o700), ..SetAttr::default() };
@@ -229,7 +230,8 @@ fn a_large_directory_is_on_several_nodes() {
         assert_eq!(found, Err(Errno::EACCES));
     }
     assert_eq!(third.rmdir(&ME, ROOT, name.as_bytes(), false), Err(Errno::ENOTEMPTY));
-    let all = Tree::new(client.clone(), ME).read_dir(name.as_bytes(), false).expect("a listing");
+    let all =
+        VolumeTree::new(client.clone(), ME).read_dir(name.as_bytes(), false).expect("a listing");
     for (n, entry) in all.iter().enumerate() {
         let client = [&client, &other, &third][n % 3];
         client.unlink(&ME, dir, &entry.name, false).expect("unlink");
@@ -237,7 +239,7 @@ fn a_large_directory_is_on_several_nodes() {
     client.rmdir(&ME, ROOT, name.as_bytes(), false).expect("rmdir");
     assert_eq!(other.lookup(&ME, dir, b"file3"), Err(Errno::ESTALE));
     eventually("nothing is left", || client.statfs().inodes == 1);
-    let report = fsck::check(&client, false, &mut |_, _| {}).expect("a check");
+    let report = fsck::check_volume(&client, false, &mut |_, _| {}).expect("a check");
     assert!(report.findings.is_empty(), "{:?}", report.findings);
 }
 
@@ -246,7 +248,7 @@ fn a_large_directory_is_on_several_nodes() {
 fn an_old_map_is_corrected() {
     let mut volume = Volume::spread(2);
     let spread = volume.map.shards.clone();
-    volume.map.shards = vec![ExecutorId::first(NodeId(0)); SHARDS_MAX];
+    volume.map.shards = vec![ExecutorId::first_of_node(NodeId(0)); SHARDS_MAX];
     let nodes: Vec<_> = (0..2).map(|node| volume.start(node)).collect();
     let client = client(&volume);
     file(&client, ROOT, "f");
@@ -258,10 +260,10 @@ fn an_old_map_is_corrected() {
     let _nodes: Vec<_> = (0..2).map(|node| volume.start(node)).collect();
     assert!(client.lookup(&ME, ROOT, b"f").is_ok());
     for n in 0.. {
-        let dir = make(&client, ROOT, &format!("d{n}"), NewNode::Dir).ino;
+        let dir = make(&client, ROOT, &format!("d{n}"), InodeTemplate::Dir).ino;
         file(&client, dir, "below");
         assert_eq!(client.getattr(&ME, dir).expect("stat").size, 1);
-        if volume.map.owner(dir.shard()) == Some(ExecutorId::first(NodeId(1))) {
+        if volume.map.owner(dir.owner_shard()) == Some(ExecutorId::first_of_node(NodeId(1))) {
             break;
         }
     }
@@ -347,11 +349,11 @@ fn many_clients_move_the_same_files() {
 #[test]
 fn shards_are_where_the_map_says() {
     let (volume, _nodes, client) = start(2);
-    let all = [0, 1].map(|node| ExecutorId::first(NodeId(node)));
-    let map = ShardMap::even(1, SHARDS_MAX, &all).expect("a power of two");
+    let all = [0, 1].map(|node| ExecutorId::first_of_node(NodeId(node)));
+    let map = ShardMap::with_even_blocks(1, SHARDS_MAX, &all).expect("a power of two");
     let shards = |node| Session::new(volume.unix(node), 1).status().shards;
     assert_eq!((shards(0), shards(1)), (2048, 2048));
     let (dir, _) = dir_on(&client, 1);
-    assert_eq!(map.owner(dir.shard()), Some(ExecutorId::first(NodeId(1))));
-    assert_eq!(map.owner(ShardId(0)), Some(ExecutorId::first(NodeId(0))));
+    assert_eq!(map.owner(dir.owner_shard()), Some(ExecutorId::first_of_node(NodeId(1))));
+    assert_eq!(map.owner(ShardId(0)), Some(ExecutorId::first_of_node(NodeId(0))));
 }

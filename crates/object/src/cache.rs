@@ -4,7 +4,7 @@
 //! last passed (second chance, Corbató 1968): nearly as good as LRU, and a hit costs one hash
 //! look-up and one flag.
 
-use crate::name::Key;
+use crate::name::ObjectKey;
 use crate::object::Object;
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
@@ -14,15 +14,15 @@ use tatami_wire::Ino;
 /// Most removed inodes that are remembered; the oldest are forgotten first.
 const REMOVED_MAX: usize = 64 * 1024;
 
-struct Slot {
+struct CacheSlot {
     object: Arc<Object>,
     used: bool,
 }
 
 #[derive(Default)]
-struct Inner {
-    index: HashMap<Key, usize>,
-    slots: Vec<Slot>,
+struct ObjectCacheState {
+    index: HashMap<ObjectKey, usize>,
+    slots: Vec<CacheSlot>,
     hand: usize,
     removed: HashMap<Ino, ()>,
     removed_order: VecDeque<Ino>,
@@ -31,23 +31,23 @@ struct Inner {
 }
 
 /// See the module.
-pub(crate) struct Cache {
+pub(crate) struct ObjectCache {
     capacity: usize,
-    inner: Mutex<Inner>,
+    inner: Mutex<ObjectCacheState>,
 }
 
 /// The result of a look-up.
-pub(crate) enum Found {
+pub(crate) enum CacheLookup {
     /// The object is open.
     Open(Arc<Object>),
-    /// It is not open. The caller must pass the number to [`Cache::insert`].
+    /// It is not open. The caller must pass the number to [`ObjectCache::insert`].
     Absent(u64),
     /// Its inode was removed. Inode numbers are not used twice, so this request came too late.
     Removed,
 }
 
-impl Inner {
-    fn forget(&mut self, gone: impl Fn(Key) -> bool) {
+impl ObjectCacheState {
+    fn remove_matching(&mut self, gone: impl Fn(ObjectKey) -> bool) {
         let mut at = 0;
         while at < self.slots.len() {
             if !gone(self.slots[at].object.key) {
@@ -64,26 +64,26 @@ impl Inner {
     }
 }
 
-impl Cache {
-    pub(crate) fn new(capacity: usize) -> Cache {
-        Cache { capacity: capacity.max(1), inner: Mutex::default() }
+impl ObjectCache {
+    pub(crate) fn new(capacity: usize) -> ObjectCache {
+        ObjectCache { capacity: capacity.max(1), inner: Mutex::default() }
     }
 
-    pub(crate) fn get(&self, key: Key) -> Found {
+    pub(crate) fn get(&self, key: ObjectKey) -> CacheLookup {
         let inner = &mut *self.inner.lock();
         if let Some(&at) = inner.index.get(&key) {
             inner.slots[at].used = true;
-            return Found::Open(inner.slots[at].object.clone());
+            return CacheLookup::Open(inner.slots[at].object.clone());
         }
         match inner.removed.contains_key(&key.0) {
-            true => Found::Removed,
-            false => Found::Absent(inner.removals),
+            true => CacheLookup::Removed,
+            false => CacheLookup::Absent(inner.removals),
         }
     }
 
-    /// Keeps `object`, which was opened after [`Cache::get`] returned `Absent`. Returns the object
-    /// to use: another thread may have been faster. An object that was opened during a removal is
-    /// not kept, because it may be removed.
+    /// Keeps `object`, which was opened after [`ObjectCache::get`] returned `Absent`. Returns the
+    /// object to use: another thread may have been faster. An object that was opened during a
+    /// removal is not kept, because it may be removed.
     pub(crate) fn insert(&self, object: Arc<Object>, removals: u64) -> Arc<Object> {
         let inner = &mut *self.inner.lock();
         if let Some(&at) = inner.index.get(&object.key) {
@@ -92,7 +92,7 @@ impl Cache {
         if inner.removals != removals {
             return object;
         }
-        let slot = Slot { object: object.clone(), used: true };
+        let slot = CacheSlot { object: object.clone(), used: true };
         if inner.slots.len() < self.capacity {
             inner.index.insert(object.key, inner.slots.len());
             inner.slots.push(slot);
@@ -114,7 +114,7 @@ impl Cache {
 
     /// Forgets all objects of an inode and remembers its removal. Must be called before the backing
     /// files are removed.
-    pub(crate) fn remove(&self, ino: Ino) {
+    pub(crate) fn remove_inode(&self, ino: Ino) {
         let inner = &mut *self.inner.lock();
         inner.removals += 1;
         if inner.removed.insert(ino, ()).is_none() {
@@ -125,16 +125,16 @@ impl Cache {
                 inner.removed.remove(&oldest);
             }
         }
-        inner.forget(|key| key.0 == ino);
+        inner.remove_matching(|key| key.0 == ino);
     }
 
     /// Forgets one object of an inode that lives on. Must be called before the backing file is
     /// removed.
-    pub(crate) fn forget(&self, key: Key) {
+    pub(crate) fn forget_object(&self, key: ObjectKey) {
         let inner = &mut *self.inner.lock();
         inner.removals += 1;
         if inner.index.contains_key(&key) {
-            inner.forget(|other| other == key);
+            inner.remove_matching(|other| other == key);
         }
     }
 
@@ -155,13 +155,13 @@ mod tests {
         Arc::new(Object::new((Ino(ino), Piece(0)), fd))
     }
 
-    fn has(cache: &Cache, ino: u64) -> bool {
-        matches!(cache.get((Ino(ino), Piece(0))), Found::Open(_))
+    fn has(cache: &ObjectCache, ino: u64) -> bool {
+        matches!(cache.get((Ino(ino), Piece(0))), CacheLookup::Open(_))
     }
 
     #[test]
     fn a_full_cache_drops_what_was_not_used() {
-        let cache = Cache::new(3);
+        let cache = ObjectCache::new(3);
         for ino in 1..=3 {
             cache.insert(object(ino), 0);
         }
@@ -175,14 +175,16 @@ mod tests {
 
     #[test]
     fn removal_forgets_and_late_opens_are_not_kept() {
-        let cache = Cache::new(8);
+        let cache = ObjectCache::new(8);
         for ino in 1..=8 {
             cache.insert(object(ino), 0);
         }
-        let Found::Absent(before) = cache.get((Ino(9), Piece(0))) else { panic!("9 is absent") };
-        cache.remove(Ino(1));
-        cache.remove(Ino(8));
-        assert!(matches!(cache.get((Ino(1), Piece(0))), Found::Removed));
+        let CacheLookup::Absent(before) = cache.get((Ino(9), Piece(0))) else {
+            panic!("9 is absent")
+        };
+        cache.remove_inode(Ino(1));
+        cache.remove_inode(Ino(8));
+        assert!(matches!(cache.get((Ino(1), Piece(0))), CacheLookup::Removed));
         assert!((2..8).all(|ino| has(&cache, ino)));
         cache.insert(object(9), before);
         assert!(!has(&cache, 9));

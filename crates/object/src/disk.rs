@@ -87,6 +87,6 @@ pub trait Disk: Send + Sync {
 
 /// The disk as the kernel offers it.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Kernel;
+pub struct KernelDisk;
 
-impl Disk for Kernel {}
+impl Disk for KernelDisk {}

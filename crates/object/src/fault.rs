@@ -1,6 +1,6 @@
 //! A disk that is full or fails on request, for tests of this crate and of those above.
 
-use crate::disk::{Disk, Kernel};
+use crate::disk::{Disk, KernelDisk};
 use parking_lot::Mutex;
 use rustix::fs::FallocateFlags;
 use std::io;
@@ -10,7 +10,7 @@ use tatami_wire::Errno;
 /// A kind of call to the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // the names are those of the methods of `Disk`
-pub enum Call {
+pub enum DiskCall {
     Read,
     Write,
     Append,
@@ -21,8 +21,8 @@ pub enum Call {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Fault {
-    call: Call,
+struct PlannedFault {
+    call: DiskCall,
     /// How many such calls succeed first.
     after: u32,
     /// How many fail then.
@@ -31,8 +31,8 @@ struct Fault {
 }
 
 #[derive(Debug, Default)]
-struct Script {
-    faults: Vec<Fault>,
+struct FaultPlan {
+    faults: Vec<PlannedFault>,
     /// Bytes that may still be written.
     room: Option<u64>,
     /// Most bytes that one call moves.
@@ -42,7 +42,7 @@ struct Script {
 /// The kernel's disk with planned faults.
 #[derive(Debug, Default)]
 pub struct FaultyDisk {
-    script: Mutex<Script>,
+    script: Mutex<FaultPlan>,
 }
 
 impl FaultyDisk {
@@ -52,8 +52,8 @@ impl FaultyDisk {
     }
 
     /// Lets `after` calls of a kind pass, and then `times` calls fail with `errno`.
-    pub fn fail(&self, call: Call, after: u32, times: u32, errno: Errno) {
-        self.script.lock().faults.push(Fault { call, after, times, errno });
+    pub fn plan_fault(&self, call: DiskCall, after: u32, times: u32, errno: Errno) {
+        self.script.lock().faults.push(PlannedFault { call, after, times, errno });
     }
 
     /// From now on the disk takes `bytes` more bytes and is full after that: the call that reaches
@@ -67,7 +67,7 @@ impl FaultyDisk {
         self.script.lock().chunk = bytes;
     }
 
-    fn meet(&self, call: Call) -> io::Result<()> {
+    fn check_fault(&self, call: DiskCall) -> io::Result<()> {
         let mut script = self.script.lock();
         for fault in script.faults.iter_mut().filter(|f| f.call == call) {
             if fault.after > 0 {
@@ -97,24 +97,24 @@ impl FaultyDisk {
 
 impl Disk for FaultyDisk {
     fn read_at(&self, fd: BorrowedFd<'_>, buf: &mut [u8], offset: u64) -> io::Result<usize> {
-        self.meet(Call::Read)?;
+        self.check_fault(DiskCall::Read)?;
         let most = buf.len().min(self.script.lock().chunk.unwrap_or(usize::MAX));
-        Kernel.read_at(fd, &mut buf[..most], offset)
+        KernelDisk.read_at(fd, &mut buf[..most], offset)
     }
 
     fn write_at(&self, fd: BorrowedFd<'_>, data: &[u8], offset: u64) -> io::Result<usize> {
-        self.meet(Call::Write)?;
-        Kernel.write_at(fd, &data[..self.take_room(data.len())?], offset)
+        self.check_fault(DiskCall::Write)?;
+        KernelDisk.write_at(fd, &data[..self.take_room(data.len())?], offset)
     }
 
     fn append(&self, fd: BorrowedFd<'_>, data: &[u8]) -> io::Result<usize> {
-        self.meet(Call::Append)?;
-        Kernel.append(fd, &data[..self.take_room(data.len())?])
+        self.check_fault(DiskCall::Append)?;
+        KernelDisk.append(fd, &data[..self.take_room(data.len())?])
     }
 
     fn truncate(&self, fd: BorrowedFd<'_>, size: u64) -> io::Result<()> {
-        self.meet(Call::Truncate)?;
-        Kernel.truncate(fd, size)
+        self.check_fault(DiskCall::Truncate)?;
+        KernelDisk.truncate(fd, size)
     }
 
     fn allocate(
@@ -124,8 +124,8 @@ impl Disk for FaultyDisk {
         offset: u64,
         len: u64,
     ) -> io::Result<()> {
-        self.meet(Call::Allocate)?;
-        Kernel.allocate(fd, mode, offset, len)
+        self.check_fault(DiskCall::Allocate)?;
+        KernelDisk.allocate(fd, mode, offset, len)
     }
 
     fn copy_range(
@@ -136,12 +136,12 @@ impl Disk for FaultyDisk {
         offset: u64,
         len: usize,
     ) -> io::Result<usize> {
-        self.meet(Call::CopyRange)?;
-        Kernel.copy_range(source, source_offset, target, offset, self.take_room(len)?)
+        self.check_fault(DiskCall::CopyRange)?;
+        KernelDisk.copy_range(source, source_offset, target, offset, self.take_room(len)?)
     }
 
     fn sync(&self, fd: BorrowedFd<'_>, data_only: bool) -> io::Result<()> {
-        self.meet(Call::Sync)?;
-        Kernel.sync(fd, data_only)
+        self.check_fault(DiskCall::Sync)?;
+        KernelDisk.sync(fd, data_only)
     }
 }

@@ -22,8 +22,8 @@ mod object;
 mod spares;
 mod store;
 
-pub use disk::{Disk, Kernel};
+pub use disk::{Disk, KernelDisk};
 pub use name::backing_path;
 pub use object::Object;
-pub use spares::boot;
-pub use store::{Listing, OBJECTS_DIR, ObjectStore, OpenError};
+pub use spares::boot_number;
+pub use store::{OBJECTS_DIR, ObjectListing, ObjectOpenError, ObjectStore};

@@ -7,7 +7,7 @@ use tatami_wire::{Ino, Piece};
 pub(crate) const BUCKETS: u16 = 256;
 
 /// An object: an inode and a piece of it.
-pub(crate) type Key = (Ino, Piece);
+pub(crate) type ObjectKey = (Ino, Piece);
 
 /// Returns the bucket of an inode; all its pieces share it.
 pub(crate) fn bucket_of(ino: Ino) -> u16 {
@@ -20,23 +20,23 @@ pub(crate) fn bucket_name(bucket: u16) -> String {
 }
 
 /// Returns the backing file's name within its bucket.
-pub(crate) fn file_name(key: Key) -> String {
+pub(crate) fn file_name(key: ObjectKey) -> String {
     format!("{}.{:08x}", key.0, key.1.0)
 }
 
 /// Returns the backing file's path within the objects directory.
-pub(crate) fn path(key: Key) -> String {
+pub(crate) fn object_path(key: ObjectKey) -> String {
     format!("{}/{}", bucket_name(bucket_of(key.0)), file_name(key))
 }
 
 /// Returns the path of an object's backing file, in the data directory `dir`, whether or not the
 /// file exists.
 pub fn backing_path(dir: &std::path::Path, ino: Ino, piece: Piece) -> std::path::PathBuf {
-    dir.join(crate::OBJECTS_DIR).join(path((ino, piece)))
+    dir.join(crate::OBJECTS_DIR).join(object_path((ino, piece)))
 }
 
 /// Decodes a name that [`file_name`] made; `None` for any other name.
-pub(crate) fn parse(name: &[u8]) -> Option<Key> {
+pub(crate) fn parse_name(name: &[u8]) -> Option<ObjectKey> {
     let hex = |digits: &[u8]| {
         digits.iter().try_fold(0u64, |n, c| {
             let digit = match c {
@@ -63,8 +63,8 @@ mod tests {
         #[test]
         fn a_name_reads_back(ino in any::<u64>(), piece in any::<u32>()) {
             let key = (Ino(ino), Piece(piece));
-            prop_assert_eq!(parse(file_name(key).as_bytes()), Some(key));
-            let whole = path(key);
+            prop_assert_eq!(parse_name(file_name(key).as_bytes()), Some(key));
+            let whole = object_path(key);
             let (bucket, name) = whole.split_once('/').expect("a path has a bucket");
             prop_assert_eq!(bucket, bucket_name(bucket_of(key.0)));
             prop_assert_eq!(name, file_name(key));
@@ -73,7 +73,7 @@ mod tests {
         /// In a bucket with any files, only names that the store would write are objects.
         #[test]
         fn other_names_are_no_objects(name in prop::collection::vec(any::<u8>(), 0..40)) {
-            if let Some(key) = parse(&name) {
+            if let Some(key) = parse_name(&name) {
                 let ours = file_name(key);
                 prop_assert_eq!(ours.as_bytes(), &name[..]);
             }
@@ -82,8 +82,8 @@ mod tests {
 
     #[test]
     fn upper_case_and_signs_are_refused() {
-        assert_eq!(parse(b"000000000000000A.00000000"), None);
-        assert_eq!(parse(b"+00000000000000a.00000000"), None);
-        assert_eq!(parse(b"000000000000000a.00000000"), Some((Ino(10), Piece(0))));
+        assert_eq!(parse_name(b"000000000000000A.00000000"), None);
+        assert_eq!(parse_name(b"+00000000000000a.00000000"), None);
+        assert_eq!(parse_name(b"000000000000000a.00000000"), Some((Ino(10), Piece(0))));
     }
 }

@@ -1,13 +1,13 @@
 //! One object with its backing file open, and the operations on it.
 
 use crate::disk::Disk;
-use crate::name::Key;
+use crate::name::ObjectKey;
 use parking_lot::Mutex;
 use rustix::fs::{FallocateFlags, SeekFrom};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use tatami_wire::object::{AllocMode, ObjectState, SeekFor};
+use tatami_wire::object::{AllocMode, ObjectState, SeekTarget};
 use tatami_wire::{Errno, FILE_SIZE_MAX, Timestamp};
 
 /// Bytes moved at a time where the kernel cannot copy or zero by itself.
@@ -18,7 +18,7 @@ const FALLBACK_CHUNK: usize = 128 * 1024;
 /// It stays usable after the object was removed, like any open file.
 #[derive(Debug)]
 pub struct Object {
-    pub(crate) key: Key,
+    pub(crate) key: ObjectKey,
     fd: OwnedFd,
     /// Guards the descriptor's position, which only appends and seeks use.
     position: Mutex<()>,
@@ -33,7 +33,7 @@ impl AsFd for Object {
 }
 
 impl Object {
-    pub(crate) fn new(key: Key, fd: OwnedFd) -> Object {
+    pub(crate) fn new(key: ObjectKey, fd: OwnedFd) -> Object {
         Object { key, fd, position: Mutex::new(()), name_durable: AtomicBool::new(false) }
     }
 
@@ -42,10 +42,10 @@ impl Object {
     /// # Errors
     /// Those of fstat(2).
     pub fn state(&self) -> Result<ObjectState, Errno> {
-        Ok(state_of(&rustix::fs::fstat(&self.fd).map_err(errno)?))
+        Ok(state_from_stat(&rustix::fs::fstat(&self.fd).map_err(to_errno)?))
     }
 
-    pub(crate) fn name_is_durable(&self) -> bool {
+    pub(crate) fn has_durable_name(&self) -> bool {
         // Acquire: pairs with the release after the sync of the directory.
         self.name_durable.load(Ordering::Acquire)
     }
@@ -98,7 +98,7 @@ impl Object {
                     // The kernel leaves the position behind the bytes that it appended, which is
                     // the only report of their offset. The lock keeps other appends of this
                     // descriptor from moving it in between.
-                    let end = rustix::fs::tell(&self.fd).map_err(errno)?;
+                    let end = rustix::fs::tell(&self.fd).map_err(to_errno)?;
                     start.get_or_insert(end - n as u64);
                 }
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
@@ -155,14 +155,14 @@ impl Object {
         Ok(())
     }
 
-    pub(crate) fn seek(&self, what: SeekFor, offset: u64) -> Result<u64, Errno> {
+    pub(crate) fn seek(&self, what: SeekTarget, offset: u64) -> Result<u64, Errno> {
         let from = match what {
-            SeekFor::Data => SeekFrom::Data(offset),
-            SeekFor::Hole => SeekFrom::Hole(offset),
+            SeekTarget::Data => SeekFrom::Data(offset),
+            SeekTarget::Hole => SeekFrom::Hole(offset),
         };
         // A seek for data moves the position that appends read.
         let _position = self.position.lock();
-        rustix::fs::seek(&self.fd, from).map_err(errno)
+        rustix::fs::seek(&self.fd, from).map_err(to_errno)
     }
 
     pub(crate) fn copy_from(
@@ -214,11 +214,11 @@ pub(crate) fn check_range(offset: u64, len: u64) -> Result<(), Errno> {
     }
 }
 
-pub(crate) fn errno(e: rustix::io::Errno) -> Errno {
+pub(crate) fn to_errno(e: rustix::io::Errno) -> Errno {
     Errno(e.raw_os_error())
 }
 
-pub(crate) fn state_of(stat: &rustix::fs::Stat) -> ObjectState {
+pub(crate) fn state_from_stat(stat: &rustix::fs::Stat) -> ObjectState {
     ObjectState {
         exists: true,
         size: stat.st_size as u64,

@@ -1,11 +1,11 @@
 //! All objects of one node.
 
-use crate::cache::{Cache, Found};
-use crate::disk::{Disk, Kernel};
-use crate::listing::{self, Window};
-use crate::name::{self, Key};
-use crate::object::{Object, check_range, errno, state_of};
-use crate::spares::Spares;
+use crate::cache::{CacheLookup, ObjectCache};
+use crate::disk::{Disk, KernelDisk};
+use crate::listing::{self, ListingWindow};
+use crate::name::{self, ObjectKey};
+use crate::object::{Object, check_range, state_from_stat, to_errno};
+use crate::spares::SpareStore;
 use parking_lot::Mutex;
 use rustix::fs::{AtFlags, Mode, OFlags};
 use std::collections::BTreeSet;
@@ -15,8 +15,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use tatami_wire::admin::Space;
-use tatami_wire::object::{AllocMode, ObjectState, SeekFor};
+use tatami_wire::admin::DiskSpace;
+use tatami_wire::object::{AllocMode, ObjectState, SeekTarget};
 use tatami_wire::{Access, Errno, Ino, Piece};
 
 /// The directory of all objects, within the data directory.
@@ -34,7 +34,7 @@ const LIST_MAX: usize = 4096;
 /// Why an object store does not open.
 #[derive(Debug, thiserror::Error)]
 #[error("objects in {}: cannot {what}: {source}", path.display())]
-pub struct OpenError {
+pub struct ObjectOpenError {
     /// The directory.
     pub path: PathBuf,
     /// The step that failed.
@@ -45,7 +45,7 @@ pub struct OpenError {
 
 /// A part of the list of all objects.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Listing {
+pub struct ObjectListing {
     /// In (inode, piece) order, with size and storage.
     pub objects: Vec<(Ino, Piece, ObjectState)>,
     /// Whether this is the last part.
@@ -59,15 +59,15 @@ pub struct Listing {
 /// `EIO` for changes of an object whose sync failed.
 pub struct ObjectStore {
     objects: OwnedFd,
-    /// See [`Space::disk`].
+    /// See [`DiskSpace::disk`].
     disk_id: u64,
     disk: Arc<dyn Disk>,
-    cache: Cache,
-    spares: Spares,
-    window: Mutex<Window>,
+    cache: ObjectCache,
+    spares: SpareStore,
+    window: Mutex<ListingWindow>,
     /// Objects whose sync failed. The kernel may have dropped the written bytes, and reports that
     /// only once, so later writes cannot be trusted either.
-    failed: Mutex<BTreeSet<Key>>,
+    failed: Mutex<BTreeSet<ObjectKey>>,
     any_failed: AtomicBool,
 }
 
@@ -75,20 +75,20 @@ impl ObjectStore {
     /// Opens the objects of data directory `dir`, and makes their directory if there is none yet.
     ///
     /// # Errors
-    /// [`OpenError`].
-    pub fn open(dir: &Path) -> Result<ObjectStore, OpenError> {
-        Self::open_on(dir, Arc::new(Kernel))
+    /// [`ObjectOpenError`].
+    pub fn open(dir: &Path) -> Result<ObjectStore, ObjectOpenError> {
+        Self::open_on(dir, Arc::new(KernelDisk))
     }
 
     /// As [`ObjectStore::open`], on a given disk. For tests.
     ///
     /// # Errors
-    /// [`OpenError`].
-    pub fn open_on(dir: &Path, disk: Arc<dyn Disk>) -> Result<ObjectStore, OpenError> {
+    /// [`ObjectOpenError`].
+    pub fn open_on(dir: &Path, disk: Arc<dyn Disk>) -> Result<ObjectStore, ObjectOpenError> {
         let path = dir.join(OBJECTS_DIR);
         let failed = |what| {
             let path = path.clone();
-            move |e: rustix::io::Errno| OpenError { path, what, source: e.into() }
+            move |e: rustix::io::Errno| ObjectOpenError { path, what, source: e.into() }
         };
         match rustix::fs::mkdir(&path, Mode::RWXU) {
             Ok(()) | Err(rustix::io::Errno::EXIST) => {}
@@ -104,14 +104,15 @@ impl ObjectStore {
         rustix::fs::fsync(&parent).map_err(failed("sync what it is in"))?;
         // Before the store serves anything: spare files of the last daemon become objects under
         // their names.
-        let spares = Spares::open(parent.as_fd()).map_err(failed("make the place of spares"))?;
-        spares.settle(objects.as_fd()).map_err(failed("take over what was lent"))?;
+        let spares =
+            SpareStore::open(parent.as_fd()).map_err(failed("make the place of spares"))?;
+        spares.take_over_tables(objects.as_fd()).map_err(failed("take over what was lent"))?;
         let device = rustix::fs::fstat(&objects).map_err(failed("stat the directory"))?.st_dev;
         Ok(ObjectStore {
             objects,
             disk_id: disk_id(device),
             disk,
-            cache: Cache::new(cache_capacity()),
+            cache: ObjectCache::new(cache_capacity()),
             spares,
             window: Mutex::default(),
             failed: Mutex::default(),
@@ -132,7 +133,7 @@ impl ObjectStore {
         offset: u64,
     ) -> Result<usize, Errno> {
         check_range(offset, 0)?;
-        match self.find((ino, piece))? {
+        match self.find_object((ino, piece))? {
             Some(object) => object.read_at(&*self.disk, buf, offset),
             None => Ok(0),
         }
@@ -142,8 +143,8 @@ impl ObjectStore {
     ///
     /// # Errors
     /// See [`ObjectStore`].
-    pub fn object(&self, ino: Ino, piece: Piece) -> Result<Option<Arc<Object>>, Errno> {
-        self.find((ino, piece))
+    pub fn open_object(&self, ino: Ino, piece: Piece) -> Result<Option<Arc<Object>>, Errno> {
+        self.find_object((ino, piece))
     }
 
     /// Writes all of `data` at `offset`. After an error a part may have been written, and the older
@@ -153,7 +154,7 @@ impl ObjectStore {
     /// See [`ObjectStore`].
     pub fn write_at(&self, ino: Ino, piece: Piece, data: &[u8], offset: u64) -> Result<(), Errno> {
         check_range(offset, data.len() as u64)?;
-        self.make((ino, piece))?.write_at(&*self.disk, data, offset)
+        self.find_or_create((ino, piece))?.write_at(&*self.disk, data, offset)
     }
 
     /// Writes all of `data` at the end and returns the offset of its first byte. No other append
@@ -162,7 +163,7 @@ impl ObjectStore {
     /// # Errors
     /// See [`ObjectStore`]. After `ENOSPC` a part may have been written.
     pub fn append(&self, ino: Ino, piece: Piece, data: &[u8]) -> Result<u64, Errno> {
-        self.make((ino, piece))?.append(&*self.disk, data)
+        self.find_or_create((ino, piece))?.append(&*self.disk, data)
     }
 
     /// Cuts or extends to `size` bytes.
@@ -171,7 +172,7 @@ impl ObjectStore {
     /// See [`ObjectStore`].
     pub fn truncate(&self, ino: Ino, piece: Piece, size: u64) -> Result<ObjectState, Errno> {
         check_range(0, size)?;
-        let object = self.make((ino, piece))?;
+        let object = self.find_or_create((ino, piece))?;
         object.truncate(&*self.disk, size)?;
         object.state()
     }
@@ -193,7 +194,7 @@ impl ObjectStore {
         if len == 0 {
             return Err(Errno::EINVAL);
         }
-        let object = self.make((ino, piece))?;
+        let object = self.find_or_create((ino, piece))?;
         object.allocate(&*self.disk, mode, offset, len)?;
         object.state()
     }
@@ -202,11 +203,17 @@ impl ObjectStore {
     ///
     /// # Errors
     /// `ENXIO` behind the end, and where there is no object; see [`ObjectStore`].
-    pub fn seek(&self, ino: Ino, piece: Piece, what: SeekFor, offset: u64) -> Result<u64, Errno> {
+    pub fn seek(
+        &self,
+        ino: Ino,
+        piece: Piece,
+        what: SeekTarget,
+        offset: u64,
+    ) -> Result<u64, Errno> {
         if check_range(offset, 0).is_err() {
             return Err(Errno::ENXIO);
         }
-        self.find((ino, piece))?.ok_or(Errno::ENXIO)?.seek(what, offset)
+        self.find_object((ino, piece))?.ok_or(Errno::ENXIO)?.seek(what, offset)
     }
 
     /// Makes everything written so far survive a power cut: with `data_only` the bytes and the
@@ -218,11 +225,11 @@ impl ObjectStore {
     pub fn sync(&self, ino: Ino, piece: Piece, data_only: bool) -> Result<ObjectState, Errno> {
         let key = (ino, piece);
         self.refuse_failed(key)?;
-        let Some(object) = self.find(key)? else { return Ok(ObjectState::default()) };
+        let Some(object) = self.find_object(key)? else { return Ok(ObjectState::default()) };
         let synced = self.disk.sync(object.as_fd(), data_only).and_then(|()| {
             // The first sync of an object also syncs the directory that has its name: bytes without
             // a name would be lost.
-            if object.name_is_durable() {
+            if object.has_durable_name() {
                 return Ok(());
             }
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -251,22 +258,23 @@ impl ObjectStore {
     /// See [`ObjectStore`].
     pub fn stat(&self, ino: Ino, piece: Piece) -> Result<ObjectState, Errno> {
         let key = (ino, piece);
-        if let Found::Open(object) = self.cache.get(key) {
+        if let CacheLookup::Open(object) = self.cache.get(key) {
             return object.state();
         }
-        let stat = || rustix::fs::statat(&self.objects, name::path(key), AtFlags::SYMLINK_NOFOLLOW);
+        let stat =
+            || rustix::fs::statat(&self.objects, name::object_path(key), AtFlags::SYMLINK_NOFOLLOW);
         let found = match stat() {
             // A spare file may have the bytes. The look by name comes again after it has become the
             // object, or another thread has made it one.
-            Err(rustix::io::Errno::NOENT) if self.spares.are_lent() => {
-                self.unlend(key, false).and_then(|()| stat())
+            Err(rustix::io::Errno::NOENT) if self.spares.has_tables() => {
+                self.materialize_spare(key, false).and_then(|()| stat())
             }
             other => other,
         };
         match found {
-            Ok(stat) => Ok(state_of(&stat)),
+            Ok(stat) => Ok(state_from_stat(&stat)),
             Err(rustix::io::Errno::NOENT) => Ok(ObjectState::default()),
-            Err(e) => Err(errno(e)),
+            Err(e) => Err(to_errno(e)),
         }
     }
 
@@ -294,12 +302,12 @@ impl ObjectStore {
         }
         if create {
             // A removed object must not be made again.
-            self.absent(key)?;
+            self.check_not_removed(key)?;
             return self.create_file(key, flags);
         }
         match self.open_file(key, flags) {
-            Err(rustix::io::Errno::NOENT) => self.absent(key).and(Err(Errno::ENOENT)),
-            other => other.map_err(errno),
+            Err(rustix::io::Errno::NOENT) => self.check_not_removed(key).and(Err(Errno::ENOENT)),
+            other => other.map_err(to_errno),
         }
     }
 
@@ -308,8 +316,8 @@ impl ObjectStore {
     ///
     /// # Errors
     /// `EOPNOTSUPP` on a disk that does not suit, `EBUSY` for a number in use; see [`ObjectStore`].
-    pub fn lend(&self, table: u64) -> Result<OwnedFd, Errno> {
-        self.spares.begin(table)
+    pub fn create_spare_table(&self, table: u64) -> Result<OwnedFd, Errno> {
+        self.spares.create_table(table)
     }
 
     /// Makes an empty file for a slot of a table. The file that the slot had before is an object
@@ -317,19 +325,19 @@ impl ObjectStore {
     ///
     /// # Errors
     /// `ENOENT` without such a table; see [`ObjectStore`].
-    pub fn spare(&self, table: u64, slot: usize) -> Result<OwnedFd, Errno> {
-        if let Some(ino) = self.spares.stands_for(table, slot)? {
-            self.unlend((ino, Piece(0)), false).map_err(errno)?;
+    pub fn renew_spare(&self, table: u64, slot: usize) -> Result<OwnedFd, Errno> {
+        if let Some(ino) = self.spares.inode_of_slot(table, slot)? {
+            self.materialize_spare((ino, Piece(0)), false).map_err(to_errno)?;
         }
-        self.spares.renew(table, slot)
+        self.spares.renew_slot(table, slot)
     }
 
     /// Ends a table: all its files that stand for an inode are objects afterwards.
     ///
     /// # Errors
     /// See [`ObjectStore`]; files that could not become objects are still lent.
-    pub fn end_lending(&self, table: u64) -> Result<(), Errno> {
-        self.spares.end(self.objects.as_fd(), table)
+    pub fn end_spare_table(&self, table: u64) -> Result<(), Errno> {
+        self.spares.end_table(self.objects.as_fd(), table)
     }
 
     /// Copies up to `len` bytes within this node, as far as the source reaches, and returns the
@@ -346,7 +354,7 @@ impl ObjectStore {
         len: u64,
     ) -> Result<u64, Errno> {
         check_range(source_offset, 0)?;
-        let Some(from) = self.find(source)? else { return Ok(0) };
+        let Some(from) = self.find_object(source)? else { return Ok(0) };
         let len = len.min(from.state()?.size.saturating_sub(source_offset));
         check_range(offset, len)?;
         if len == 0 {
@@ -355,7 +363,7 @@ impl ObjectStore {
         if source == target && source_offset < offset + len && offset < source_offset + len {
             return Err(Errno::EINVAL);
         }
-        self.make(target)?.copy_from(&*self.disk, &from, source_offset, offset, len)
+        self.find_or_create(target)?.copy_from(&*self.disk, &from, source_offset, offset, len)
     }
 
     /// Removes the base of an inode, which is all that a whole file has. The inode's number must
@@ -367,12 +375,12 @@ impl ObjectStore {
     pub fn remove_base(&self, ino: Ino) -> Result<(), Errno> {
         // Before the file is removed: an open that runs at the same time must not enter the cache
         // after the removal.
-        self.cache.remove(ino);
+        self.cache.remove_inode(ino);
         self.failed.lock().retain(|key| key.0 != ino);
-        if self.spares.are_lent() {
-            self.spares.discard(ino);
+        if self.spares.has_tables() {
+            self.spares.discard_spare(ino);
         }
-        self.unlink((ino, Piece::BASE))
+        self.unlink_file((ino, Piece::BASE))
     }
 
     /// Removes one object of an inode that may live on. Descriptors that were handed out stay
@@ -380,12 +388,12 @@ impl ObjectStore {
     ///
     /// # Errors
     /// See [`ObjectStore`].
-    pub fn remove(&self, ino: Ino, piece: Piece) -> Result<(), Errno> {
+    pub fn remove_object(&self, ino: Ino, piece: Piece) -> Result<(), Errno> {
         let key = (ino, piece);
         // Before the file is removed, as in `remove_base`.
-        self.cache.forget(key);
+        self.cache.forget_object(key);
         self.failed.lock().remove(&key);
-        self.unlink(key)
+        self.unlink_file(key)
     }
 
     /// As [`ObjectStore::remove_base`], for all objects of an inode, with any number: reads a whole
@@ -395,8 +403,8 @@ impl ObjectStore {
     /// See [`ObjectStore`]; the next call removes the rest.
     pub fn remove_all(&self, ino: Ino) -> Result<(), Errno> {
         self.remove_base(ino)?;
-        let pieces = listing::of_inode(self.objects.as_fd(), ino).map_err(errno)?;
-        pieces.into_iter().try_for_each(|key| self.unlink(key))
+        let pieces = listing::list_inode(self.objects.as_fd(), ino).map_err(to_errno)?;
+        pieces.into_iter().try_for_each(|key| self.unlink_file(key))
     }
 
     /// Returns at most `limit` objects after `after` in (inode, piece) order. An object that is
@@ -404,25 +412,29 @@ impl ObjectStore {
     ///
     /// # Errors
     /// See [`ObjectStore`].
-    pub fn list(&self, after: Option<(Ino, Piece)>, limit: usize) -> Result<Listing, Errno> {
+    pub fn list_objects(
+        &self,
+        after: Option<(Ino, Piece)>,
+        limit: usize,
+    ) -> Result<ObjectListing, Errno> {
         let limit = limit.clamp(1, LIST_MAX);
         let (keys, end) =
-            self.window.lock().next(self.objects.as_fd(), after, limit).map_err(errno)?;
+            self.window.lock().next(self.objects.as_fd(), after, limit).map_err(to_errno)?;
         let mut objects = Vec::with_capacity(keys.len());
         for (ino, piece) in keys {
             objects.push((ino, piece, self.stat(ino, piece)?));
         }
-        Ok(Listing { objects, end })
+        Ok(ObjectListing { objects, end })
     }
 
     /// Returns the space on the disk, as the kernel reports it.
     ///
     /// # Errors
     /// Those of statvfs(2).
-    pub fn space(&self) -> Result<Space, Errno> {
-        let s = rustix::fs::fstatvfs(&self.objects).map_err(errno)?;
+    pub fn disk_space(&self) -> Result<DiskSpace, Errno> {
+        let s = rustix::fs::fstatvfs(&self.objects).map_err(to_errno)?;
         let bytes = |blocks: u64| blocks.saturating_mul(s.f_frsize);
-        Ok(Space {
+        Ok(DiskSpace {
             total: bytes(s.f_blocks),
             free: bytes(s.f_bfree),
             available: bytes(s.f_bavail),
@@ -432,7 +444,7 @@ impl ObjectStore {
     }
 
     /// Returns a sentence for each problem; empty when all is well.
-    pub fn trouble(&self) -> Vec<String> {
+    pub fn describe_trouble(&self) -> Vec<String> {
         if !self.any_failed.load(Ordering::Acquire) {
             return Vec::new();
         }
@@ -450,10 +462,10 @@ impl ObjectStore {
     /// # Errors
     /// Those of syncfs(2).
     pub fn sync_all(&self) -> Result<(), Errno> {
-        rustix::fs::syncfs(&self.objects).map_err(errno)
+        rustix::fs::syncfs(&self.objects).map_err(to_errno)
     }
 
-    fn refuse_failed(&self, key: Key) -> Result<(), Errno> {
+    fn refuse_failed(&self, key: ObjectKey) -> Result<(), Errno> {
         // Acquire: pairs with the release in `sync`. Without failures, no write takes the lock.
         if self.any_failed.load(Ordering::Acquire) {
             let failed = self.failed.lock();
@@ -465,80 +477,82 @@ impl ObjectStore {
     }
 
     /// Removes a backing file, if there is one.
-    fn unlink(&self, key: Key) -> Result<(), Errno> {
-        match rustix::fs::unlinkat(&self.objects, name::path(key), AtFlags::empty()) {
+    fn unlink_file(&self, key: ObjectKey) -> Result<(), Errno> {
+        match rustix::fs::unlinkat(&self.objects, name::object_path(key), AtFlags::empty()) {
             Ok(()) | Err(rustix::io::Errno::NOENT) => Ok(()),
-            Err(e) => Err(errno(e)),
+            Err(e) => Err(to_errno(e)),
         }
     }
 
     /// Returns the open object, if there is one.
-    fn find(&self, key: Key) -> Result<Option<Arc<Object>>, Errno> {
+    fn find_object(&self, key: ObjectKey) -> Result<Option<Arc<Object>>, Errno> {
         match self.cache.get(key) {
-            Found::Open(object) => Ok(Some(object)),
-            Found::Removed => Err(Errno::ESTALE),
-            Found::Absent(removals) => match self.open_file(key, OFlags::RDWR) {
+            CacheLookup::Open(object) => Ok(Some(object)),
+            CacheLookup::Removed => Err(Errno::ESTALE),
+            CacheLookup::Absent(removals) => match self.open_file(key, OFlags::RDWR) {
                 Ok(fd) => Ok(Some(self.cache.insert(Arc::new(Object::new(key, fd)), removals))),
-                Err(rustix::io::Errno::NOENT) => self.absent(key).map(|()| None),
-                Err(e) => Err(errno(e)),
+                Err(rustix::io::Errno::NOENT) => self.check_not_removed(key).map(|()| None),
+                Err(e) => Err(to_errno(e)),
             },
         }
     }
 
     /// Distinguishes an object without bytes from one that was removed a moment ago: a reader of
     /// the removed one must not take it for an empty file.
-    fn absent(&self, key: Key) -> Result<(), Errno> {
+    fn check_not_removed(&self, key: ObjectKey) -> Result<(), Errno> {
         match self.cache.get(key) {
-            Found::Removed => Err(Errno::ESTALE),
-            Found::Open(_) | Found::Absent(_) => Ok(()),
+            CacheLookup::Removed => Err(Errno::ESTALE),
+            CacheLookup::Open(_) | CacheLookup::Absent(_) => Ok(()),
         }
     }
 
     /// Returns the open object for a change; makes it if there is none.
-    fn make(&self, key: Key) -> Result<Arc<Object>, Errno> {
+    fn find_or_create(&self, key: ObjectKey) -> Result<Arc<Object>, Errno> {
         self.refuse_failed(key)?;
         let removals = match self.cache.get(key) {
-            Found::Open(object) => return Ok(object),
-            Found::Removed => return Err(Errno::ESTALE),
-            Found::Absent(removals) => removals,
+            CacheLookup::Open(object) => return Ok(object),
+            CacheLookup::Removed => return Err(Errno::ESTALE),
+            CacheLookup::Absent(removals) => removals,
         };
         let fd = self.create_file(key, OFlags::RDWR)?;
         Ok(self.cache.insert(Arc::new(Object::new(key, fd)), removals))
     }
 
-    fn open_file(&self, key: Key, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+    fn open_file(&self, key: ObjectKey, flags: OFlags) -> rustix::io::Result<OwnedFd> {
         match self.open_named(key, flags) {
-            Err(rustix::io::Errno::NOENT) if self.spares.are_lent() => {
-                self.unlend(key, false)?;
+            Err(rustix::io::Errno::NOENT) if self.spares.has_tables() => {
+                self.materialize_spare(key, false)?;
                 self.open_named(key, flags)
             }
             other => other,
         }
     }
 
-    fn open_named(&self, key: Key, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+    fn open_named(&self, key: ObjectKey, flags: OFlags) -> rustix::io::Result<OwnedFd> {
         let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        rustix::fs::openat(&self.objects, name::path(key), flags, Mode::RUSR | Mode::WUSR)
+        rustix::fs::openat(&self.objects, name::object_path(key), flags, Mode::RUSR | Mode::WUSR)
     }
 
     /// Makes an object of the spare file that stands for it, if there is one.
-    fn unlend(&self, key: Key, make: bool) -> rustix::io::Result<()> {
-        if self.absent(key).is_err() {
+    fn materialize_spare(&self, key: ObjectKey, make: bool) -> rustix::io::Result<()> {
+        if self.check_not_removed(key).is_err() {
             // Its inode was removed before the file was lent.
-            self.spares.discard(key.0);
+            self.spares.discard_spare(key.0);
             return Ok(());
         }
-        self.spares.become_object(self.objects.as_fd(), key, make)
+        self.spares.materialize_spare(self.objects.as_fd(), key, make)
     }
 
     /// Opens a backing file that may not exist yet, nor its bucket: usually one call.
-    fn create_file(&self, key: Key, flags: OFlags) -> Result<OwnedFd, Errno> {
+    fn create_file(&self, key: ObjectKey, flags: OFlags) -> Result<OwnedFd, Errno> {
         // A spare file may stand for the object. It must get the object's name before a new file
         // could take that name.
-        if self.spares.are_lent() {
+        if self.spares.has_tables() {
             match self.open_named(key, flags) {
-                Err(rustix::io::Errno::NOENT) => self.unlend(key, true).map_err(errno)?,
-                other => return other.map_err(errno),
+                Err(rustix::io::Errno::NOENT) => {
+                    self.materialize_spare(key, true).map_err(to_errno)?
+                }
+                other => return other.map_err(to_errno),
             }
         }
         match self.open_named(key, flags | OFlags::CREATE) {
@@ -548,16 +562,16 @@ impl ObjectStore {
             }
             other => other,
         }
-        .map_err(errno)
+        .map_err(to_errno)
     }
 
-    fn make_bucket(&self, key: Key) -> Result<(), Errno> {
+    fn make_bucket(&self, key: ObjectKey) -> Result<(), Errno> {
         let bucket = name::bucket_name(name::bucket_of(key.0));
         match rustix::fs::mkdirat(&self.objects, bucket, Mode::RWXU) {
             // The bucket must be durable before an object in it can be.
             Ok(()) => Ok(self.disk.sync(self.objects.as_fd(), false)?),
             Err(rustix::io::Errno::EXIST) => Ok(()),
-            Err(e) => Err(errno(e)),
+            Err(e) => Err(to_errno(e)),
         }
     }
 }

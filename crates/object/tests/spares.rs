@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use tatami_lend::{SLOTS, Table};
+use tatami_lend::{SLOTS, SpareTable};
 use tatami_object::ObjectStore;
 use tatami_wire::{Access, Errno, Ino, Piece};
 
@@ -17,21 +17,22 @@ const TABLE: u64 = 77;
 struct Loan {
     dir: tempfile::TempDir,
     store: ObjectStore,
-    table: Table,
+    table: SpareTable,
 }
 
 impl Loan {
     fn new() -> Loan {
         let dir = tempfile::tempdir().expect("a directory");
         let store = ObjectStore::open(dir.path()).expect("opens");
-        let table = Table::map(store.lend(TABLE).expect("lent")).expect("mapped");
+        let table =
+            SpareTable::map_file(store.create_spare_table(TABLE).expect("lent")).expect("mapped");
         Loan { dir, store, table }
     }
 
     /// Makes slot `slot` stand for `ino`, with these bytes.
     fn lend(&self, slot: usize, ino: Ino, bytes: &[u8]) -> File {
-        let mut file = File::from(self.store.spare(TABLE, slot).expect("a spare"));
-        assert!(self.table.lend(slot, ino, self.table.now()));
+        let mut file = File::from(self.store.renew_spare(TABLE, slot).expect("a spare"));
+        assert!(self.table.assign_slot(slot, ino, self.table.current_claims()));
         file.write_all(bytes).expect("written");
         file
     }
@@ -51,7 +52,7 @@ fn content(store: &ObjectStore, ino: Ino) -> Vec<u8> {
 }
 
 fn objects(store: &ObjectStore) -> Vec<Ino> {
-    store.list(None, 100).expect("listed").objects.into_iter().map(|o| o.0).collect()
+    store.list_objects(None, 100).expect("listed").objects.into_iter().map(|o| o.0).collect()
 }
 
 fn left_behind(dir: &Path) -> usize {
@@ -78,7 +79,7 @@ fn whoever_asks_for_the_object_gets_the_file_that_stands_for_it() {
         let mut file = loan.lend(5, INO, b"abc");
         assert_eq!(objects(&loan.store), []);
         assert!(ask(&loan.store), "ask {n}");
-        assert!(!loan.table.give_back(5, INO), "it is the object");
+        assert!(!loan.table.return_slot(5, INO), "it is the object");
         assert_eq!(objects(&loan.store), [INO]);
         let size = loan.store.stat(INO, PIECE).expect("stat").size;
         rustix::fs::fcntl_setfl(&file, OFlags::APPEND).expect("set");
@@ -94,9 +95,9 @@ fn what_is_given_back_was_never_an_object() {
         if ino == 1 {
             loan.lend(0, Ino(ino), b"");
         } else {
-            assert!(loan.table.lend(0, Ino(ino), loan.table.now()));
+            assert!(loan.table.assign_slot(0, Ino(ino), loan.table.current_claims()));
         }
-        assert!(loan.table.give_back(0, Ino(ino)));
+        assert!(loan.table.return_slot(0, Ino(ino)));
         assert_eq!(content(&loan.store, Ino(ino)), b"");
     }
     assert_eq!(objects(&loan.store), []);
@@ -108,12 +109,12 @@ fn a_slot_gets_a_new_file_when_its_file_has_become_an_object() {
     for ino in 1..=3 {
         loan.lend(0, Ino(ino), &[ino as u8]);
     }
-    loan.store.spare(TABLE, 0).expect("a spare");
+    loan.store.renew_spare(TABLE, 0).expect("a spare");
     assert_eq!(objects(&loan.store), [Ino(1), Ino(2), Ino(3)]);
     assert!((1..=3).all(|ino| content(&loan.store, Ino(ino)) == [ino as u8]));
-    assert_eq!(loan.store.spare(TABLE + 1, 0).err(), Some(Errno::ENOENT));
-    assert_eq!(loan.store.spare(TABLE, SLOTS).err(), Some(Errno::EINVAL));
-    assert_eq!(loan.store.lend(TABLE).err(), Some(Errno::EBUSY));
+    assert_eq!(loan.store.renew_spare(TABLE + 1, 0).err(), Some(Errno::ENOENT));
+    assert_eq!(loan.store.renew_spare(TABLE, SLOTS).err(), Some(Errno::EINVAL));
+    assert_eq!(loan.store.create_spare_table(TABLE).err(), Some(Errno::EBUSY));
 }
 
 #[test]
@@ -121,9 +122,9 @@ fn the_end_makes_objects_of_all_that_is_lent() {
     let loan = Loan::new();
     // A writer may still have the second file open: its bytes must go to the object.
     let (_, mut late) = (loan.lend(0, Ino(1), b"a"), loan.lend(1, Ino(2), b""));
-    loan.store.spare(TABLE, 2).expect("a spare");
-    loan.store.end_lending(TABLE).expect("ended");
-    assert!(!loan.table.lend(2, Ino(3), loan.table.now()));
+    loan.store.renew_spare(TABLE, 2).expect("a spare");
+    loan.store.end_spare_table(TABLE).expect("ended");
+    assert!(!loan.table.assign_slot(2, Ino(3), loan.table.current_claims()));
     late.write_all(b"b").expect("written");
     assert_eq!(
         (content(&loan.store, Ino(1)), content(&loan.store, Ino(2))),
@@ -131,7 +132,7 @@ fn the_end_makes_objects_of_all_that_is_lent() {
     );
     assert_eq!(objects(&loan.store), [Ino(1), Ino(2)]);
     assert_eq!(left_behind(loan.dir.path()), 0);
-    loan.store.end_lending(TABLE).expect("it has ended before");
+    loan.store.end_spare_table(TABLE).expect("it has ended before");
 }
 
 #[test]
@@ -139,10 +140,10 @@ fn a_daemon_that_starts_makes_objects_of_what_its_predecessor_lent() {
     let loan = Loan::new();
     let (_, mut late) = (loan.lend(0, Ino(1), b"a"), loan.lend(1, Ino(2), b""));
     loan.lend(2, Ino(3), b"c");
-    loan.store.spare(TABLE, 3).expect("a spare");
+    loan.store.renew_spare(TABLE, 3).expect("a spare");
     // The daemon died just before it gave this file its name, after it had given the name to
     // another.
-    loan.table.take(Ino(1)).expect("taken");
+    loan.table.take_slot(Ino(1)).expect("taken");
     assert_eq!(content(&loan.store, Ino(3)), b"c");
     let (dir, store) = loan.restart();
     late.write_all(b"b").expect("written");
@@ -161,7 +162,7 @@ fn a_flipped_bit_of_a_table_changes_nothing() {
         let loan = Loan::new();
         loan.lend(0, Ino(2), b"a");
         loan.lend(1, Ino(0x0120_0345), b"bc");
-        loan.store.spare(TABLE, 2).expect("a spare");
+        loan.store.renew_spare(TABLE, 2).expect("a spare");
         let path = loan.dir.path().join("lent").join(format!("{TABLE:016x}"));
         let mut bytes = std::fs::read(&path).expect("read");
         bytes[at] ^= 1 << (at * 5 % 8);
@@ -218,10 +219,10 @@ fn what_is_lent_for_a_removed_inode_goes() {
     let loan = Loan::new();
     loan.lend(0, INO, b"a");
     assert_eq!(loan.store.remove_all(INO), Ok(()));
-    assert!(!loan.table.give_back(0, INO));
+    assert!(!loan.table.return_slot(0, INO));
     // The file was lent a moment too late.
     loan.lend(1, INO, b"b");
-    assert_eq!(loan.store.spare(TABLE, 1).map(|_| ()), Ok(()));
+    assert_eq!(loan.store.renew_spare(TABLE, 1).map(|_| ()), Ok(()));
     assert_eq!(objects(&loan.store), []);
     assert_eq!(loan.store.read_at(INO, PIECE, &mut [0], 0), Err(Errno::ESTALE));
 }
@@ -235,18 +236,18 @@ fn a_loan_and_a_first_write_at_the_same_time_make_one_object() {
     for n in 0..300 {
         let ino = Ino(1 + n);
         let file: OwnedFd =
-            spare.take().unwrap_or_else(|| loan.store.spare(TABLE, 0).expect("a spare"));
+            spare.take().unwrap_or_else(|| loan.store.renew_spare(TABLE, 0).expect("a spare"));
         std::thread::scope(|scope| {
-            let since = loan.table.now();
+            let since = loan.table.current_claims();
             scope.spawn(|| loan.store.append(ino, PIECE, b"theirs").expect("appended"));
-            let lent = loan.table.lend(0, ino, since);
+            let lent = loan.table.assign_slot(0, ino, since);
             let own = match lent {
                 true => rustix::io::dup(&file).expect("a duplicate"),
                 false => loan.store.open_fd(ino, PIECE, Access::BOTH, true).expect("opened"),
             };
             rustix::fs::fcntl_setfl(&own, OFlags::APPEND).expect("set");
             rustix::io::write(&own, b"mine").expect("written");
-            if !lent && loan.table.give_back(0, ino) {
+            if !lent && loan.table.return_slot(0, ino) {
                 spare = Some(file);
             }
         });

@@ -4,9 +4,9 @@ use proptest::prelude::*;
 use std::io::{Read, Write};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use tatami_object::fault::{Call, FaultyDisk};
-use tatami_object::{Disk, Kernel, Listing, OBJECTS_DIR, ObjectStore};
-use tatami_wire::object::{AllocMode, SeekFor};
+use tatami_object::fault::{DiskCall, FaultyDisk};
+use tatami_object::{Disk, KernelDisk, OBJECTS_DIR, ObjectListing, ObjectStore};
+use tatami_wire::object::{AllocMode, SeekTarget};
 use tatami_wire::{Access, Errno, FILE_SIZE_MAX, Ino, Piece};
 
 const P: Piece = Piece(0);
@@ -38,7 +38,7 @@ fn an_absent_object_reads_as_empty_and_is_made_by_the_first_write() {
     let ino = Ino(0x1ff);
     assert_eq!(content(&store, ino), b"");
     assert!(!store.stat(ino, P).expect("stat").exists);
-    assert_eq!(store.seek(ino, P, SeekFor::Data, 0), Err(Errno::ENXIO));
+    assert_eq!(store.seek(ino, P, SeekTarget::Data, 0), Err(Errno::ENXIO));
     assert_eq!(store.sync(ino, P, false).expect("sync").size, 0);
     assert_eq!(store.open_fd(ino, P, Access::READ, false).map(drop), Err(Errno::ENOENT));
     let path = dir.path().join(OBJECTS_DIR).join("ff/00000000000001ff.00000000");
@@ -79,7 +79,7 @@ fn appends_of_many_threads_and_of_a_handed_out_descriptor_do_not_mix() {
                     store.read_at(ino, P, &mut back, at).expect("read");
                     assert_eq!(back, record, "the offset told is where the bytes are");
                     // A seek for data moves the descriptor's position.
-                    store.seek(ino, P, SeekFor::Data, 0).expect("seek");
+                    store.seek(ino, P, SeekTarget::Data, 0).expect("seek");
                 }
             });
         }
@@ -127,9 +127,9 @@ fn allocate_seek_and_truncate_do_what_the_system_calls_do() {
     assert_eq!(store.allocate(ino, P, AllocMode::Extend, 0, 65536).expect("grown").size, 65536);
     store.write_at(ino, P, &[1; 65536], 0).expect("write");
     store.allocate(ino, P, AllocMode::Punch, 4096, 8192).expect("punched");
-    assert_eq!(store.seek(ino, P, SeekFor::Hole, 0), Ok(4096));
-    assert_eq!(store.seek(ino, P, SeekFor::Data, 4096), Ok(12288));
-    assert_eq!(store.seek(ino, P, SeekFor::Hole, 65536), Err(Errno::ENXIO));
+    assert_eq!(store.seek(ino, P, SeekTarget::Hole, 0), Ok(4096));
+    assert_eq!(store.seek(ino, P, SeekTarget::Data, 4096), Ok(12288));
+    assert_eq!(store.seek(ino, P, SeekTarget::Hole, 65536), Err(Errno::ENXIO));
     store.allocate(ino, P, AllocMode::ZeroKeep, 60000, 10000).expect("zeroed");
     let bytes = content(&store, ino);
     assert_eq!(bytes.len(), 65536);
@@ -146,7 +146,7 @@ fn zeroing_works_where_the_file_system_cannot() {
     let (_dir, store, disk) = faulty();
     let ino = Ino(3);
     store.write_at(ino, P, &[1; 300_000], 0).expect("write");
-    disk.fail(Call::Allocate, 0, u32::MAX, Errno::EOPNOTSUPP);
+    disk.plan_fault(DiskCall::Allocate, 0, u32::MAX, Errno::EOPNOTSUPP);
     store.allocate(ino, P, AllocMode::ZeroKeep, 10, 290_000).expect("zeroed");
     let bytes = content(&store, ino);
     assert!(bytes[..10].iter().chain(&bytes[290_010..]).all(|b| *b == 1));
@@ -168,7 +168,7 @@ fn offsets_that_no_file_has_are_refused() {
     assert_eq!(store.truncate(ino, P, u64::MAX), Err(Errno::EFBIG));
     assert_eq!(store.read_at(ino, P, &mut [0; 4], u64::MAX), Err(Errno::EINVAL));
     assert_eq!(store.read_at(ino, P, &mut [0; 4], FILE_SIZE_MAX), Ok(0));
-    assert_eq!(store.seek(ino, P, SeekFor::Data, u64::MAX), Err(Errno::ENXIO));
+    assert_eq!(store.seek(ino, P, SeekTarget::Data, u64::MAX), Err(Errno::ENXIO));
     assert_eq!(store.allocate(ino, P, AllocMode::Extend, u64::MAX, 1), Err(Errno::EINVAL));
     assert_eq!(store.copy_range((ino, P), u64::MAX, (ino, P), 0, 1), Err(Errno::EINVAL));
     assert!(!store.stat(ino, P).expect("stat").exists, "nothing refused leaves a trace");
@@ -179,7 +179,7 @@ fn copies_go_as_far_as_the_source_does() {
     for by_hand in [false, true] {
         let (_dir, store, disk) = faulty();
         if by_hand {
-            disk.fail(Call::CopyRange, 0, u32::MAX, Errno::EXDEV);
+            disk.plan_fault(DiskCall::CopyRange, 0, u32::MAX, Errno::EXDEV);
         }
         let (a, b) = ((Ino(1), P), (Ino(2), P));
         let bytes: Vec<u8> = (0..500_000u32).map(|i| (i % 251) as u8).collect();
@@ -204,14 +204,14 @@ fn removal_takes_all_pieces_and_refuses_what_comes_late() {
     let fd = store.open_fd(ino, P, Access::READ, false).expect("opens");
     store.remove_all(ino).expect("removed");
     store.remove_all(ino).expect("removed twice is removed");
-    let Listing { objects, end } = store.list(None, 100).expect("listed");
+    let ObjectListing { objects, end } = store.list_objects(None, 100).expect("listed");
     assert!(end);
     assert_eq!(objects.iter().map(|o| o.0).collect::<Vec<_>>(), [Ino(12)]);
     assert_eq!(store.write_at(ino, P, b"late", 0), Err(Errno::ESTALE));
     assert_eq!(store.read_at(ino, P, &mut [0; 4], 0), Err(Errno::ESTALE), "gone is not empty");
     assert_eq!(store.open_fd(ino, P, Access::READ, false).map(drop), Err(Errno::ESTALE));
     assert_eq!(store.open_fd(ino, P, Access::BOTH, true).map(drop), Err(Errno::ESTALE));
-    assert_eq!(store.seek(ino, P, SeekFor::Data, 0), Err(Errno::ESTALE));
+    assert_eq!(store.seek(ino, P, SeekTarget::Data, 0), Err(Errno::ESTALE));
     assert!(!store.stat(ino, P).expect("stat").exists);
     let mut text = String::new();
     std::fs::File::from(fd).read_to_string(&mut text).expect("reads");
@@ -229,7 +229,7 @@ fn a_full_disk_tells_and_damages_nothing() {
     assert_eq!(store.copy_range((ino, P), 0, (Ino(22), P), 0, 10), Err(Errno::ENOSPC));
     assert_eq!(content(&store, ino)[..1000], [1; 1000]);
     store.sync(ino, P, false).expect("what was written can be synced");
-    assert!(store.trouble().is_empty());
+    assert!(store.describe_trouble().is_empty());
     disk.set_room(None);
     store.write_at(ino, P, &[2; 1000], 1000).expect("there is room again");
     assert_eq!(content(&store, ino)[1000..], [2; 1000]);
@@ -257,8 +257,8 @@ fn calls_cut_short_are_carried_on() {
     assert_eq!(store.append(ino, P, &bytes), Ok(100));
     assert_eq!(store.copy_range((ino, P), 0, (Ino(25), P), 0, 1000), Ok(200));
     assert_eq!(content(&store, Ino(25)), [&bytes[..], &bytes[..]].concat());
-    disk.fail(Call::Read, 0, 1, Errno::EINTR);
-    disk.fail(Call::Write, 0, 1, Errno::EINTR);
+    disk.plan_fault(DiskCall::Read, 0, 1, Errno::EINTR);
+    disk.plan_fault(DiskCall::Write, 0, 1, Errno::EINTR);
     store.write_at(ino, P, b"!", 0).expect("interrupted, then done");
     assert_eq!(content(&store, ino)[0], b'!');
 }
@@ -268,7 +268,7 @@ fn after_a_failed_sync_an_object_takes_no_changes() {
     let (_dir, store, disk) = faulty();
     let ino = Ino(31);
     store.write_at(ino, P, b"perhaps lost", 0).expect("write");
-    disk.fail(Call::Sync, 0, 1, Errno::EIO);
+    disk.plan_fault(DiskCall::Sync, 0, 1, Errno::EIO);
     assert_eq!(store.sync(ino, P, true), Err(Errno::EIO));
     // The kernel reports the loss once. A second sync must not seem to succeed.
     assert_eq!(store.sync(ino, P, true), Err(Errno::EIO));
@@ -278,11 +278,15 @@ fn after_a_failed_sync_an_object_takes_no_changes() {
     assert_eq!(store.open_fd(ino, P, Access::BOTH, false).map(drop), Err(Errno::EIO));
     assert_eq!(content(&store, ino), b"perhaps lost");
     assert!(store.open_fd(ino, P, Access::READ, false).is_ok());
-    assert!(store.trouble()[0].contains("000000000000001f"), "{:?}", store.trouble());
+    assert!(
+        store.describe_trouble()[0].contains("000000000000001f"),
+        "{:?}",
+        store.describe_trouble()
+    );
     store.write_at(Ino(32), P, b"others go on", 0).expect("write");
     store.sync(Ino(32), P, true).expect("sync");
     store.remove_all(ino).expect("removed");
-    assert!(store.trouble().is_empty());
+    assert!(store.describe_trouble().is_empty());
 }
 
 /// A disk that records the backing files that are synced, by their inode numbers.
@@ -292,7 +296,7 @@ struct NotingDisk(parking_lot::Mutex<Vec<u64>>);
 impl Disk for NotingDisk {
     fn sync(&self, fd: BorrowedFd<'_>, data_only: bool) -> std::io::Result<()> {
         self.0.lock().push(rustix::fs::fstat(fd)?.st_ino);
-        Kernel.sync(fd, data_only)
+        KernelDisk.sync(fd, data_only)
     }
 }
 
@@ -323,7 +327,7 @@ fn the_first_sync_of_an_object_makes_its_name_lasting_too() {
 fn a_read_error_is_told() {
     let (_dir, store, disk) = faulty();
     store.write_at(Ino(41), P, b"bytes", 0).expect("write");
-    disk.fail(Call::Read, 0, 1, Errno::EIO);
+    disk.plan_fault(DiskCall::Read, 0, 1, Errno::EIO);
     assert_eq!(store.read_at(Ino(41), P, &mut [0; 5], 0), Err(Errno::EIO));
     assert_eq!(content(&store, Ino(41)), b"bytes");
 }
@@ -342,7 +346,7 @@ fn more_objects_than_descriptors_are_all_served() {
     let mut after = None;
     let mut seen = 0;
     loop {
-        let Listing { objects, end } = store.list(after, 100).expect("listed");
+        let ObjectListing { objects, end } = store.list_objects(after, 100).expect("listed");
         seen += objects.len();
         after = objects.last().map(|o| (o.0, o.1)).or(after);
         if end {

@@ -1,25 +1,26 @@
 //! Clients: each slot has one operation under way, and repeats it until there is a reply.
 
-use crate::history::Process;
-use crate::spec::{Answer, Call, Name};
+use crate::history::ProcessNumber;
+use crate::spec::{NameNumber, SpecAnswer, SpecCall};
 use fastrand::Rng;
-use tatami_wire::act::{Act, Acted};
-use tatami_wire::meta::{Bytes, MetaOp, MetaReply, MetaResult, NewNode, RenameMode};
-use tatami_wire::partition::{Directories, name_hash, name_seed};
+use tatami_wire::batch::{BatchOp, BatchResult};
+use tatami_wire::meta::{Bytes, InodeTemplate, MetaOp, MetaReply, MetaResult, RenameMode};
+use tatami_wire::partition::{PartitionMaps, name_hash, name_seed};
 use tatami_wire::{
-    Attr, ClientId, Errno, ExecutorId, Ino, Kind, Layout, NodeId, READDIR_MAX, ShardMap, VolumeId,
+    Attr, ClientId, Errno, ExecutorId, Ino, InodeKind, Layout, NodeId, READDIR_MAX, ShardMap,
+    VolumeId,
 };
 
 /// The volume.
 pub(crate) const VOLUME: VolumeId = VolumeId([1; 16]);
 
 /// Names in a directory: few, so that clients conflict.
-pub(crate) const NAMES: Name = 4;
+pub(crate) const NAMES: NameNumber = 4;
 
 /// A request of a client.
 #[derive(Clone, Debug)]
-pub(crate) struct Request {
-    pub process: Process,
+pub(crate) struct ClientRequest {
+    pub process: ProcessNumber,
     pub client: ClientId,
     pub slot: u32,
     pub seq: u64,
@@ -28,18 +29,18 @@ pub(crate) struct Request {
     pub op: MetaOp,
 }
 
-impl Request {
+impl ClientRequest {
     /// Returns the reply to this request.
-    pub fn answered(&self, result: MetaResult) -> Reply {
-        let Request { process, seq, connection, .. } = *self;
-        Reply { process, seq, connection, result }
+    pub fn to_reply(&self, result: MetaResult) -> ClientReply {
+        let ClientRequest { process, seq, connection, .. } = *self;
+        ClientReply { process, seq, connection, result }
     }
 }
 
 /// The reply of a daemon.
 #[derive(Clone, Debug)]
-pub(crate) struct Reply {
-    pub process: Process,
+pub(crate) struct ClientReply {
+    pub process: ProcessNumber,
     pub seq: u64,
     pub connection: u64,
     pub result: MetaResult,
@@ -47,9 +48,9 @@ pub(crate) struct Reply {
 
 /// One slot of a client, which sends one request after the other.
 #[derive(Debug)]
-pub(crate) struct Slot {
+pub(crate) struct ClientSlot {
     /// The partition maps that it has learned.
-    pub directories: Directories,
+    pub directories: PartitionMaps,
     /// The request under way, as it was sent to a partition. A repetition goes to the same
     /// partition, because the operation may have been done there.
     pub sent: Option<MetaOp>,
@@ -58,8 +59,8 @@ pub(crate) struct Slot {
     /// A batch did not do the operation, so it is sent alone.
     pub alone: bool,
     /// The continuation of the listing that it has begun.
-    pub goes_on: Option<Call>,
-    pub process: Process,
+    pub next_call: Option<SpecCall>,
+    pub process: ProcessNumber,
     pub client: ClientId,
     pub number: u32,
     /// Sequence number of the operation under way, or of the last one.
@@ -68,76 +69,81 @@ pub(crate) struct Slot {
     /// The reason: a daemon does not keep the reply to a failed request when it dies, so its next
     /// incarnation may answer the same request otherwise.
     pub connection: u64,
-    pub pending: Option<Call>,
+    pub pending: Option<SpecCall>,
     /// Operations still to be done.
     pub left: u32,
-    /// Whether the slot works on the island, see [`Known::island`].
-    pub apart: bool,
+    /// Whether the slot works on the island, see [`KnownInodes::from_island`].
+    pub on_island: bool,
 }
 
-impl Slot {
+impl ClientSlot {
     /// Returns whether there is nothing left to do.
     pub fn is_done(&self) -> bool {
         self.left == 0 && self.pending.is_none()
     }
 
     /// Returns the request under way, to be sent for the first time or again.
-    pub fn request(&mut self, map: &ShardMap) -> Option<Request> {
+    pub fn next_request(&mut self, map: &ShardMap) -> Option<ClientRequest> {
         let pending = self.pending.as_ref()?;
         let op = self.sent.get_or_insert_with(|| {
-            let mut op = operation(pending);
-            self.directories.locate(map, seed(), &mut op);
+            let mut op = to_meta_op(pending);
+            self.directories.locate_op(map, hash_seed(), &mut op);
             // A batch operation must have the same effect, so half of the operations are sent as
             // one.
-            if self.seq.is_multiple_of(2) && !self.alone { as_act(op) } else { op }
+            if self.seq.is_multiple_of(2) && !self.alone { to_batch(op) } else { op }
         });
         let op = op.clone();
-        let Slot { process, client, number, seq, connection, .. } = *self;
-        Some(Request { process, client, slot: number, seq, connection, op })
+        let ClientSlot { process, client, number, seq, connection, .. } = *self;
+        Some(ClientRequest { process, client, slot: number, seq, connection, op })
     }
 }
 
 /// Returns the seed of the hashes of names.
-pub(crate) fn seed() -> u64 {
+pub(crate) fn hash_seed() -> u64 {
     name_seed(VOLUME)
 }
 
 /// Returns the hash of a name, its position in the directory.
-pub(crate) fn hash(name: Name) -> u64 {
-    name_hash(seed(), &bytes(name))
+pub(crate) fn hash_name(name: NameNumber) -> u64 {
+    name_hash(hash_seed(), &name_bytes(name))
 }
 
 /// Returns the operation as a batch, if that is possible.
-fn as_act(op: MetaOp) -> MetaOp {
+fn to_batch(op: MetaOp) -> MetaOp {
     let act = match op {
         MetaOp::Create { parent, name, node, mode, umask, exclusive, open } => {
-            Act::Create { parent, name, node, mode, umask, exclusive, open }
+            BatchOp::Create { parent, name, node, mode, umask, exclusive, open }
         }
-        MetaOp::Unlink { parent, name, keep } => Act::Unlink { parent, name, keep },
-        MetaOp::Rmdir { parent, name, keep } => Act::Rmdir { parent, name, keep },
-        MetaOp::GetAttr { ino } => Act::GetAttr { ino },
+        MetaOp::Unlink { parent, name, keep } => BatchOp::Unlink { parent, name, keep },
+        MetaOp::Rmdir { parent, name, keep } => BatchOp::Rmdir { parent, name, keep },
+        MetaOp::GetAttr { ino } => BatchOp::GetAttr { ino },
         op => return op,
     };
     // The second operation sees the effect of the first one.
-    let entry = act.entry().map(|(parent, name)| Act::Find { parent, name: name.clone() });
-    MetaOp::Acts { acts: [Some(act), entry].into_iter().flatten().collect() }
+    let entry =
+        act.named_entry().map(|(parent, name)| BatchOp::LookupEntry { parent, name: name.clone() });
+    MetaOp::Batch { operations: [Some(act), entry].into_iter().flatten().collect() }
 }
 
 /// Returns the operation of a batch, or the operation itself.
-fn alone(sent: &MetaOp) -> MetaOp {
+fn single_op(sent: &MetaOp) -> MetaOp {
     match sent {
-        MetaOp::Acts { acts } => acts.first().cloned().map_or(MetaOp::Sync, MetaOp::from),
+        MetaOp::Batch { operations: acts } => {
+            acts.first().cloned().map_or(MetaOp::Sync, MetaOp::from)
+        }
         op => op.clone(),
     }
 }
 
 /// Returns the reply to the single operation. `None` if the batch did not do it, since it must be
 /// sent alone.
-pub(crate) fn answer_alone(result: &MetaResult) -> Option<MetaResult> {
+pub(crate) fn single_result(result: &MetaResult) -> Option<MetaResult> {
     match result {
-        Ok(MetaReply::Acted(all)) => match all.first()?.clone() {
-            Acted::Parted { part, range } => Some(Ok(MetaReply::Parted { part, range })),
-            acted => acted.result(),
+        Ok(MetaReply::BatchResults(all)) => match all.first()?.clone() {
+            BatchResult::WrongPartition { part, range } => {
+                Some(Ok(MetaReply::WrongPartition { part, range }))
+            }
+            acted => acted.into_result(),
         },
         result => Some(result.clone()),
     }
@@ -145,66 +151,66 @@ pub(crate) fn answer_alone(result: &MetaResult) -> Option<MetaResult> {
 
 /// Updates the partition map from a reply that redirects the client. Returns whether the operation
 /// must be sent again.
-pub(crate) fn is_corrected(
-    (directories, forgotten): (&mut Directories, &mut bool),
+pub(crate) fn apply_correction(
+    (directories, forgotten): (&mut PartitionMaps, &mut bool),
     map: &ShardMap,
-    (call, sent): (&Call, &MetaOp),
+    (call, sent): (&SpecCall, &MetaOp),
     result: &MetaResult,
 ) -> bool {
     match result {
-        Ok(MetaReply::Parted { part, range }) => {
-            directories.learn(map, *part, *range);
+        Ok(MetaReply::WrongPartition { part, range }) => {
+            directories.record_partition(map, *part, *range);
             true
         }
         // The partition may have gone, or the inode that the operation needs. Dropping the map once
         // distinguishes the two.
-        Err(Errno::ESTALE) if !*forgotten && operation(call) != alone(sent) => {
+        Err(Errno::ESTALE) if !*forgotten && to_meta_op(call) != single_op(sent) => {
             *forgotten = true;
-            directories.forget(seed(), &operation(call));
+            directories.forget_directories(hash_seed(), &to_meta_op(call));
             true
         }
         _ => false,
     }
 }
 
-fn bytes(name: Name) -> Bytes {
+fn name_bytes(name: NameNumber) -> Bytes {
     Bytes::from(format!("n{name}").into_bytes())
 }
 
-pub(crate) fn operation(call: &Call) -> MetaOp {
+pub(crate) fn to_meta_op(call: &SpecCall) -> MetaOp {
     match call {
-        Call::Create { dir, name, is_dir } => MetaOp::Create {
+        SpecCall::Create { dir, name, is_dir } => MetaOp::Create {
             parent: *dir,
-            name: bytes(*name),
+            name: name_bytes(*name),
             node: match is_dir {
-                true => NewNode::Dir,
-                false => NewNode::File(Layout::Whole { node: NodeId(0) }),
+                true => InodeTemplate::Dir,
+                false => InodeTemplate::File(Layout::Whole { node: NodeId(0) }),
             },
             mode: 0o755,
             umask: 0,
             exclusive: true,
             open: None,
         },
-        Call::Lookup { dir, name } => MetaOp::Lookup { parent: *dir, name: bytes(*name) },
-        Call::GetAttr { ino } => MetaOp::GetAttr { ino: *ino },
-        Call::Unlink { dir, name } => {
-            MetaOp::Unlink { parent: *dir, name: bytes(*name), keep: false }
+        SpecCall::Lookup { dir, name } => MetaOp::Lookup { parent: *dir, name: name_bytes(*name) },
+        SpecCall::GetAttr { ino } => MetaOp::GetAttr { ino: *ino },
+        SpecCall::Unlink { dir, name } => {
+            MetaOp::Unlink { parent: *dir, name: name_bytes(*name), keep: false }
         }
-        Call::Rmdir { dir, name } => {
-            MetaOp::Rmdir { parent: *dir, name: bytes(*name), keep: false }
+        SpecCall::Rmdir { dir, name } => {
+            MetaOp::Rmdir { parent: *dir, name: name_bytes(*name), keep: false }
         }
-        Call::Rename { from, to, mode } => MetaOp::Rename {
+        SpecCall::Rename { from, to, mode } => MetaOp::Rename {
             parent: from.0,
-            name: bytes(from.1),
+            name: name_bytes(from.1),
             new_parent: to.0,
-            new_name: bytes(to.1),
+            new_name: name_bytes(to.1),
             mode: *mode,
             keep: false,
         },
-        Call::Link { ino, dir, name } => {
-            MetaOp::Link { ino: *ino, parent: *dir, name: bytes(*name) }
+        SpecCall::Link { ino, dir, name } => {
+            MetaOp::Link { ino: *ino, parent: *dir, name: name_bytes(*name) }
         }
-        Call::List { dir, after } => {
+        SpecCall::List { dir, after } => {
             MetaOp::ReadDir { dir: *dir, after: *after, limit: READDIR_MAX, plus: false }
         }
     }
@@ -212,24 +218,24 @@ pub(crate) fn operation(call: &Call) -> MetaOp {
 
 /// Converts the shard's reply into the terms of the specification. `None` for a reply that makes no
 /// sense.
-pub(crate) fn answer(result: &MetaResult) -> Option<Answer> {
-    let node = |attr: &Attr| Answer::Node {
+pub(crate) fn to_answer(result: &MetaResult) -> Option<SpecAnswer> {
+    let node = |attr: &Attr| SpecAnswer::Node {
         ino: attr.ino,
         links: attr.nlink,
-        is_dir: attr.kind == Kind::Dir,
+        is_dir: attr.kind == InodeKind::Dir,
     };
     Some(match result {
-        Err(errno) => Answer::Failed(*errno),
+        Err(errno) => SpecAnswer::Failed(*errno),
         Ok(MetaReply::Attr(attr) | MetaReply::Created { attr, .. }) => node(attr),
         Ok(MetaReply::Removed { ino, last } | MetaReply::Renamed { ino, last, .. }) => {
-            Answer::Removed { ino: *ino, last: *last }
+            SpecAnswer::Removed { ino: *ino, last: *last }
         }
         Ok(MetaReply::Entries { entries, end, upto, .. }) => {
             let known = entries.iter().map(|entry| {
                 let number = entry.name.strip_prefix(b"n")?;
                 Some((std::str::from_utf8(number).ok()?.parse().ok()?, entry.ino))
             });
-            Answer::Names { names: known.collect::<Option<_>>()?, upto: *upto, end: *end }
+            SpecAnswer::Names { names: known.collect::<Option<_>>()?, upto: *upto, end: *end }
         }
         Ok(_) => return None,
     })
@@ -237,7 +243,7 @@ pub(crate) fn answer(result: &MetaResult) -> Option<Answer> {
 
 /// Inodes known to the clients. The clients share this knowledge, past the network.
 #[derive(Debug)]
-pub(crate) struct Known {
+pub(crate) struct KnownInodes {
     dirs: Vec<Ino>,
     files: Vec<Ino>,
     /// The top directory: at the beginning it contains everything.
@@ -245,29 +251,37 @@ pub(crate) struct Known {
     /// Whether the clients create directories.
     grows: bool,
     /// Names in a directory.
-    names: Name,
+    names: NameNumber,
 }
 
 /// Returns whether the inode lies with this executor, has lain there, or may.
-pub(crate) fn concerns(map: &ShardMap, executor: ExecutorId, ino: Ino) -> bool {
-    [ino.shard(), ino.birth()].iter().any(|shard| map.owner(*shard) == Some(executor))
+pub(crate) fn concerns_executor(map: &ShardMap, executor: ExecutorId, ino: Ino) -> bool {
+    [ino.owner_shard(), ino.allocating_shard()]
+        .iter()
+        .any(|shard| map.owner(*shard) == Some(executor))
 }
 
-impl Known {
-    pub fn new(names: Name) -> Known {
-        Known { dirs: vec![Ino::ROOT], files: Vec::new(), first: Ino::ROOT, grows: true, names }
+impl KnownInodes {
+    pub fn new(names: NameNumber) -> KnownInodes {
+        KnownInodes {
+            dirs: vec![Ino::ROOT],
+            files: Vec::new(),
+            first: Ino::ROOT,
+            grows: true,
+            names,
+        }
     }
 
     /// Returns a part of the tree for some clients only. They create no directories, because these
     /// could lie on any node, and no more files than a directory has that does not split.
-    pub fn island(dirs: Vec<Ino>) -> Known {
+    pub fn from_island(dirs: Vec<Ino>) -> KnownInodes {
         let first = dirs.first().copied().unwrap_or(Ino::ROOT);
-        Known { dirs, files: Vec::new(), first, grows: false, names: NAMES }
+        KnownInodes { dirs, files: Vec::new(), first, grows: false, names: NAMES }
     }
 
     /// Adds the inode of a reply.
-    pub fn learn(&mut self, answer: &Answer) {
-        if let Answer::Node { ino, is_dir, .. } = answer {
+    pub fn add_answer(&mut self, answer: &SpecAnswer) {
+        if let SpecAnswer::Node { ino, is_dir, .. } = answer {
             let list = if *is_dir { &mut self.dirs } else { &mut self.files };
             if !list.contains(ino) {
                 list.push(*ino);
@@ -276,38 +290,38 @@ impl Known {
     }
 
     /// Chooses an inode. Half of the time one of the newest, which are more likely to exist still.
-    fn choose(&self, rng: &mut Rng, list: &[Ino]) -> Ino {
+    fn choose_inode(&self, rng: &mut Rng, list: &[Ino]) -> Ino {
         let from = if rng.bool() { list.len().saturating_sub(4) } else { 0 };
         list.get(rng.usize(from..list.len().max(from + 1))).copied().unwrap_or(self.first)
     }
 
-    fn dir(&self, rng: &mut Rng) -> Ino {
-        if rng.u32(..3) == 0 { self.first } else { self.choose(rng, &self.dirs) }
+    fn choose_dir(&self, rng: &mut Rng) -> Ino {
+        if rng.u32(..3) == 0 { self.first } else { self.choose_inode(rng, &self.dirs) }
     }
 
     /// Chooses the next call.
-    pub fn call(&self, rng: &mut Rng) -> Call {
-        let (dir, name) = (self.dir(rng), rng.u8(..self.names));
+    pub fn choose_call(&self, rng: &mut Rng) -> SpecCall {
+        let (dir, name) = (self.choose_dir(rng), rng.u8(..self.names));
         match rng.u32(..100) {
-            0..14 => Call::Create { dir, name, is_dir: false },
-            14..34 => Call::Create { dir, name, is_dir: self.grows },
-            34..40 => Call::Unlink { dir, name },
-            40..46 => Call::Rmdir { dir, name },
+            0..14 => SpecCall::Create { dir, name, is_dir: false },
+            14..34 => SpecCall::Create { dir, name, is_dir: self.grows },
+            34..40 => SpecCall::Unlink { dir, name },
+            40..46 => SpecCall::Rmdir { dir, name },
             46..72 => {
-                let to = (self.dir(rng), rng.u8(..self.names));
+                let to = (self.choose_dir(rng), rng.u8(..self.names));
                 let modes = [RenameMode::Replace, RenameMode::NoReplace, RenameMode::Exchange];
-                Call::Rename { from: (dir, name), to, mode: modes[rng.usize(..modes.len())] }
+                SpecCall::Rename { from: (dir, name), to, mode: modes[rng.usize(..modes.len())] }
             }
             72..80 => {
                 let all = if rng.u32(..8) == 0 { &self.dirs } else { &self.files };
-                Call::Link { ino: self.choose(rng, all), dir, name }
+                SpecCall::Link { ino: self.choose_inode(rng, all), dir, name }
             }
-            80..88 => Call::Lookup { dir, name },
+            80..88 => SpecCall::Lookup { dir, name },
             88..93 => {
                 let all = if rng.bool() { &self.dirs } else { &self.files };
-                Call::GetAttr { ino: self.choose(rng, all) }
+                SpecCall::GetAttr { ino: self.choose_inode(rng, all) }
             }
-            _ => Call::List { dir, after: 0 },
+            _ => SpecCall::List { dir, after: 0 },
         }
     }
 }

@@ -1,15 +1,15 @@
 //! Checks whether the records of several daemons agree with each other: a walk through the whole
 //! tree, and a scan of all records in the stores.
 
-use crate::cluster::Cluster;
-use crate::spec::{Answer, Call};
+use crate::cluster::SimCluster;
+use crate::spec::{SpecAnswer, SpecCall};
 use std::collections::{BTreeMap, BTreeSet};
-use tatami_wire::partition::Range;
+use tatami_wire::partition::HashRange;
 use tatami_wire::{ExecutorId, Ino, ShardMap};
 
 /// The findings of a walk.
 #[derive(Debug, Default)]
-pub(crate) struct Walk {
+pub(crate) struct NamespaceWalk {
     /// Directories that are still to be visited.
     left: Vec<Ino>,
     dirs: BTreeSet<Ino>,
@@ -20,36 +20,39 @@ pub(crate) struct Walk {
     findings: Vec<String>,
 }
 
-impl Walk {
+impl NamespaceWalk {
     /// Walks through the tree with the replies of `ask`, as a client would.
     ///
     /// # Errors
     /// There is no reply.
-    pub fn take(ask: &mut impl FnMut(Call) -> Result<Answer, String>) -> Result<Walk, String> {
-        let mut walk = Walk { left: vec![Ino::ROOT], ..Walk::default() };
+    pub fn walk_tree(
+        ask: &mut impl FnMut(SpecCall) -> Result<SpecAnswer, String>,
+    ) -> Result<NamespaceWalk, String> {
+        let mut walk = NamespaceWalk { left: vec![Ino::ROOT], ..NamespaceWalk::default() };
         walk.dirs.insert(Ino::ROOT);
         while let Some(dir) = walk.left.pop() {
             let mut after = Some(0);
             while let Some(from) = after {
-                let Answer::Names { names, upto, end } = ask(Call::List { dir, after: from })?
+                let SpecAnswer::Names { names, upto, end } =
+                    ask(SpecCall::List { dir, after: from })?
                 else {
                     walk.findings.push(format!("directory {dir} cannot be listed"));
                     break;
                 };
                 for (name, ino) in names {
-                    let found = ask(Call::Lookup { dir, name })?;
-                    walk.meet(dir, ino, found);
+                    let found = ask(SpecCall::Lookup { dir, name })?;
+                    walk.record_entry(dir, ino, found);
                 }
                 after = (!end && upto > from).then_some(upto);
             }
         }
-        walk.count(ask)?;
+        walk.check_links(ask)?;
         Ok(walk)
     }
 
-    fn meet(&mut self, dir: Ino, ino: Ino, found: Answer) {
+    fn record_entry(&mut self, dir: Ino, ino: Ino, found: SpecAnswer) {
         match found {
-            Answer::Node { ino: found, is_dir, .. } if found == ino => match is_dir {
+            SpecAnswer::Node { ino: found, is_dir, .. } if found == ino => match is_dir {
                 true if self.dirs.insert(ino) => {
                     *self.below.entry(dir).or_default() += 1;
                     self.left.push(ino);
@@ -62,16 +65,16 @@ impl Walk {
     }
 
     /// Compares link counts with the names.
-    fn count(
+    fn check_links(
         &mut self,
-        ask: &mut impl FnMut(Call) -> Result<Answer, String>,
+        ask: &mut impl FnMut(SpecCall) -> Result<SpecAnswer, String>,
     ) -> Result<(), String> {
         let below = |dir: &Ino| 2 + self.below.get(dir).copied().unwrap_or(0);
         let dirs = self.dirs.iter().map(|dir| (*dir, below(dir)));
         let wanted: Vec<_> = dirs.chain(self.files.iter().map(|(i, n)| (*i, *n))).collect();
         for (ino, names) in wanted {
-            match ask(Call::GetAttr { ino })? {
-                Answer::Node { links, .. } if links == names => {}
+            match ask(SpecCall::GetAttr { ino })? {
+                SpecAnswer::Node { links, .. } if links == names => {}
                 other => self.findings.push(format!("{ino} has {names} links and says {other:?}")),
             }
         }
@@ -79,18 +82,20 @@ impl Walk {
     }
 
     /// Returns the findings, including those of the records in the stores.
-    pub fn findings(mut self, cluster: &mut Cluster) -> Vec<String> {
+    pub fn check_stores(mut self, cluster: &mut SimCluster) -> Vec<String> {
         let (mut lying, mut counted) = (BTreeSet::new(), 0);
-        let mut ranges: BTreeMap<Ino, Vec<Range>> = BTreeMap::new();
+        let mut ranges: BTreeMap<Ino, Vec<HashRange>> = BTreeMap::new();
         let map = cluster.map.clone();
         for daemon in &mut cluster.daemons {
-            let (records, inodes) = daemon.records();
+            let (records, inodes) = daemon.read_records();
             counted += inodes;
             for (key, value) in records {
                 let ino = || key.get(1..9)?.try_into().ok().map(|b| Ino(u64::from_be_bytes(b)));
                 let ino = ino();
-                if let (Some(b'I'), Some(part), Some(range)) = (key.first(), ino, range(&value)) {
-                    let dir = map.whole(part, range.from);
+                if let (Some(b'I'), Some(part), Some(range)) =
+                    (key.first(), ino, partition_range(&value))
+                {
+                    let dir = map.directory_of_range(part, range.from);
                     ranges.entry(dir).or_default().push(range);
                     // A partition has an inode of its own, which is not an inode of the tree.
                     if part != dir {
@@ -118,7 +123,7 @@ impl Walk {
         for (dir, mut ranges) in ranges {
             ranges.sort_unstable();
             let covered = ranges[0].from == 0
-                && ranges.windows(2).all(|pair| pair[0].last() + 1 == pair[1].from)
+                && ranges.windows(2).all(|pair| pair[0].last_hash() + 1 == pair[1].from)
                 && ranges.last().is_some_and(|range| range.is_last());
             if !covered || !self.dirs.contains(&dir) {
                 self.findings.push(format!("directory {dir} has the partitions {ranges:x?}"));
@@ -134,13 +139,13 @@ impl Walk {
     }
 }
 
-/// Returns the range of a partition of a split directory, from its record, as docs/FORMAT.md draws
-/// it.
-fn range(inode: &[u8]) -> Option<Range> {
+/// Returns the range of a partition of a split directory, from its record, as
+/// docs/reference/formats.md draws it.
+fn partition_range(inode: &[u8]) -> Option<HashRange> {
     let is_parted = inode.get(132)? & 64 != 0;
     let (rest, bits) = inode.split_at_checked(inode.len().checked_sub(1)?)?;
     let from = u64::from_le_bytes(*rest.last_chunk()?);
-    is_parted.then_some(Range { from, bits: *bits.first()? })
+    is_parted.then_some(HashRange { from, bits: *bits.first()? })
 }
 
 /// Creates directories in the root that do not concern the executor `absent`. Working in them does
@@ -151,18 +156,18 @@ fn range(inode: &[u8]) -> Option<Range> {
 pub(crate) fn make_island(
     map: &ShardMap,
     absent: ExecutorId,
-    ask: &mut impl FnMut(Call) -> Result<Answer, String>,
+    ask: &mut impl FnMut(SpecCall) -> Result<SpecAnswer, String>,
 ) -> Result<Vec<Ino>, String> {
     /// Names that no other client uses.
     const FIRST: u8 = 100;
     const DIRS: usize = 4;
     let mut island: Vec<Ino> = Vec::new();
     for name in FIRST.. {
-        match ask(Call::Create { dir: Ino::ROOT, name, is_dir: true })? {
-            Answer::Node { ino, .. } if !crate::client::concerns(map, absent, ino) => {
+        match ask(SpecCall::Create { dir: Ino::ROOT, name, is_dir: true })? {
+            SpecAnswer::Node { ino, .. } if !crate::client::concerns_executor(map, absent, ino) => {
                 island.push(ino);
             }
-            Answer::Node { .. } => {}
+            SpecAnswer::Node { .. } => {}
             other => return Err(format!("there is no island: {other:?}")),
         }
         if island.len() == DIRS {

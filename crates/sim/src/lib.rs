@@ -22,12 +22,12 @@
 mod client;
 mod cluster;
 mod daemon;
+mod fault_world;
 mod history;
 mod inspect;
 mod network;
 pub mod scale;
 mod spec;
-mod world;
 
-pub use daemon::{Defect, Durability};
-pub use world::{Options, Report, run};
+pub use daemon::{SimDefect, SimDurability};
+pub use fault_world::{SimOptions, SimReport, run};

@@ -4,47 +4,47 @@
 //! Replies are checked rather than computed: the shard chooses the number of a new inode, as long
 //! as it is new. The order in which errors are checked is Linux', see `meta::rename`.
 
-use crate::client::hash;
+use crate::client::hash_name;
 use std::collections::BTreeMap;
 use tatami_wire::meta::RenameMode;
 use tatami_wire::{Errno, Ino};
 use todc_utils::specifications::Specification;
 
 /// A name.
-pub(crate) type Name = u8;
+pub(crate) type NameNumber = u8;
 
 /// An operation, as requested.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Call {
+pub(crate) enum SpecCall {
     Create {
         dir: Ino,
-        name: Name,
+        name: NameNumber,
         is_dir: bool,
     },
     Lookup {
         dir: Ino,
-        name: Name,
+        name: NameNumber,
     },
     GetAttr {
         ino: Ino,
     },
     Unlink {
         dir: Ino,
-        name: Name,
+        name: NameNumber,
     },
     Rmdir {
         dir: Ino,
-        name: Name,
+        name: NameNumber,
     },
     Rename {
-        from: (Ino, Name),
-        to: (Ino, Name),
+        from: (Ino, NameNumber),
+        to: (Ino, NameNumber),
         mode: RenameMode,
     },
     Link {
         ino: Ino,
         dir: Ino,
-        name: Name,
+        name: NameNumber,
     },
     /// Names with a hash above `after`, up to the bound in the reply.
     List {
@@ -55,7 +55,7 @@ pub(crate) enum Call {
 
 /// A reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Answer {
+pub(crate) enum SpecAnswer {
     /// An inode, its link count, and whether it is a directory.
     Node {
         ino: Ino,
@@ -69,7 +69,7 @@ pub(crate) enum Answer {
     },
     /// All names with a hash of at most `upto`; none follow at the `end`.
     Names {
-        names: BTreeMap<Name, Ino>,
+        names: BTreeMap<NameNumber, Ino>,
         upto: u64,
         end: bool,
     },
@@ -80,72 +80,73 @@ pub(crate) enum Answer {
 
 /// One operation of a history.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Operation {
-    pub call: Call,
-    pub answer: Answer,
+pub(crate) struct SpecOperation {
+    pub call: SpecCall,
+    pub answer: SpecAnswer,
 }
 
-type Id = u32;
-const ROOT: Id = 0;
+type NodeNumber = u32;
+const ROOT: NodeNumber = 0;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Node {
+struct SpecNode {
     /// `None` until a reply shows the number; the creator may have died before its reply.
     ino: Option<Ino>,
     names: u32,
-    dir: Option<Dir>,
+    dir: Option<SpecDir>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Dir {
-    parent: Id,
-    entries: BTreeMap<Name, Id>,
+struct SpecDir {
+    parent: NodeNumber,
+    entries: BTreeMap<NameNumber, NodeNumber>,
 }
 
 /// A namespace.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Namespace {
-    nodes: BTreeMap<Id, Node>,
-    next: Id,
+pub(crate) struct SpecNamespace {
+    nodes: BTreeMap<NodeNumber, SpecNode>,
+    next: NodeNumber,
 }
 
 /// The effect of an operation on a namespace.
-enum Outcome {
-    Node(Id),
-    Removed { id: Option<(Id, Option<Ino>)>, last: bool },
-    Names(BTreeMap<Name, Id>),
+enum SpecOutcome {
+    Node(NodeNumber),
+    Removed { id: Option<(NodeNumber, Option<Ino>)>, last: bool },
+    Names(BTreeMap<NameNumber, NodeNumber>),
 }
 
-impl Namespace {
-    fn find(&self, ino: Ino) -> Result<Id, Errno> {
+impl SpecNamespace {
+    fn find_node(&self, ino: Ino) -> Result<NodeNumber, Errno> {
         let known = self.nodes.iter().find(|(_, node)| node.ino == Some(ino));
         known.map(|(id, _)| *id).ok_or(Errno::ESTALE)
     }
 
-    fn dir(&self, ino: Ino) -> Result<Id, Errno> {
-        let id = self.find(ino)?;
+    fn find_dir(&self, ino: Ino) -> Result<NodeNumber, Errno> {
+        let id = self.find_node(ino)?;
         if self.is_dir(id) { Ok(id) } else { Err(Errno::ENOTDIR) }
     }
 
-    fn is_dir(&self, id: Id) -> bool {
+    fn is_dir(&self, id: NodeNumber) -> bool {
         self.nodes.get(&id).is_some_and(|node| node.dir.is_some())
     }
 
-    fn entries(&self, dir: Id) -> BTreeMap<Name, Id> {
+    fn dir_entries(&self, dir: NodeNumber) -> BTreeMap<NameNumber, NodeNumber> {
         let dir = self.nodes.get(&dir).and_then(|node| node.dir.as_ref());
         dir.map(|dir| dir.entries.clone()).unwrap_or_default()
     }
 
-    fn entry(&self, dir: Id, name: Name) -> Option<Id> {
-        self.entries(dir).get(&name).copied()
+    fn find_entry(&self, dir: NodeNumber, name: NameNumber) -> Option<NodeNumber> {
+        self.dir_entries(dir).get(&name).copied()
     }
 
-    fn links(&self, id: Id) -> u32 {
-        let below = self.entries(id).values().filter(|child| self.is_dir(**child)).count() as u32;
+    fn count_links(&self, id: NodeNumber) -> u32 {
+        let below =
+            self.dir_entries(id).values().filter(|child| self.is_dir(**child)).count() as u32;
         if self.is_dir(id) { 2 + below } else { self.nodes.get(&id).map_or(0, |node| node.names) }
     }
 
-    fn put(&mut self, dir: Id, name: Name, child: Id) {
+    fn insert_entry(&mut self, dir: NodeNumber, name: NameNumber, child: NodeNumber) {
         if let Some(parent) = self.nodes.get_mut(&dir).and_then(|node| node.dir.as_mut()) {
             parent.entries.insert(name, child);
         }
@@ -157,7 +158,7 @@ impl Namespace {
         }
     }
 
-    fn take(&mut self, dir: Id, name: Name) -> Option<Id> {
+    fn remove_entry(&mut self, dir: NodeNumber, name: NameNumber) -> Option<NodeNumber> {
         let parent = self.nodes.get_mut(&dir)?.dir.as_mut()?;
         let child = parent.entries.remove(&name)?;
         self.nodes.get_mut(&child)?.names -= 1;
@@ -165,16 +166,16 @@ impl Namespace {
     }
 
     /// Removes a node that has no name left.
-    fn drop_nameless(&mut self, id: Id) -> Outcome {
+    fn drop_nameless(&mut self, id: NodeNumber) -> SpecOutcome {
         let node = self.nodes.get(&id);
         let (ino, last) = node.map_or((None, true), |node| (node.ino, node.names == 0));
         if last {
             self.nodes.remove(&id);
         }
-        Outcome::Removed { id: Some((id, ino)), last }
+        SpecOutcome::Removed { id: Some((id, ino)), last }
     }
 
-    fn is_within(&self, mut dir: Id, ancestor: Id) -> bool {
+    fn is_within(&self, mut dir: NodeNumber, ancestor: NodeNumber) -> bool {
         // The loop is bounded by the number of directories, so that a cycle ends it.
         for _ in 0..=self.nodes.len() {
             if dir == ancestor {
@@ -188,77 +189,77 @@ impl Namespace {
         true
     }
 
-    fn execute(&mut self, call: &Call) -> Result<Outcome, Errno> {
+    fn execute_call(&mut self, call: &SpecCall) -> Result<SpecOutcome, Errno> {
         match call {
-            Call::Create { dir, name, is_dir } => {
-                let dir = self.dir(*dir)?;
-                if self.entry(dir, *name).is_some() {
+            SpecCall::Create { dir, name, is_dir } => {
+                let dir = self.find_dir(*dir)?;
+                if self.find_entry(dir, *name).is_some() {
                     return Err(Errno::EEXIST);
                 }
                 let id = self.next;
                 self.next += 1;
-                let below = is_dir.then(|| Dir { parent: dir, entries: BTreeMap::new() });
-                self.nodes.insert(id, Node { ino: None, names: 0, dir: below });
-                self.put(dir, *name, id);
-                Ok(Outcome::Node(id))
+                let below = is_dir.then(|| SpecDir { parent: dir, entries: BTreeMap::new() });
+                self.nodes.insert(id, SpecNode { ino: None, names: 0, dir: below });
+                self.insert_entry(dir, *name, id);
+                Ok(SpecOutcome::Node(id))
             }
-            Call::Lookup { dir, name } => {
-                let dir = self.dir(*dir)?;
-                self.entry(dir, *name).map(Outcome::Node).ok_or(Errno::ENOENT)
+            SpecCall::Lookup { dir, name } => {
+                let dir = self.find_dir(*dir)?;
+                self.find_entry(dir, *name).map(SpecOutcome::Node).ok_or(Errno::ENOENT)
             }
-            Call::GetAttr { ino } => self.find(*ino).map(Outcome::Node),
-            Call::Unlink { dir, name } => {
-                let dir = self.dir(*dir)?;
-                let child = self.entry(dir, *name).ok_or(Errno::ENOENT)?;
+            SpecCall::GetAttr { ino } => self.find_node(*ino).map(SpecOutcome::Node),
+            SpecCall::Unlink { dir, name } => {
+                let dir = self.find_dir(*dir)?;
+                let child = self.find_entry(dir, *name).ok_or(Errno::ENOENT)?;
                 if self.is_dir(child) {
                     return Err(Errno::EISDIR);
                 }
-                self.take(dir, *name);
+                self.remove_entry(dir, *name);
                 Ok(self.drop_nameless(child))
             }
-            Call::Rmdir { dir, name } => {
-                let dir = self.dir(*dir)?;
-                let child = self.entry(dir, *name).ok_or(Errno::ENOENT)?;
+            SpecCall::Rmdir { dir, name } => {
+                let dir = self.find_dir(*dir)?;
+                let child = self.find_entry(dir, *name).ok_or(Errno::ENOENT)?;
                 if !self.is_dir(child) {
                     return Err(Errno::ENOTDIR);
                 }
-                if !self.entries(child).is_empty() {
+                if !self.dir_entries(child).is_empty() {
                     return Err(Errno::ENOTEMPTY);
                 }
-                self.take(dir, *name);
+                self.remove_entry(dir, *name);
                 Ok(self.drop_nameless(child))
             }
-            Call::Rename { from, to, mode } => self.rename(*from, *to, *mode),
-            Call::Link { ino, dir, name } => {
-                let dir = self.dir(*dir)?;
-                if self.entry(dir, *name).is_some() {
+            SpecCall::Rename { from, to, mode } => self.rename(*from, *to, *mode),
+            SpecCall::Link { ino, dir, name } => {
+                let dir = self.find_dir(*dir)?;
+                if self.find_entry(dir, *name).is_some() {
                     return Err(Errno::EEXIST);
                 }
-                let id = self.find(*ino)?;
+                let id = self.find_node(*ino)?;
                 if self.is_dir(id) {
                     return Err(Errno::EPERM);
                 }
-                self.put(dir, *name, id);
-                Ok(Outcome::Node(id))
+                self.insert_entry(dir, *name, id);
+                Ok(SpecOutcome::Node(id))
             }
-            Call::List { dir, after } => {
-                let dir = self.dir(*dir)?;
-                let mut entries = self.entries(dir);
-                entries.retain(|name, _| hash(*name) > *after);
-                Ok(Outcome::Names(entries))
+            SpecCall::List { dir, after } => {
+                let dir = self.find_dir(*dir)?;
+                let mut entries = self.dir_entries(dir);
+                entries.retain(|name, _| hash_name(*name) > *after);
+                Ok(SpecOutcome::Names(entries))
             }
         }
     }
 
     fn rename(
         &mut self,
-        (from, name): (Ino, Name),
-        (to, new_name): (Ino, Name),
+        (from, name): (Ino, NameNumber),
+        (to, new_name): (Ino, NameNumber),
         mode: RenameMode,
-    ) -> Result<Outcome, Errno> {
-        let nothing = Outcome::Removed { id: None, last: false };
-        let (from, to) = (self.dir(from)?, self.dir(to)?);
-        let (source, target) = (self.entry(from, name), self.entry(to, new_name));
+    ) -> Result<SpecOutcome, Errno> {
+        let nothing = SpecOutcome::Removed { id: None, last: false };
+        let (from, to) = (self.find_dir(from)?, self.find_dir(to)?);
+        let (source, target) = (self.find_entry(from, name), self.find_entry(to, new_name));
         let source = source.ok_or(Errno::ENOENT)?;
         match (mode, target) {
             (RenameMode::NoReplace, Some(_)) => return Err(Errno::EEXIST),
@@ -273,35 +274,35 @@ impl Namespace {
             return Err(if exchange { Errno::EINVAL } else { Errno::ENOTEMPTY });
         }
         let Some(target) = target else {
-            self.take(from, name);
-            self.put(to, new_name, source);
+            self.remove_entry(from, name);
+            self.insert_entry(to, new_name, source);
             return Ok(nothing);
         };
         if target == source {
             return Ok(nothing);
         }
         if exchange {
-            self.take(from, name);
-            self.take(to, new_name);
-            self.put(to, new_name, source);
-            self.put(from, name, target);
+            self.remove_entry(from, name);
+            self.remove_entry(to, new_name);
+            self.insert_entry(to, new_name, source);
+            self.insert_entry(from, name, target);
             return Ok(nothing);
         }
         match (self.is_dir(source), self.is_dir(target)) {
             (true, false) => return Err(Errno::ENOTDIR),
             (false, true) => return Err(Errno::EISDIR),
-            (true, true) if !self.entries(target).is_empty() => return Err(Errno::ENOTEMPTY),
+            (true, true) if !self.dir_entries(target).is_empty() => return Err(Errno::ENOTEMPTY),
             _ => {}
         }
-        self.take(to, new_name);
-        self.take(from, name);
-        self.put(to, new_name, source);
+        self.remove_entry(to, new_name);
+        self.remove_entry(from, name);
+        self.insert_entry(to, new_name, source);
         Ok(self.drop_nameless(target))
     }
 
     /// Binds `ino` to the node `id`, if that is possible. Returns whether the node has that number
     /// now.
-    fn meet(&mut self, id: Id, ino: Ino) -> bool {
+    fn bind_ino(&mut self, id: NodeNumber, ino: Ino) -> bool {
         let taken = self.nodes.iter().any(|(other, node)| *other != id && node.ino == Some(ino));
         match self.nodes.get_mut(&id) {
             Some(node) if node.ino.is_none() && !taken => {
@@ -314,33 +315,36 @@ impl Namespace {
     }
 
     /// Returns whether the reply is possible for this outcome.
-    fn fits(&mut self, outcome: &Outcome, answer: &Answer) -> bool {
+    fn allows_answer(&mut self, outcome: &SpecOutcome, answer: &SpecAnswer) -> bool {
         match (outcome, answer) {
-            (_, Answer::Unknown) => true,
-            (Outcome::Node(id), Answer::Node { ino, links, is_dir }) => {
-                self.meet(*id, *ino) && self.links(*id) == *links && self.is_dir(*id) == *is_dir
-            }
-            (Outcome::Removed { id: None, last }, Answer::Removed { ino: None, last: told }) => {
-                last == told
+            (_, SpecAnswer::Unknown) => true,
+            (SpecOutcome::Node(id), SpecAnswer::Node { ino, links, is_dir }) => {
+                self.bind_ino(*id, *ino)
+                    && self.count_links(*id) == *links
+                    && self.is_dir(*id) == *is_dir
             }
             (
-                Outcome::Removed { id: Some((id, known)), last },
-                Answer::Removed { ino: Some(ino), last: told },
+                SpecOutcome::Removed { id: None, last },
+                SpecAnswer::Removed { ino: None, last: told },
+            ) => last == told,
+            (
+                SpecOutcome::Removed { id: Some((id, known)), last },
+                SpecAnswer::Removed { ino: Some(ino), last: told },
             ) => {
                 let same = match known {
                     Some(known) => known == ino,
                     None if *last => self.nodes.values().all(|node| node.ino != Some(*ino)),
-                    None => self.meet(*id, *ino),
+                    None => self.bind_ino(*id, *ino),
                 };
                 same && last == told
             }
-            (Outcome::Names(entries), Answer::Names { names, upto, end }) => {
+            (SpecOutcome::Names(entries), SpecAnswer::Names { names, upto, end }) => {
                 let told: BTreeMap<_, _> =
-                    entries.iter().filter(|(name, _)| *end || hash(**name) <= *upto).collect();
+                    entries.iter().filter(|(name, _)| *end || hash_name(**name) <= *upto).collect();
                 told.len() == names.len()
-                    && told
-                        .into_iter()
-                        .all(|(name, id)| names.get(name).is_some_and(|ino| self.meet(*id, *ino)))
+                    && told.into_iter().all(|(name, id)| {
+                        names.get(name).is_some_and(|ino| self.bind_ino(*id, *ino))
+                    })
             }
             _ => false,
         }
@@ -348,25 +352,25 @@ impl Namespace {
 }
 
 /// The [`Specification`] of a namespace that begins with its root.
-pub(crate) struct Spec;
+pub(crate) struct NamespaceSpec;
 
-impl Specification for Spec {
-    type State = Namespace;
-    type Operation = Operation;
+impl Specification for NamespaceSpec {
+    type State = SpecNamespace;
+    type Operation = SpecOperation;
 
-    fn init() -> Namespace {
-        let dir = Some(Dir { parent: ROOT, entries: BTreeMap::new() });
-        let root = Node { ino: Some(Ino::ROOT), names: 1, dir };
-        Namespace { nodes: BTreeMap::from([(ROOT, root)]), next: ROOT + 1 }
+    fn init() -> SpecNamespace {
+        let dir = Some(SpecDir { parent: ROOT, entries: BTreeMap::new() });
+        let root = SpecNode { ino: Some(Ino::ROOT), names: 1, dir };
+        SpecNamespace { nodes: BTreeMap::from([(ROOT, root)]), next: ROOT + 1 }
     }
 
-    fn apply(operation: &Operation, before: &Namespace) -> (bool, Namespace) {
+    fn apply(operation: &SpecOperation, before: &SpecNamespace) -> (bool, SpecNamespace) {
         let mut after = before.clone();
-        let fits = match after.execute(&operation.call) {
-            Ok(outcome) => after.fits(&outcome, &operation.answer),
+        let fits = match after.execute_call(&operation.call) {
+            Ok(outcome) => after.allows_answer(&outcome, &operation.answer),
             Err(errno) => match operation.answer {
-                Answer::Failed(told) => told == errno,
-                Answer::Unknown => true,
+                SpecAnswer::Failed(told) => told == errno,
+                SpecAnswer::Unknown => true,
                 _ => false,
             },
         };
@@ -378,10 +382,10 @@ impl Specification for Spec {
 mod tests {
     use super::*;
 
-    fn all_fit(operations: Vec<(Call, Answer)>) -> bool {
-        let mut state = Spec::init();
+    fn all_fit(operations: Vec<(SpecCall, SpecAnswer)>) -> bool {
+        let mut state = NamespaceSpec::init();
         operations.into_iter().all(|(call, answer)| {
-            let (fits, after) = Spec::apply(&Operation { call, answer }, &state);
+            let (fits, after) = NamespaceSpec::apply(&SpecOperation { call, answer }, &state);
             state = after;
             fits
         })
@@ -390,20 +394,24 @@ mod tests {
     const A: Ino = Ino(100);
     const B: Ino = Ino(101);
 
-    fn mkdir(dir: Ino, name: Name, ino: Ino) -> (Call, Answer) {
-        let answer = Answer::Node { ino, links: 2, is_dir: true };
-        (Call::Create { dir, name, is_dir: true }, answer)
+    fn mkdir(dir: Ino, name: NameNumber, ino: Ino) -> (SpecCall, SpecAnswer) {
+        let answer = SpecAnswer::Node { ino, links: 2, is_dir: true };
+        (SpecCall::Create { dir, name, is_dir: true }, answer)
     }
 
-    fn rename(from: (Ino, Name), to: (Ino, Name), answer: Answer) -> (Call, Answer) {
-        (Call::Rename { from, to, mode: RenameMode::Replace }, answer)
+    fn rename(
+        from: (Ino, NameNumber),
+        to: (Ino, NameNumber),
+        answer: SpecAnswer,
+    ) -> (SpecCall, SpecAnswer) {
+        (SpecCall::Rename { from, to, mode: RenameMode::Replace }, answer)
     }
 
     #[test]
     fn a_directory_does_not_go_into_itself() {
-        let into_itself = rename((Ino::ROOT, 0), (B, 7), Answer::Failed(Errno::EINVAL));
+        let into_itself = rename((Ino::ROOT, 0), (B, 7), SpecAnswer::Failed(Errno::EINVAL));
         assert!(all_fit(vec![mkdir(Ino::ROOT, 0, A), mkdir(A, 1, B), into_itself.clone()]));
-        let done = rename((Ino::ROOT, 0), (B, 7), Answer::Removed { ino: None, last: false });
+        let done = rename((Ino::ROOT, 0), (B, 7), SpecAnswer::Removed { ino: None, last: false });
         assert!(!all_fit(vec![mkdir(Ino::ROOT, 0, A), mkdir(A, 1, B), done]));
     }
 
@@ -415,10 +423,11 @@ mod tests {
 
     #[test]
     fn what_a_dead_client_made_is_met_later() {
-        let made = (Call::Create { dir: Ino::ROOT, name: 0, is_dir: true }, Answer::Unknown);
+        let made =
+            (SpecCall::Create { dir: Ino::ROOT, name: 0, is_dir: true }, SpecAnswer::Unknown);
         let seen = |ino| {
-            let answer = Answer::Node { ino, links: 2, is_dir: true };
-            (Call::Lookup { dir: Ino::ROOT, name: 0 }, answer)
+            let answer = SpecAnswer::Node { ino, links: 2, is_dir: true };
+            (SpecCall::Lookup { dir: Ino::ROOT, name: 0 }, answer)
         };
         assert!(all_fit(vec![made.clone(), seen(A), seen(A), mkdir(A, 1, B)]));
         assert!(!all_fit(vec![made, seen(A), seen(B)]));

@@ -5,14 +5,14 @@
 //! else needs no lock: pieces and journals have one writer each, and the index is replaced by
 //! rename.
 
-use crate::error::{Context, Error, Result};
-use crate::journal::Trouble;
+use crate::error::{ErrorContext, Result, TiledError};
+use crate::file_mutex::{FileMutex, FileMutexGuard};
+use crate::journal::JournalError;
 use crate::machine;
-use crate::marker::{self, BadMarker, Found, Marker, Member, Name};
-use crate::published::Published;
-use crate::reach::{self, Reach};
-use crate::roll::{Common, Roll};
-use crate::turn::{Turn, Turns};
+use crate::marker::{self, BadMarker, Found, Marker, Member, PieceName};
+use crate::published::PublishedIndex;
+use crate::rank_table::{RankTable, SharedClock};
+use crate::sharing::{self, SharingScope};
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 use std::fs::File;
@@ -25,7 +25,7 @@ use std::sync::Arc;
 const READS: usize = 100;
 
 /// Advice about a damaged index that has a synced predecessor.
-const GO_BACK: &str = "restore the file from a copy, or go back to what was synced of it: \
+const RESTORE_INDEX: &str = "restore the file from a copy, or go back to what was synced of it: \
     tatami recover --accept-loss";
 /// Advice about a damaged index that has none.
 const NO_INDEX: &str =
@@ -39,29 +39,29 @@ pub struct Container {
     path: PathBuf,
     id: u64,
     mode: Mode,
-    common: Common,
-    reach: Reach,
+    clock: SharedClock,
+    scope: SharingScope,
 }
 
 /// Identifies one version of the index file, to notice its replacement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Version {
+pub struct IndexVersion {
     inode: u64,
     changed: (i64, u64),
 }
 
 /// Held while the index is replaced.
 #[allow(dead_code)] // held, not looked at
-pub struct Guard(Option<Turn>, File);
+pub struct IndexGuard(Option<FileMutexGuard>, File);
 
-fn permissions(mode: u32) -> (Mode, Mode) {
+fn derive_modes(mode: u32) -> (Mode, Mode) {
     let files = mode & 0o666;
     // A user that may read or write a file must be able to enter its directory.
     let dirs = files | (files >> 2 & 0o111) | (files >> 1 & 0o111);
     (Mode::from_raw_mode(files), Mode::from_raw_mode(dirs))
 }
 
-fn hidden(path: &Path, what: &str, number: u64) -> PathBuf {
+fn hidden_sibling(path: &Path, what: &str, number: u64) -> PathBuf {
     let mut name = std::ffi::OsString::from(".");
     name.push(path.file_name().unwrap_or_default());
     name.push(format!(".tatami-{what}.{number:016x}"));
@@ -73,16 +73,16 @@ fn hidden(path: &Path, what: &str, number: u64) -> PathBuf {
 /// # Errors
 /// `EEXIST` where something else is there or appears meanwhile; those of mkdir(2), rename(2),
 /// link(2).
-pub fn create(path: &Path, mode: u32) -> Result<()> {
-    let id = machine::draw().context("create", path)?;
-    let (files, dirs) = permissions(mode);
+pub fn create_container(path: &Path, mode: u32) -> Result<()> {
+    let id = machine::draw_number().context("create", path)?;
+    let (files, dirs) = derive_modes(mode);
     // The directory is filled under a hidden name and renamed at the end, so that no process sees
     // an incomplete container.
-    let new = hidden(path, "new", id);
+    let new = hidden_sibling(path, "new", id);
     let old = path.symlink_metadata().ok().filter(|meta| meta.is_file());
     rustix::fs::mkdir(&new, dirs).context("create", path)?;
-    let made = fill(&new, path, files, Marker { id }, old.is_some());
-    let placed = made.and_then(|()| place(&new, path, old.is_some()));
+    let made = fill_directory(&new, path, files, Marker { id }, old.is_some());
+    let placed = made.and_then(|()| install_directory(&new, path, old.is_some()));
     // After an exchange the hidden name has the program's ordinary file: remove it only while it is
     // the new directory.
     if placed.is_err() && new.exists() && new.is_dir() {
@@ -92,7 +92,7 @@ pub fn create(path: &Path, mode: u32) -> Result<()> {
     placed
 }
 
-fn fill(dir: &Path, of: &Path, mode: Mode, marker: Marker, has_base: bool) -> Result<()> {
+fn fill_directory(dir: &Path, of: &Path, mode: Mode, marker: Marker, has_base: bool) -> Result<()> {
     let make = |name: &str, mode: Mode| -> Result<File> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let path = dir.join(name);
@@ -100,9 +100,9 @@ fn fill(dir: &Path, of: &Path, mode: Mode, marker: Marker, has_base: bool) -> Re
     };
     let readable = mode & Mode::from_raw_mode(0o444);
     make(marker::MARKER, readable | Mode::RUSR | Mode::WUSR)?
-        .write_all(marker.text().as_bytes())
+        .write_all(marker.to_text().as_bytes())
         .context("create", of)?;
-    Common::create(&make(marker::SHARED, mode)?).context("create", of)?;
+    SharedClock::create(&make(marker::SHARED, mode)?).context("create", of)?;
     // For programs that list directories, on file systems with extended attributes.
     let _ = rustix::fs::setxattr(dir, marker::XATTR, b"1", rustix::fs::XattrFlags::empty());
     if has_base {
@@ -116,11 +116,11 @@ fn fill(dir: &Path, of: &Path, mode: Mode, marker: Marker, has_base: bool) -> Re
 }
 
 /// Puts the new directory in its place.
-fn place(new: &Path, path: &Path, exchange: bool) -> Result<()> {
+fn install_directory(new: &Path, path: &Path, exchange: bool) -> Result<()> {
     let cwd = rustix::fs::CWD;
     if exchange {
         match rustix::fs::renameat_with(cwd, new, cwd, path, RenameFlags::EXCHANGE) {
-            Err(Errno::INVAL | Errno::NOSYS) => return place_in_steps(new, path),
+            Err(Errno::INVAL | Errno::NOSYS) => return install_in_steps(new, path),
             other => other.context("convert", path)?,
         }
         // The new name now has the ordinary file, which is also the base.
@@ -143,10 +143,10 @@ fn place(new: &Path, path: &Path, exchange: bool) -> Result<()> {
 
 /// Installs the directory where a file system cannot exchange two names. For a moment nothing has
 /// the path; a file that appears there meanwhile is not replaced.
-fn place_in_steps(new: &Path, path: &Path) -> Result<()> {
+fn install_in_steps(new: &Path, path: &Path) -> Result<()> {
     let base = new.join(marker::BASE);
     let linked = base.exists();
-    let aside = hidden(path, "gone", machine::draw().context("convert", path)?);
+    let aside = hidden_sibling(path, "gone", machine::draw_number().context("convert", path)?);
     let away = if linked { &aside } else { &base };
     // The old file leaves the path first, so that the second rename cannot replace it.
     rustix::fs::rename(path, away).context("convert", path)?;
@@ -166,7 +166,10 @@ fn remove_known(dir: &Path) -> Result<()> {
     for entry in std::fs::read_dir(dir).context("list", dir)? {
         let entry = entry.context("list", dir)?;
         let name = entry.file_name();
-        if !matches!(marker::member(&name.to_string_lossy()), Member::Unknown | Member::Leftover) {
+        if !matches!(
+            marker::classify_name(&name.to_string_lossy()),
+            Member::Unknown | Member::Leftover
+        ) {
             std::fs::remove_file(entry.path()).context("remove", &entry.path())?;
         }
     }
@@ -177,17 +180,17 @@ fn remove_known(dir: &Path) -> Result<()> {
 ///
 /// # Errors
 /// `ENOTEMPTY` where the directory has files that are not the container's; those of rename(2).
-pub fn remove(path: &Path) -> Result<()> {
+pub fn remove_container(path: &Path) -> Result<()> {
     for entry in std::fs::read_dir(path).context("list", path)? {
         let name = entry.context("list", path)?.file_name();
-        if marker::member(&name.to_string_lossy()) == Member::Unknown {
+        if marker::classify_name(&name.to_string_lossy()) == Member::Unknown {
             let why = format!("it contains {}, which is no part of it", name.to_string_lossy());
-            return Err(Error::because("remove", path, Errno::NOTEMPTY, why));
+            return Err(TiledError::with_detail("remove", path, Errno::NOTEMPTY, why));
         }
     }
     // The rename comes first: the path is free at once, and a crash leaves only a hidden directory.
-    let number = machine::draw().context("remove", path)?;
-    let gone = hidden(path, "gone", number);
+    let number = machine::draw_number().context("remove", path)?;
+    let gone = hidden_sibling(path, "gone", number);
     rustix::fs::rename(path, &gone).context("remove", path)?;
     remove_known(&gone)?;
     std::fs::remove_dir(&gone).context("remove", &gone)
@@ -197,12 +200,13 @@ pub fn remove(path: &Path) -> Result<()> {
 ///
 /// # Errors
 /// As for rename(2); then the container stays in its place.
-pub fn replace(path: &Path, new: &Path) -> Result<()> {
+pub fn replace_container(path: &Path, new: &Path) -> Result<()> {
     let cwd = rustix::fs::CWD;
     let old = match rustix::fs::renameat_with(cwd, new, cwd, path, RenameFlags::EXCHANGE) {
         Ok(()) => new.to_path_buf(),
         Err(Errno::INVAL | Errno::NOSYS) => {
-            let old = hidden(path, "gone", machine::draw().context("replace", path)?);
+            let old =
+                hidden_sibling(path, "gone", machine::draw_number().context("replace", path)?);
             rustix::fs::rename(path, &old).context("replace", path)?;
             if let Err(errno) = rustix::fs::rename(new, path) {
                 let _ = rustix::fs::rename(&old, path);
@@ -220,9 +224,9 @@ pub fn replace(path: &Path, new: &Path) -> Result<()> {
     std::fs::remove_dir(&old).context("remove", &old)
 }
 
-/// Writes the marker of the container at `path` anew, if it is damaged or missing. The only thing that a marker tells is
-/// the container's number, and only ranks that are just opening the file compare numbers. So a new number does as well,
-/// as long as no program has the file open.
+/// Writes the marker of the container at `path` anew, if it is damaged or missing. The only thing
+/// that a marker tells is the container's number, and only ranks that are just opening the file
+/// compare numbers. So a new number does as well, as long as no program has the file open.
 ///
 /// # Errors
 /// As for [`crate::restore_marker`].
@@ -232,9 +236,9 @@ pub fn restore_marker(path: &Path) -> Result<bool> {
         return Ok(false);
     }
     if let Found::Bad(bad @ BadMarker::Version) = found {
-        return Err(Error::damaged(&path.join(marker::MARKER), bad.to_string()));
+        return Err(TiledError::from_damage(&path.join(marker::MARKER), bad.to_string()));
     }
-    let id = machine::draw().context("write", path)?;
+    let id = machine::draw_number().context("write", path)?;
     let container = Container::open_as(path, id)?;
     // An ordinary directory stays one, whatever file of that name somebody has put there.
     if !container.has_remains()? {
@@ -243,12 +247,12 @@ pub fn restore_marker(path: &Path) -> Result<bool> {
                 let why = format!(
                     "{bad}; nothing else in the directory shows that it is a container: remove this file if it is none"
                 );
-                Err(Error::damaged(&path.join(marker::MARKER), why))
+                Err(TiledError::from_damage(&path.join(marker::MARKER), why))
             }
             _ => Ok(false),
         };
     }
-    let _guard = container.lock()?;
+    let _guard = container.lock_index()?;
     container.refuse_writers()?;
     container.write_marker(Marker { id })?;
     Ok(true)
@@ -258,52 +262,55 @@ impl Container {
     /// Opens the container at `path`.
     ///
     /// # Errors
-    /// `EISDIR` or `ENOTDIR` for what is none, `EIO` for a damaged or missing marker; as for open(2).
+    /// `EISDIR` or `ENOTDIR` for what is none, `EIO` for a damaged or missing marker; as for
+    /// open(2).
     pub fn open(path: &Path) -> Result<Container> {
-        if let Some(Marker { id }) = marker::read(path)? {
+        if let Some(Marker { id }) = marker::read_marker(path)? {
             return Container::open_as(path, id);
         }
         let meta = std::fs::metadata(path).context("open", path)?;
         if !meta.is_dir() {
-            return Err(Error::because("open", path, Errno::NOTDIR, "it is no container"));
+            return Err(TiledError::with_detail("open", path, Errno::NOTDIR, "it is no container"));
         }
         if Container::open_as(path, 0).and_then(|remains| remains.has_remains()).unwrap_or(false) {
             let why = format!(
                 "the marker is missing, and what else a container has is there; {}",
                 marker::RESTORE
             );
-            return Err(Error::damaged(&path.join(marker::MARKER), why));
+            return Err(TiledError::from_damage(&path.join(marker::MARKER), why));
         }
-        Err(Error::because("open", path, Errno::ISDIR, "it is no container"))
+        Err(TiledError::with_detail("open", path, Errno::ISDIR, "it is no container"))
     }
 
-    /// Opens the directory at `path` as the container with the number `id`, whatever its marker tells.
+    /// Opens the directory at `path` as the container with the number `id`, whatever its marker
+    /// tells.
     fn open_as(path: &Path, id: u64) -> Result<Container> {
         let dir = Arc::new(File::open(path).context("open", path)?);
         let found = rustix::fs::fstat(&dir).context("open", path)?;
-        let (mode, _) = permissions(found.st_mode & 0o777);
+        let (mode, _) = derive_modes(found.st_mode & 0o777);
         let mut container = Container {
-            reach: reach::of(&dir),
+            scope: sharing::detect_scope(&dir),
             dir,
             path: path.to_path_buf(),
             id,
             mode,
-            common: Common::new(None, false).context("open", path)?,
+            clock: SharedClock::new(None, false).context("open", path)?,
         };
-        container.common = container.open_common().context("open", path)?;
+        container.clock = container.open_clock().context("open", path)?;
         Ok(container)
     }
 
-    /// Has the directory what only a container has, besides its marker: the attribute, an index, or files of an open?
+    /// Has the directory what only a container has, besides its marker: the attribute, an index, or
+    /// files of an open?
     fn has_remains(&self) -> Result<bool> {
         let mut value = [0; 1];
         if rustix::fs::fgetxattr(&self.dir, marker::XATTR, &mut value).is_ok() {
             return Ok(true);
         }
         let is_of_open = |member: &Member| {
-            matches!(member, Member::Piece(_) | Member::Journal(_) | Member::Roll(_))
+            matches!(member, Member::Piece(_) | Member::Journal(_) | Member::RankTable(_))
         };
-        if self.members()?.iter().any(is_of_open) {
+        if self.list_members()?.iter().any(is_of_open) {
             return Ok(true);
         }
         let is_index = |name| matches!(self.read_index_file(name), Ok(Some(_)));
@@ -312,52 +319,56 @@ impl Container {
 
     /// Fails with `EBUSY` while a program has the file open for writing.
     fn refuse_writers(&self) -> Result<()> {
-        let members = self.members()?;
+        let members = self.list_members()?;
         let opens = members.iter().filter_map(|member| match member {
-            Member::Roll(open) => Some(*open),
+            Member::RankTable(open) => Some(*open),
             _ => None,
         });
         for open in opens {
-            let roll = match self.roll(open) {
+            let roll = match self.open_rank_table(open) {
                 // Its lock tells of writers all the same.
-                Err(error) if error.errno == Errno::IO => Some(self.damaged_roll(open, &members)?),
+                Err(error) if error.errno == Errno::IO => {
+                    Some(self.open_damaged_rank_table(open, &members)?)
+                }
                 other => other?,
             };
             if let Some(roll) = roll
-                && !roll.is_dead().context("lock", &self.path)?
+                && !roll.is_job_dead().context("lock", &self.path)?
             {
                 let why = "a program has it open for writing";
-                return Err(Error::because("recover", &self.path, Errno::BUSY, why));
+                return Err(TiledError::with_detail("recover", &self.path, Errno::BUSY, why));
             }
         }
         Ok(())
     }
 
-    /// Puts a marker in the place of the one there is: a crash leaves the one or the other, and each of them is told.
+    /// Puts a marker in the place of the one there is: a crash leaves the one or the other, and
+    /// each of them is told.
     fn write_marker(&self, marker: Marker) -> Result<()> {
         let path = self.path.join(marker::MARKER_NEW);
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC;
         let mut file = self.open_file(marker::MARKER_NEW, flags).context("create", &path)?;
         let readable = self.mode & Mode::from_raw_mode(0o444);
         rustix::fs::fchmod(&file, readable | Mode::RUSR | Mode::WUSR).context("create", &path)?;
-        file.write_all(marker.text().as_bytes()).context("write", &path)?;
-        // Before it gets its name: a power cut must not leave an empty marker in the place of the damaged one.
+        file.write_all(marker.to_text().as_bytes()).context("write", &path)?;
+        // Before it gets its name: a power cut must not leave an empty marker in the place of the
+        // damaged one.
         file.sync_all().context("sync", &path)?;
         let dir = self.dir.as_fd();
         rustix::fs::renameat(dir, marker::MARKER_NEW, dir, marker::MARKER)
             .context("rename", &path)?;
-        self.sync()
+        self.sync_directory()
     }
 
-    fn open_common(&self) -> std::result::Result<Common, Errno> {
-        let mapped = !self.reach.remote;
+    fn open_clock(&self) -> std::result::Result<SharedClock, Errno> {
+        let mapped = !self.scope.remote;
         match self.open_file(marker::SHARED, OFlags::RDWR) {
-            Ok(file) => Common::new(Some((file, true)), mapped),
+            Ok(file) => SharedClock::new(Some((file, true)), mapped),
             Err(Errno::ACCESS | Errno::ROFS | Errno::PERM) => {
                 let file = self.open_file(marker::SHARED, OFlags::RDONLY).ok();
-                Common::new(file.map(|file| (file, false)), mapped)
+                SharedClock::new(file.map(|file| (file, false)), mapped)
             }
-            Err(Errno::NOENT) => Common::new(None, mapped),
+            Err(Errno::NOENT) => SharedClock::new(None, mapped),
             Err(errno) => Err(errno),
         }
     }
@@ -376,9 +387,9 @@ impl Container {
     ///
     /// # Errors
     /// `EIO` where the system's generator fails.
-    pub fn new_beside(&self) -> Result<PathBuf> {
-        let number = machine::draw().context("create", &self.path)?;
-        Ok(hidden(&self.path, "new", number))
+    pub fn unused_sibling(&self) -> Result<PathBuf> {
+        let number = machine::draw_number().context("create", &self.path)?;
+        Ok(hidden_sibling(&self.path, "new", number))
     }
 
     /// Reports whether its path still names this container.
@@ -394,8 +405,8 @@ impl Container {
     }
 
     /// The clock and the generation.
-    pub fn common(&self) -> &Common {
-        &self.common
+    pub fn clock(&self) -> &SharedClock {
+        &self.clock
     }
 
     /// Opens one of its files; a new one gets the container's permissions.
@@ -421,12 +432,12 @@ impl Container {
     ///
     /// # Errors
     /// As for getdents(2).
-    pub fn members(&self) -> Result<Vec<Member>> {
+    pub fn list_members(&self) -> Result<Vec<Member>> {
         let list = rustix::fs::Dir::read_from(&self.dir).context("list", &self.path)?;
         let mut members = Vec::new();
         for entry in list {
             let entry = entry.context("list", &self.path)?;
-            members.push(marker::member(&entry.file_name().to_string_lossy()));
+            members.push(marker::classify_name(&entry.file_name().to_string_lossy()));
         }
         Ok(members)
     }
@@ -435,33 +446,37 @@ impl Container {
     ///
     /// # Errors
     /// As for open(2) and flock(2).
-    pub fn lock(&self) -> Result<Guard> {
+    pub fn lock_index(&self) -> Result<IndexGuard> {
         let path = self.path.join(marker::LOCK);
         let file =
             self.open_file(marker::LOCK, OFlags::RDWR | OFlags::CREATE).context("lock", &path)?;
         let locked = loop {
             match rustix::fs::flock(&file, FlockOperation::LockExclusive) {
                 Err(Errno::INTR) => {}
-                Err(errno) if self.reach.remote && reach::has_no_locks(errno) => break Ok(()),
+                Err(errno) if self.scope.remote && sharing::has_no_locks(errno) => break Ok(()),
                 other => break other,
             }
         };
         locked.context("lock", &path)?;
         // The flock comes first, so that processes of one machine queue in the kernel and only one
         // of them competes for the file mutex.
-        let turn = match self.reach.remote {
-            true => Some(Turns::new(self.dir.clone(), marker::LOCK).take().context("lock", &path)?),
+        let turn = match self.scope.remote {
+            true => Some(
+                FileMutex::new(self.dir.clone(), marker::LOCK)
+                    .acquire_mutex()
+                    .context("lock", &path)?,
+            ),
             false => None,
         };
-        Ok(Guard(turn, file))
+        Ok(IndexGuard(turn, file))
     }
 
     /// Opens the rank table of an open; `None` where the table is gone.
     ///
     /// # Errors
     /// As for open(2).
-    pub fn roll(&self, open: u64) -> Result<Option<Roll>> {
-        let name = marker::roll(open);
+    pub fn open_rank_table(&self, open: u64) -> Result<Option<RankTable>> {
+        let name = marker::rank_table_name(open);
         let path = self.path.join(&name);
         let (file, writable) = match self.open_file(&name, OFlags::RDWR) {
             Err(Errno::ACCESS | Errno::ROFS | Errno::PERM) => {
@@ -470,8 +485,8 @@ impl Container {
             other => (other, true),
         };
         match file {
-            Ok(file) => match Roll::open(file, open, writable, self.reach) {
-                Err(Trouble::Disk(errno)) if reach::is_gone(errno) => Ok(None),
+            Ok(file) => match RankTable::open(file, open, writable, self.scope) {
+                Err(JournalError::Disk(errno)) if sharing::is_gone(errno) => Ok(None),
                 other => other.context("open", &path),
             },
             Err(Errno::NOENT) => Ok(None),
@@ -484,21 +499,22 @@ impl Container {
     ///
     /// # Errors
     /// As for open(2).
-    pub fn damaged_roll(&self, open: u64, members: &[Member]) -> Result<Roll> {
+    pub fn open_damaged_rank_table(&self, open: u64, members: &[Member]) -> Result<RankTable> {
         let rank = |member: &Member| match member {
             Member::Piece(name) | Member::Journal(name) if name.open == open => Some(name.rank),
             _ => None,
         };
         // Names of pieces and journals contain the rank, so their number needs no header.
         let ranks = members.iter().filter_map(rank).max().map_or(0, |rank| rank.saturating_add(1));
-        let path = self.path.join(marker::roll(open));
-        let file = self.open_file(&marker::roll(open), OFlags::RDWR).context("open", &path)?;
-        Roll::without_header(file, open, ranks, self.reach).context("open", &path)
+        let path = self.path.join(marker::rank_table_name(open));
+        let file =
+            self.open_file(&marker::rank_table_name(open), OFlags::RDWR).context("open", &path)?;
+        RankTable::without_header(file, open, ranks, self.scope).context("open", &path)
     }
 
     /// How far shared memory and locks reach on its file system.
-    pub fn reach(&self) -> Reach {
-        self.reach
+    pub fn sharing_scope(&self) -> SharingScope {
+        self.scope
     }
 
     /// The size of the base, 0 without one.
@@ -517,12 +533,13 @@ impl Container {
     ///
     /// # Errors
     /// As for stat(2).
-    pub fn version(&self) -> Result<Version> {
+    pub fn index_version(&self) -> Result<IndexVersion> {
         match rustix::fs::statat(&self.dir, marker::INDEX, AtFlags::empty()) {
-            Ok(stat) => {
-                Ok(Version { inode: stat.st_ino, changed: (stat.st_mtime, stat.st_mtime_nsec) })
-            }
-            Err(Errno::NOENT) => Ok(Version::default()),
+            Ok(stat) => Ok(IndexVersion {
+                inode: stat.st_ino,
+                changed: (stat.st_mtime, stat.st_mtime_nsec),
+            }),
+            Err(Errno::NOENT) => Ok(IndexVersion::default()),
             Err(errno) => Err(errno).context("stat", &self.path.join(marker::INDEX)),
         }
     }
@@ -532,7 +549,7 @@ impl Container {
     /// # Errors
     /// `EIO` for a damaged index, unless a power cut may explain the damage: it was written before
     /// this machine was started, and not synced.
-    pub fn read_index(&self) -> Result<Published> {
+    pub fn read_index(&self) -> Result<PublishedIndex> {
         let first = self.read_index_file(marker::INDEX);
         if let Ok(Some(index)) = first {
             return Ok(index);
@@ -542,40 +559,41 @@ impl Container {
             // A power cut may tear an index that was never synced. A newer index was damaged by the
             // disk: falling back would silently lose published bytes.
             (Err(_), Some(index)) if self.may_have_lost_power()? => Ok(index),
-            (Ok(_), None) => Ok(Published::default()),
+            (Ok(_), None) => Ok(PublishedIndex::default()),
             (Err(error), Some(_)) => {
-                let why = format!("{}; {GO_BACK}", error.detail);
-                Err(Error { detail: why, ..error })
+                let why = format!("{}; {RESTORE_INDEX}", error.detail);
+                Err(TiledError { detail: why, ..error })
             }
             (Err(error), None) => {
                 let why = format!("{}; {NO_INDEX}", error.detail);
-                Err(Error { detail: why, ..error })
+                Err(TiledError { detail: why, ..error })
             }
         }
     }
 
     /// Reports whether a power cut may have damaged the index. Of other machines nothing is known.
     fn may_have_lost_power(&self) -> Result<bool> {
-        Ok(self.reach.remote || self.version()?.changed.0 < machine::started())
+        Ok(self.scope.remote || self.index_version()?.changed.0 < machine::boot_time())
     }
 
-    /// Was the file last changed before this machine was started? Then a power cut may have taken what was not synced of it. Of
-    /// files that other machines write, too, nothing is known.
+    /// Was the file last changed before this machine was started? Then a power cut may have taken
+    /// what was not synced of it. Of files that other machines write, too, nothing is known.
     ///
     /// # Errors
     /// As for stat(2).
     pub fn is_before_start(&self, name: &str) -> Result<bool> {
         let stat = rustix::fs::statat(&self.dir, name, AtFlags::empty());
         let stat = stat.context("stat", &self.path.join(name))?;
-        Ok(!self.reach.remote && stat.st_mtime < machine::started())
+        Ok(!self.scope.remote && stat.st_mtime < machine::boot_time())
     }
 
-    /// Puts the last index that was synced in the place of one that is damaged. False where there is nothing to do, or to put there.
+    /// Puts the last index that was synced in the place of one that is damaged. False where there
+    /// is nothing to do, or to put there.
     ///
     /// # Errors
     /// As for link(2) and rename(2).
-    pub fn go_back(&self) -> Result<bool> {
-        let _guard = self.lock()?;
+    pub fn restore_synced_index(&self) -> Result<bool> {
+        let _guard = self.lock_index()?;
         let is_bad = self.read_index_file(marker::INDEX).is_err_and(|e| e.errno == Errno::IO);
         if !is_bad || self.read_index_file(marker::INDEX_SYNCED)?.is_none() {
             return Ok(false);
@@ -583,12 +601,12 @@ impl Container {
         let (dir, path) = (self.dir.as_fd(), self.path.join(marker::INDEX));
         rustix::fs::renameat(dir, marker::INDEX_SYNCED, dir, marker::INDEX)
             .context("rename", &path)?;
-        self.sync()?;
-        self.common.changed().context("write", &self.path.join(marker::SHARED))?;
+        self.sync_directory()?;
+        self.clock.bump_generation().context("write", &self.path.join(marker::SHARED))?;
         Ok(true)
     }
 
-    fn read_index_file(&self, name: &str) -> Result<Option<Published>> {
+    fn read_index_file(&self, name: &str) -> Result<Option<PublishedIndex>> {
         let path = self.path.join(name);
         let mut bytes = Vec::new();
         for tries_left in (0..READS).rev() {
@@ -601,11 +619,13 @@ impl Container {
                 Ok(_) => break,
                 // Another process replaced the file, and the file system does not keep it for its
                 // readers.
-                Err(error) if reach::is_gone(error.errno) && tries_left > 0 => bytes.clear(),
+                Err(error) if sharing::is_gone(error.errno) && tries_left > 0 => bytes.clear(),
                 Err(error) => return Err(error),
             }
         }
-        Published::decode(&bytes).map(Some).map_err(|bad| Error::damaged(&path, bad.to_string()))
+        PublishedIndex::decode(&bytes)
+            .map(Some)
+            .map_err(|bad| TiledError::from_damage(&path, bad.to_string()))
     }
 
     /// Replaces the index `old` by `new`, at once for all readers. With `durable` it is on the disk
@@ -615,9 +635,9 @@ impl Container {
     /// `ENOSPC` and others of the disk; then the old one stays in place.
     pub fn write_index(
         &self,
-        _held: &Guard,
-        old: &Published,
-        new: &mut Published,
+        _held: &IndexGuard,
+        old: &PublishedIndex,
+        new: &mut PublishedIndex,
         durable: bool,
     ) -> Result<()> {
         new.durable = durable;
@@ -647,18 +667,18 @@ impl Container {
             .context("rename", &path)?;
         if durable {
             // Only now is the new name on the disk, so only now the fallback may go.
-            self.sync()?;
+            self.sync_directory()?;
             self.remove_file(marker::INDEX_SYNCED)?;
         }
         // Readers compare the generation before each read; they see the change from here on.
-        self.common.changed().context("write", &self.path.join(marker::SHARED))
+        self.clock.bump_generation().context("write", &self.path.join(marker::SHARED))
     }
 
     /// Brings the names of its files to the disk.
     ///
     /// # Errors
     /// As for fsync(2).
-    pub fn sync(&self) -> Result<()> {
+    pub fn sync_directory(&self) -> Result<()> {
         match rustix::fs::fsync(&self.dir) {
             // Some file systems have no fsync of directories.
             Err(Errno::INVAL) => Ok(()),
@@ -670,7 +690,7 @@ impl Container {
     ///
     /// # Errors
     /// As for truncate(2).
-    pub fn cut_base(&self, size: u64) -> Result<()> {
+    pub fn truncate_base(&self, size: u64) -> Result<()> {
         // An extension needs no change of the base: bytes beyond it are a hole.
         if self.base_size()? <= size {
             return Ok(());
@@ -684,11 +704,11 @@ impl Container {
     ///
     /// # Errors
     /// As for stat(2).
-    pub fn piece_len(&self, name: Name) -> Result<u64> {
-        match rustix::fs::statat(&self.dir, marker::piece(name), AtFlags::empty()) {
+    pub fn piece_len(&self, name: PieceName) -> Result<u64> {
+        match rustix::fs::statat(&self.dir, marker::piece_name(name), AtFlags::empty()) {
             Ok(stat) => Ok(u64::try_from(stat.st_size).unwrap_or(0)),
             Err(Errno::NOENT) => Ok(0),
-            Err(errno) => Err(errno).context("stat", &self.path.join(marker::piece(name))),
+            Err(errno) => Err(errno).context("stat", &self.path.join(marker::piece_name(name))),
         }
     }
 }

@@ -1,10 +1,10 @@
 //! Describes a container for people: which piece has which bytes, and which processes write.
 
+use crate::claim;
 use crate::container::Container;
-use crate::error::{Context, Result};
-use crate::marker::Name;
-use crate::place;
-use crate::world::World;
+use crate::container_state::ContainerState;
+use crate::error::{ErrorContext, Result};
+use crate::marker::PieceName;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -12,9 +12,9 @@ use tatami_layout::BASE;
 
 /// A piece, or the base.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PieceTold {
+pub struct ContainerPieceSummary {
     /// Its piece; `None` for the base.
-    pub name: Option<Name>,
+    pub name: Option<PieceName>,
     /// Bytes in its file.
     pub stored: u64,
     /// Bytes of the file that are read from it.
@@ -23,20 +23,20 @@ pub struct PieceTold {
 
 /// A run of bytes of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stretch {
+pub struct ContainerStretch {
     /// First byte.
     pub offset: u64,
     /// Bytes.
     pub len: u64,
     /// The piece that has it: the outer `None` is a hole, the inner one the base.
-    pub piece: Option<Option<Name>>,
+    pub piece: Option<Option<PieceName>>,
     /// Where in the piece.
     pub at: u64,
 }
 
 /// An open that is not over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OpenTold {
+pub struct ContainerOpenSummary {
     /// Its number.
     pub open: u64,
     /// Its processes.
@@ -47,17 +47,17 @@ pub struct OpenTold {
 
 /// A container.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Description {
+pub struct ContainerSummary {
     /// Bytes of the file.
     pub size: u64,
     /// Bytes of its index.
     pub index: u64,
     /// By name.
-    pub pieces: Vec<PieceTold>,
+    pub pieces: Vec<ContainerPieceSummary>,
     /// Opens for writing.
-    pub opens: Vec<OpenTold>,
+    pub opens: Vec<ContainerOpenSummary>,
     /// The first stretches of the file.
-    pub stretches: Vec<Stretch>,
+    pub stretches: Vec<ContainerStretch>,
     /// Whether there are more stretches; `used` covers the listed part only.
     pub more: bool,
 }
@@ -69,18 +69,18 @@ const WINDOW: u64 = 1 << 20;
 ///
 /// # Errors
 /// As for opening it.
-pub fn describe(path: &Path, limit: usize) -> Result<Description> {
-    let container = Arc::new(Container::open(&place::real(path)?)?);
-    let mut world = World::new(container.clone());
-    world.look(None)?;
+pub fn describe_container(path: &Path, limit: usize) -> Result<ContainerSummary> {
+    let container = Arc::new(Container::open(&claim::resolve_links(path)?)?);
+    let mut world = ContainerState::new(container.clone());
+    world.refresh_state(None)?;
     let size = world.index().size();
-    let mut used: BTreeMap<Option<Name>, u64> = BTreeMap::new();
-    let mut stretches: Vec<Stretch> = Vec::new();
+    let mut used: BTreeMap<Option<PieceName>, u64> = BTreeMap::new();
+    let mut stretches: Vec<ContainerStretch> = Vec::new();
     let mut at = 0;
     while at < size && stretches.len() <= limit {
         let mut offset = at;
         for found in world.index().lookup(at, WINDOW.min(size - at)) {
-            let piece = found.piece.map(|piece| world.name(piece).filter(|_| piece != BASE));
+            let piece = found.piece.map(|piece| world.piece_name(piece).filter(|_| piece != BASE));
             if let Some(name) = piece {
                 *used.entry(name).or_default() += found.len;
             }
@@ -91,7 +91,9 @@ pub fn describe(path: &Path, limit: usize) -> Result<Description> {
                 {
                     last.len += found.len;
                 }
-                _ => stretches.push(Stretch { offset, len: found.len, piece, at: found.at }),
+                _ => {
+                    stretches.push(ContainerStretch { offset, len: found.len, piece, at: found.at })
+                }
             }
             offset += found.len;
         }
@@ -100,7 +102,7 @@ pub fn describe(path: &Path, limit: usize) -> Result<Description> {
     }
     let more = at < size || stretches.len() > limit;
     stretches.truncate(limit);
-    let mut names: Vec<Option<Name>> = world.names().iter().copied().map(Some).collect();
+    let mut names: Vec<Option<PieceName>> = world.names().iter().copied().map(Some).collect();
     if container.base_size()? > 0 {
         names.insert(0, None);
     }
@@ -110,13 +112,17 @@ pub fn describe(path: &Path, limit: usize) -> Result<Description> {
             Some(name) => container.piece_len(name)?,
             None => container.base_size()?,
         };
-        pieces.push(PieceTold { name, stored, used: used.get(&name).copied().unwrap_or(0) });
+        pieces.push(ContainerPieceSummary {
+            name,
+            stored,
+            used: used.get(&name).copied().unwrap_or(0),
+        });
     }
     let mut opens = Vec::new();
     for roll in world.opens() {
-        let dead = roll.is_dead().context("lock", path)?;
-        opens.push(OpenTold { open: roll.of.open, ranks: roll.of.ranks, dead });
+        let dead = roll.is_job_dead().context("lock", path)?;
+        opens.push(ContainerOpenSummary { open: roll.header.open, ranks: roll.header.ranks, dead });
     }
     let index = world.published().encode().len() as u64;
-    Ok(Description { size, index, pieces, opens, stretches, more })
+    Ok(ContainerSummary { size, index, pieces, opens, stretches, more })
 }

@@ -23,7 +23,7 @@ pub trait Engine: Send {
     ///
     /// # Errors
     /// Those of the disk.
-    fn size(&mut self) -> Result<u64>;
+    fn file_size(&mut self) -> Result<u64>;
 
     /// Truncates the file, or extends it by zeros.
     ///
@@ -38,13 +38,13 @@ pub trait Engine: Send {
     fn preallocate(&mut self, size: u64) -> Result<()>;
 
     /// Returns a stamp for a new view epoch.
-    fn stamp(&self) -> u64;
+    fn next_stamp(&self) -> u64;
 
     /// Begins a new view epoch.
     ///
     /// # Errors
     /// Those of the disk.
-    fn epoch(&mut self, stamp: u64) -> Result<()>;
+    fn begin_epoch(&mut self, stamp: u64) -> Result<()>;
 
     /// Switches atomic mode: with `on` every access is made under the whole-file lock.
     fn set_atomic(&mut self, on: bool);
@@ -55,15 +55,15 @@ pub trait Engine: Send {
     ///
     /// # Errors
     /// Those of the disk.
-    fn seal(&mut self, durable: bool) -> Result<Vec<u8>>;
+    fn seal_piece(&mut self, durable: bool) -> Result<Vec<u8>>;
 
     /// Publishes the sealed pieces of all ranks, so that they need no journal any more. `sealed` is
     /// by rank. With `closing` the open ends.
     ///
     /// # Errors
     /// Those of the disk.
-    fn publish(&mut self, sealed: &[&[u8]], durable: bool, closing: bool) -> Result<()>;
+    fn publish_pieces(&mut self, sealed: &[&[u8]], durable: bool, closing: bool) -> Result<()>;
 
     /// Records that the bytes that this rank sealed last were published.
-    fn published(&mut self);
+    fn mark_published(&mut self);
 }

@@ -1,6 +1,6 @@
 //! Errors: the operation, the path and the system's error number.
 
-use crate::journal::Trouble;
+use crate::journal::JournalError;
 use rustix::io::Errno;
 use std::path::{Path, PathBuf};
 
@@ -10,8 +10,8 @@ pub const ACCEPT_LOSS: &str = "restore the file from a copy, or keep what is who
 
 /// A failed operation on a file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{operation} {}: {}", path.display(), self.why())]
-pub struct Error {
+#[error("{operation} {}: {}", path.display(), self.describe_cause())]
+pub struct TiledError {
     /// The operation, as a verb: `open`, `write`.
     pub operation: &'static str,
     /// The file.
@@ -23,30 +23,30 @@ pub struct Error {
 }
 
 /// A result of this crate.
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T> = std::result::Result<T, TiledError>;
 
-impl Error {
+impl TiledError {
     /// An error without a sentence of its own.
-    pub fn new(operation: &'static str, path: &Path, errno: Errno) -> Error {
-        Error { operation, path: path.to_path_buf(), errno, detail: String::new() }
+    pub fn new(operation: &'static str, path: &Path, errno: Errno) -> TiledError {
+        TiledError { operation, path: path.to_path_buf(), errno, detail: String::new() }
     }
 
     /// An error with a sentence of its own.
-    pub fn because(
+    pub fn with_detail(
         operation: &'static str,
         path: &Path,
         errno: Errno,
         detail: impl Into<String>,
-    ) -> Error {
-        Error { operation, path: path.to_path_buf(), errno, detail: detail.into() }
+    ) -> TiledError {
+        TiledError { operation, path: path.to_path_buf(), errno, detail: detail.into() }
     }
 
     /// An error for bytes at `path` that this program did not write.
-    pub fn damaged(path: &Path, detail: impl Into<String>) -> Error {
-        Error::because("read", path, Errno::IO, detail)
+    pub fn from_damage(path: &Path, detail: impl Into<String>) -> TiledError {
+        TiledError::with_detail("read", path, Errno::IO, detail)
     }
 
-    fn why(&self) -> String {
+    fn describe_cause(&self) -> String {
         let system = std::io::Error::from(self.errno);
         match self.detail.as_str() {
             "" => system.to_string(),
@@ -56,7 +56,7 @@ impl Error {
 }
 
 /// Adds the operation and the path to the error of a system call.
-pub trait Context<T> {
+pub trait ErrorContext<T> {
     /// `operation` is a verb, `path` the file.
     ///
     /// # Errors
@@ -64,28 +64,31 @@ pub trait Context<T> {
     fn context(self, operation: &'static str, path: &Path) -> Result<T>;
 }
 
-impl<T> Context<T> for std::result::Result<T, Errno> {
+impl<T> ErrorContext<T> for std::result::Result<T, Errno> {
     fn context(self, operation: &'static str, path: &Path) -> Result<T> {
-        self.map_err(|errno| Error::new(operation, path, errno))
+        self.map_err(|errno| TiledError::new(operation, path, errno))
     }
 }
 
-impl<T> Context<T> for std::result::Result<T, Trouble> {
+impl<T> ErrorContext<T> for std::result::Result<T, JournalError> {
     fn context(self, operation: &'static str, path: &Path) -> Result<T> {
         self.map_err(|trouble| match trouble {
-            Trouble::Disk(errno) => Error::new(operation, path, errno),
-            Trouble::Damage(damage) => {
-                Error::because(operation, path, Errno::IO, format!("{damage}; {ACCEPT_LOSS}"))
-            }
+            JournalError::Disk(errno) => TiledError::new(operation, path, errno),
+            JournalError::Damage(damage) => TiledError::with_detail(
+                operation,
+                path,
+                Errno::IO,
+                format!("{damage}; {ACCEPT_LOSS}"),
+            ),
         })
     }
 }
 
-impl<T> Context<T> for std::io::Result<T> {
+impl<T> ErrorContext<T> for std::io::Result<T> {
     fn context(self, operation: &'static str, path: &Path) -> Result<T> {
         self.map_err(|error| {
             let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
-            Error::new(operation, path, errno)
+            TiledError::new(operation, path, errno)
         })
     }
 }

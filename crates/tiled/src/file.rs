@@ -1,19 +1,19 @@
 //! One rank's handle of one collective open: views, stream positions, the shared pointer and the
 //! lock of atomic mode, over an engine that stores the bytes.
 
-use crate::disorder;
+use crate::claim::{self, Claim};
+use crate::container_engine::{self, ContainerEngine};
 use crate::engine::Engine;
-use crate::error::{Context, Error, Result};
+use crate::error::{ErrorContext, Result, TiledError};
 use crate::flags::Flags;
 use crate::hints::{Environment, Hints};
 use crate::memory::Buffer;
-use crate::place::{self, Claim};
-use crate::plain::{self, Plain};
-use crate::pointer::{self, Pointer};
-use crate::roll::Open;
-use crate::tiled::{self, Tiled};
-use crate::token::{Kind, Token};
-use crate::volume::{self, Native};
+use crate::plain::{self, PlainEngine};
+use crate::pointer::{self, SharedPointer};
+use crate::rank_table::OpenHeader;
+use crate::token::{EngineKind, OpenToken};
+use crate::unordered;
+use crate::volume::{self, VolumeEngine};
 use crate::wholelock::WholeLock;
 use crate::{machine, marker};
 use parking_lot::Mutex;
@@ -26,7 +26,7 @@ use tatami_layout::{ProgramView, Shape, View};
 
 /// A collective open, as rank 0 begins it.
 #[derive(Clone, Debug)]
-pub struct Begin<'a> {
+pub struct CollectiveOpen<'a> {
     /// The file, as the program names it.
     pub path: &'a Path,
     /// The requested access.
@@ -52,12 +52,17 @@ pub struct Begin<'a> {
 /// # Errors
 /// As for open(2); `EINVAL` for flags that contradict each other, `EREMOTE` for a path that is not
 /// ours.
-pub fn begin(open: &Begin<'_>) -> Result<Token> {
+pub fn begin_open(open: &CollectiveOpen<'_>) -> Result<OpenToken> {
     if !open.flags.are_valid() || open.ranks == 0 {
-        return Err(Error::because("open", open.path, Errno::INVAL, "flags that do not fit"));
+        return Err(TiledError::with_detail(
+            "open",
+            open.path,
+            Errno::INVAL,
+            "flags that do not fit",
+        ));
     }
-    let number = machine::draw().context("open", open.path)?;
-    let token = |kind, id, stamp| Token {
+    let number = machine::draw_number().context("open", open.path)?;
+    let token = |kind, id, stamp| OpenToken {
         kind,
         open: number,
         stamp,
@@ -69,27 +74,30 @@ pub fn begin(open: &Begin<'_>) -> Result<Token> {
         volume: None,
     };
     let container = |real: &Path, exists: bool| {
-        let of = Open { open: number, ranks: open.ranks, machine: open.machine };
-        let (id, stamp) = tiled::begin(real, exists, open.flags, open.mode, of)?;
-        Ok(token(Kind::Container, id, stamp))
+        let of = OpenHeader { open: number, ranks: open.ranks, machine: open.machine };
+        let (id, stamp) =
+            container_engine::begin_container_open(real, exists, open.flags, open.mode, of)?;
+        Ok(token(EngineKind::Container, id, stamp))
     };
     // The claim counts for the first attempt only: after `ESTALE` the path must be examined again.
-    let mut known = claimed(open);
+    let mut known = take_last_claim(open);
     for _ in 0..TRIES {
         let claim = match known.take() {
             Some(claim) => claim,
-            None => place::claim(open.path, open.flags, open.hints, open.environment)?,
+            None => claim::decide_claim(open.path, open.flags, open.hints, open.environment)?,
         };
-        let begun: Result<Token> = match claim {
-            Claim::No => {
+        let begun: Result<OpenToken> = match claim {
+            Claim::NotOurs => {
                 let why = "the path was not claimed: ask tio_claims first";
-                return Err(Error::because("open", open.path, Errno::REMOTE, why));
+                return Err(TiledError::with_detail("open", open.path, Errno::REMOTE, why));
             }
             Claim::Plain(real) => {
-                plain::begin(&real, open.flags, open.mode)?;
-                Ok(token(Kind::Plain, 0, machine::now()))
+                plain::begin_plain_open(&real, open.flags, open.mode)?;
+                Ok(token(EngineKind::Plain, 0, machine::now()))
             }
-            Claim::Volume { place, linked } => volume::begin(open, &place, linked, number),
+            Claim::Volume { place, linked } => {
+                volume::begin_volume_open(open, &place, linked, number)
+            }
             Claim::Container(real) => container(&real, true),
             Claim::NewContainer(real) => container(&real, false),
         };
@@ -99,7 +107,7 @@ pub fn begin(open: &Begin<'_>) -> Result<Token> {
             other => return other,
         }
     }
-    Err(Error::new("open", open.path, Errno::STALE))
+    Err(TiledError::new("open", open.path, Errno::STALE))
 }
 
 thread_local! {
@@ -109,26 +117,27 @@ thread_local! {
     static CLAIMED: RefCell<Option<(PathBuf, Flags, Hints, Claim)>> = const { RefCell::new(None) };
 }
 
-/// Decides which engine serves the file at `path`. A later [`begin`] by the same thread uses the
-/// answer.
+/// Decides which engine serves the file at `path`. A later [`begin_open`] by the same thread uses
+/// the answer.
 ///
 /// # Errors
-/// As for [`place::claim`].
-pub fn claim(path: &Path, flags: Flags, hints: &Hints, env: &Environment) -> Result<Claim> {
-    let claim = place::claim(path, flags, hints, env)?;
+/// As for [`place::decide_claim`].
+pub fn claim_path(path: &Path, flags: Flags, hints: &Hints, env: &Environment) -> Result<Claim> {
+    let claim = claim::decide_claim(path, flags, hints, env)?;
     let of_volume = matches!(claim, Claim::Volume { .. });
     let kept = of_volume.then(|| (path.to_path_buf(), flags, hints.clone(), claim.clone()));
     CLAIMED.set(kept);
     Ok(claim)
 }
 
-/// Has this thread claimed the file at `path` last, as a file of a volume? Rank 0 of an open that is to begin has.
+/// Has this thread claimed the file at `path` last, as a file of a volume? Rank 0 of an open that
+/// is to begin has.
 pub fn has_claimed(path: &Path) -> bool {
     CLAIMED.with_borrow(|claimed| claimed.as_ref().is_some_and(|(of, ..)| of == path))
 }
 
 /// What was claimed for this very open, once.
-fn claimed(open: &Begin<'_>) -> Option<Claim> {
+fn take_last_claim(open: &CollectiveOpen<'_>) -> Option<Claim> {
     let (path, flags, hints, claim) = CLAIMED.take()?;
     let same = path == open.path && flags == open.flags && hints == *open.hints;
     same.then_some(claim)
@@ -137,20 +146,20 @@ fn claimed(open: &Begin<'_>) -> Option<Claim> {
 /// Attempts to begin an open while other processes replace the file.
 const TRIES: usize = 10;
 
-struct Inner {
+struct RankFileState {
     engine: Box<dyn Engine>,
     view: ProgramView,
 }
 
 /// A file opened by one rank.
-pub struct File {
+pub struct RankFile {
     path: PathBuf,
     flags: Flags,
-    token: Token,
+    token: OpenToken,
     hints: Hints,
-    inner: Mutex<Inner>,
+    inner: Mutex<RankFileState>,
     lock: OnceLock<WholeLock>,
-    pointer: OnceLock<Pointer>,
+    pointer: OnceLock<SharedPointer>,
     /// The ranks' shared state at the shard that owns the file, if the ranks are on several mounts.
     job: Option<Arc<JobMember>>,
 }
@@ -159,31 +168,38 @@ pub struct File {
 ///
 /// # Errors
 /// `EINVAL`, as [`ProgramView::new`].
-pub fn view(path: &Path, disp: u64, etype_size: u64, filetype: Shape) -> Result<ProgramView> {
+pub fn make_view(path: &Path, disp: u64, etype_size: u64, filetype: Shape) -> Result<ProgramView> {
     ProgramView::new(disp, etype_size, filetype)
-        .map_err(|e| Error::because("set the view of", path, Errno::INVAL, e.to_string()))
+        .map_err(|e| TiledError::with_detail("set the view of", path, Errno::INVAL, e.to_string()))
 }
 
 /// Returns the path by which a file is opened, independent of the working directory. Of a file of a
 /// volume rank 0 has sent the inode, so the kernel resolves the links.
-fn without_links(path: &Path, kind: Kind) -> Result<PathBuf> {
+fn resolve_file_path(path: &Path, kind: EngineKind) -> Result<PathBuf> {
     match kind {
-        Kind::Volume => std::path::absolute(path).context("resolve", path),
-        Kind::Plain | Kind::Container => place::real(path),
+        EngineKind::Volume => std::path::absolute(path).context("resolve", path),
+        EngineKind::Plain | EngineKind::Container => claim::resolve_links(path),
     }
 }
 
-impl File {
+impl RankFile {
     /// Opens a file that rank 0 has begun to open.
     ///
     /// # Errors
     /// As for open(2).
-    pub fn open(path: &Path, flags: Flags, hints: &Hints, rank: u32, token: Token) -> Result<File> {
-        File::open_among(path, flags, hints, rank, token, &[])
+    pub fn open(
+        path: &Path,
+        flags: Flags,
+        hints: &Hints,
+        rank: u32,
+        token: OpenToken,
+    ) -> Result<RankFile> {
+        RankFile::open_among(path, flags, hints, rank, token, &[])
     }
 
-    /// As [`File::open`]. Of ranks on one node of a volume, one may then ask for the descriptors of all: `inboxes` are what
-    /// [`inbox_number`](volume::inbox_number) tells in each rank. No rank writes before all have opened.
+    /// As [`RankFile::open`]. Of ranks on one node of a volume, one may then ask for the
+    /// descriptors of all: `inboxes` are what [`inbox_number`](volume::inbox_number) tells in each
+    /// rank. No rank writes before all have opened.
     ///
     /// # Errors
     /// As for open(2).
@@ -192,29 +208,36 @@ impl File {
         flags: Flags,
         hints: &Hints,
         rank: u32,
-        token: Token,
+        token: OpenToken,
         inboxes: &[u64],
-    ) -> Result<File> {
-        let real = without_links(place::without_prefix(path).0, token.kind)?;
+    ) -> Result<RankFile> {
+        let real = resolve_file_path(claim::without_prefix(path).0, token.kind)?;
         if rank >= token.ranks {
-            return Err(Error::because("open", path, Errno::INVAL, "no such rank in this open"));
+            return Err(TiledError::with_detail(
+                "open",
+                path,
+                Errno::INVAL,
+                "no such rank in this open",
+            ));
         }
         let mut job = None;
         let engine: Box<dyn Engine> = match token.kind {
-            Kind::Plain => Box::new(Plain::open(&real, flags, hints)?),
-            Kind::Container => Box::new(Tiled::open(&real, flags, hints, rank, &token)?),
-            Kind::Volume => {
-                let native = Native::open(&real, flags, hints, rank, &token, inboxes)?;
-                job = token.is_across().then(|| Arc::new(native.member(&token, rank)));
+            EngineKind::Plain => Box::new(PlainEngine::open(&real, flags, hints)?),
+            EngineKind::Container => {
+                Box::new(ContainerEngine::open(&real, flags, hints, rank, &token)?)
+            }
+            EngineKind::Volume => {
+                let native = VolumeEngine::open(&real, flags, hints, rank, &token, inboxes)?;
+                job = token.is_across().then(|| Arc::new(native.job_member(&token, rank)));
                 Box::new(native)
             }
         };
-        Ok(File {
+        Ok(RankFile {
             path: real,
             flags,
             token,
             hints: hints.clone(),
-            inner: Mutex::new(Inner { engine, view: View::bytes().into() }),
+            inner: Mutex::new(RankFileState { engine, view: View::all_bytes().into() }),
             lock: OnceLock::new(),
             pointer: OnceLock::new(),
             job,
@@ -232,16 +255,16 @@ impl File {
     }
 
     /// Returns a stamp for a new view epoch; the caller sends it to all ranks.
-    pub fn stamp(&self) -> u64 {
-        self.inner.lock().engine.stamp()
+    pub fn next_stamp(&self) -> u64 {
+        self.inner.lock().engine.next_stamp()
     }
 
     /// Begins a view epoch.
     ///
     /// # Errors
     /// Those of the disk.
-    pub fn epoch(&self, stamp: u64) -> Result<()> {
-        self.inner.lock().engine.epoch(stamp)
+    pub fn begin_epoch(&self, stamp: u64) -> Result<()> {
+        self.inner.lock().engine.begin_epoch(stamp)
     }
 
     /// Sets this rank's view.
@@ -255,21 +278,21 @@ impl File {
     /// `EBADF` for a file not open for writing, `ENOSPC` and others of the disk;
     /// a part may have been written.
     pub fn write(&self, stream: u64, data: &Buffer<'_>) -> Result<u64> {
-        if !self.flags.writes() {
+        if !self.flags.can_write() {
             let why = "the file is open for reading only";
-            return Err(Error::because("write", &self.path, Errno::BADF, why));
+            return Err(TiledError::with_detail("write", &self.path, Errno::BADF, why));
         }
         if data.is_empty() {
             return Ok(0);
         }
         let mut inner = self.inner.lock();
-        let Inner { engine, view } = &mut *inner;
+        let RankFileState { engine, view } = &mut *inner;
         if stream.checked_add(data.len()).is_none() {
-            return Err(Error::new("write", &self.path, Errno::FBIG));
+            return Err(TiledError::new("write", &self.path, Errno::FBIG));
         }
-        match view.direct(stream, data.len()) {
+        match view.direct_view(stream, data.len()) {
             Some(view) => engine.write(view, stream, data)?,
-            None => disorder::write(&mut **engine, view, stream, data, &self.path)?,
+            None => unordered::write_unordered(&mut **engine, view, stream, data, &self.path)?,
         }
         Ok(data.len())
     }
@@ -280,18 +303,18 @@ impl File {
     /// # Errors
     /// `EBADF` for a file not open for reading; those of the disk.
     pub fn read(&self, stream: u64, into: &mut Buffer<'_>) -> Result<u64> {
-        if !self.flags.reads() {
+        if !self.flags.can_read() {
             let why = "the file is open for writing only";
-            return Err(Error::because("read", &self.path, Errno::BADF, why));
+            return Err(TiledError::with_detail("read", &self.path, Errno::BADF, why));
         }
         if into.is_empty() {
             return Ok(0);
         }
         let mut inner = self.inner.lock();
-        let Inner { engine, view } = &mut *inner;
-        match view.direct(stream, into.len()) {
+        let RankFileState { engine, view } = &mut *inner;
+        match view.direct_view(stream, into.len()) {
             Some(view) => engine.read(view, stream, into),
-            None => disorder::read(&mut **engine, view, stream, into, &self.path),
+            None => unordered::read_unordered(&mut **engine, view, stream, into, &self.path),
         }
     }
 
@@ -306,7 +329,7 @@ impl File {
     /// Those of the disk.
     pub fn stream_at_end(&self) -> Result<u64> {
         let mut inner = self.inner.lock();
-        let size = inner.engine.size()?;
+        let size = inner.engine.file_size()?;
         let etype = inner.view.etype_size().max(1);
         Ok(inner.view.stream_before(size).div_ceil(etype) * etype)
     }
@@ -315,8 +338,8 @@ impl File {
     ///
     /// # Errors
     /// Those of the disk.
-    pub fn size(&self) -> Result<u64> {
-        self.inner.lock().engine.size()
+    pub fn file_size(&self) -> Result<u64> {
+        self.inner.lock().engine.file_size()
     }
 
     /// Truncates or extends the file. One rank calls this, after all have sealed and it has
@@ -329,7 +352,7 @@ impl File {
         self.inner.lock().engine.set_size(size)
     }
 
-    /// Makes the file at least `size` bytes long; as [`File::set_size`].
+    /// Makes the file at least `size` bytes long; as [`RankFile::set_size`].
     ///
     /// # Errors
     /// `EBADF`, `ENOSPC`; those of the disk.
@@ -339,9 +362,9 @@ impl File {
     }
 
     fn check_writes(&self, operation: &'static str) -> Result<()> {
-        match self.flags.writes() {
+        match self.flags.can_write() {
             true => Ok(()),
-            false => Err(Error::new(operation, &self.path, Errno::BADF)),
+            false => Err(TiledError::new(operation, &self.path, Errno::BADF)),
         }
     }
 
@@ -349,24 +372,24 @@ impl File {
     ///
     /// # Errors
     /// Those of the disk.
-    pub fn seal(&self, durable: bool) -> Result<Vec<u8>> {
-        self.inner.lock().engine.seal(durable)
+    pub fn seal_piece(&self, durable: bool) -> Result<Vec<u8>> {
+        self.inner.lock().engine.seal_piece(durable)
     }
 
     /// Publishes the sealed pieces of all ranks; rank 0 calls this.
     ///
     /// # Errors
     /// Those of the disk.
-    pub fn publish(&self, sealed: &[&[u8]], durable: bool, closing: bool) -> Result<()> {
+    pub fn publish_pieces(&self, sealed: &[&[u8]], durable: bool, closing: bool) -> Result<()> {
         if closing {
-            pointer::remove(&self.pointer_path(), &self.token);
+            pointer::remove_pointer(&self.pointer_path(), &self.token);
         }
-        self.inner.lock().engine.publish(sealed, durable, closing)
+        self.inner.lock().engine.publish_pieces(sealed, durable, closing)
     }
 
     /// Records that the sealed bytes have been published.
-    pub fn published(&self) {
-        self.inner.lock().engine.published();
+    pub fn mark_published(&self) {
+        self.inner.lock().engine.mark_published();
     }
 
     /// Switches atomic mode.
@@ -398,15 +421,15 @@ impl File {
             return Ok(self.lock.get_or_init(|| WholeLock::at_shard(job.clone(), &self.path)));
         }
         let path = match self.token.kind {
-            Kind::Plain | Kind::Volume => self.path.clone(),
-            Kind::Container => self.path.join(marker::ATOMIC),
+            EngineKind::Plain | EngineKind::Volume => self.path.clone(),
+            EngineKind::Container => self.path.join(marker::ATOMIC),
         };
         // Read access is enough for flock(2), so a handle without write permission still gets the
         // lock.
         let file = std::fs::OpenOptions::new()
             .read(true)
             .write(true)
-            .create(self.token.kind == Kind::Container)
+            .create(self.token.kind == EngineKind::Container)
             .truncate(false)
             .open(&path)
             .or_else(|_| std::fs::File::open(&path))
@@ -422,7 +445,7 @@ impl File {
     /// # Errors
     /// `EOVERFLOW`; those of the disk.
     pub fn shared_add(&self, delta: i64) -> Result<i64> {
-        self.shared_pointer()?.add(delta)
+        self.shared_pointer()?.add_delta(delta)
     }
 
     /// Sets the shared pointer.
@@ -430,30 +453,30 @@ impl File {
     /// # Errors
     /// Those of the disk.
     pub fn shared_set(&self, value: i64) -> Result<()> {
-        self.shared_pointer()?.set(value)
+        self.shared_pointer()?.set_value(value)
     }
 
-    fn shared_pointer(&self) -> Result<&Pointer> {
+    fn shared_pointer(&self) -> Result<&SharedPointer> {
         if let Some(pointer) = self.pointer.get() {
             return Ok(pointer);
         }
         let pointer = match &self.job {
-            Some(job) => Pointer::at_shard(job.clone(), &self.path),
-            None => Pointer::open(&self.pointer_path(), &self.token)?,
+            Some(job) => SharedPointer::at_shard(job.clone(), &self.path),
+            None => SharedPointer::open(&self.pointer_path(), &self.token)?,
         };
         Ok(self.pointer.get_or_init(|| pointer))
     }
 
     fn pointer_path(&self) -> PathBuf {
         match self.token.kind {
-            Kind::Plain => self.token.pointer_beside(&self.path),
-            Kind::Volume => self.path.clone(),
-            Kind::Container => self.path.join(marker::pointer(self.token.open)),
+            EngineKind::Plain => self.token.pointer_beside(&self.path),
+            EngineKind::Volume => self.path.clone(),
+            EngineKind::Container => self.path.join(marker::pointer_name(self.token.open)),
         }
     }
 
     /// The hints in force, as lines `key=value`.
     pub fn hint_lines(&self) -> String {
-        self.hints.lines(self.token.kind)
+        self.hints.to_lines(self.token.kind)
     }
 }

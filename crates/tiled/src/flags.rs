@@ -21,27 +21,27 @@ impl Flags {
     pub const UNIQUE: Flags = Flags(0x040);
 
     /// Whether all flags of `other` are set.
-    pub fn has(self, other: Flags) -> bool {
+    pub fn contains(self, other: Flags) -> bool {
         self.0 & other.0 == other.0
     }
 
     /// Whether bytes may be written.
-    pub fn writes(self) -> bool {
-        self.has(Flags::RDWR) || self.has(Flags::WRONLY)
+    pub fn can_write(self) -> bool {
+        self.contains(Flags::RDWR) || self.contains(Flags::WRONLY)
     }
 
     /// Whether bytes may be read.
-    pub fn reads(self) -> bool {
-        self.has(Flags::RDWR) || self.has(Flags::RDONLY)
+    pub fn can_read(self) -> bool {
+        self.contains(Flags::RDWR) || self.contains(Flags::RDONLY)
     }
 
     /// Whether the flags fit together: one of the three access modes, and the MPI rules for
     /// `CREATE` and `EXCL` with `RDONLY`.
     pub fn are_valid(self) -> bool {
         let ways = [Flags::RDONLY, Flags::RDWR, Flags::WRONLY];
-        let one_way = ways.iter().filter(|w| self.has(**w)).count() == 1;
-        let makes = self.has(Flags::CREATE) || self.has(Flags::EXCL);
-        one_way && !(makes && self.has(Flags::RDONLY))
+        let one_way = ways.iter().filter(|w| self.contains(**w)).count() == 1;
+        let makes = self.contains(Flags::CREATE) || self.contains(Flags::EXCL);
+        one_way && !(makes && self.contains(Flags::RDONLY))
     }
 }
 

@@ -1,6 +1,6 @@
 //! Hints of an open and the environment, read once.
 
-use crate::token::Kind;
+use crate::token::EngineKind;
 use std::path::PathBuf;
 
 /// The requests of a program. Unknown keys and meaningless values are ignored, as MPI demands.
@@ -33,9 +33,9 @@ impl Hints {
         for (key, value) in pairs {
             let value = value.trim();
             match key {
-                "tatami_container" => hints.container = truth(value).or(hints.container),
-                "tatami_tiled" => hints.tiled = truth(value).or(hints.tiled),
-                "tatami_plain" => hints.plain = truth(value).or(hints.plain),
+                "tatami_container" => hints.container = parse_bool(value).or(hints.container),
+                "tatami_tiled" => hints.tiled = parse_bool(value).or(hints.tiled),
+                "tatami_plain" => hints.plain = parse_bool(value).or(hints.plain),
                 "ind_rd_buffer_size" => {
                     if let Ok(bytes) = value.parse::<usize>() {
                         hints.read_buffer = bytes.clamp(4096, 1 << 30);
@@ -49,19 +49,19 @@ impl Hints {
     }
 
     /// The hints in force, as lines `key=value`.
-    pub fn lines(&self, kind: Kind) -> String {
+    pub fn to_lines(&self, kind: EngineKind) -> String {
         format!(
             "tatami_container={}\ntatami_tiled={}\ntatami_plain={}\nind_rd_buffer_size={}\nromio_ds_read={}\n",
-            kind == Kind::Container,
-            kind == Kind::Volume,
-            kind == Kind::Plain,
+            kind == EngineKind::Container,
+            kind == EngineKind::Volume,
+            kind == EngineKind::Plain,
             self.read_buffer,
             if self.sieve { "automatic" } else { "disable" },
         )
     }
 }
 
-fn truth(value: &str) -> Option<bool> {
+fn parse_bool(value: &str) -> Option<bool> {
     match value {
         "true" | "1" | "enable" | "yes" => Some(true),
         "false" | "0" | "disable" | "no" => Some(false),
@@ -71,7 +71,7 @@ fn truth(value: &str) -> Option<bool> {
 
 /// The paths that an environment variable selects: all, or those below some directories.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Wanted {
+pub enum PathSelection {
     /// Not set.
     #[default]
     Nowhere,
@@ -81,25 +81,25 @@ pub enum Wanted {
     Below(Vec<PathBuf>),
 }
 
-impl Wanted {
+impl PathSelection {
     /// Parses a variable's value: `1`, or directories separated by colons. Directories that do not
     /// exist select nothing.
-    pub fn new(value: Option<&str>) -> Wanted {
+    pub fn new(value: Option<&str>) -> PathSelection {
         match value.unwrap_or("") {
-            "" | "0" => Wanted::Nowhere,
-            "1" => Wanted::Everywhere,
-            list => Wanted::Below(
+            "" | "0" => PathSelection::Nowhere,
+            "1" => PathSelection::Everywhere,
+            list => PathSelection::Below(
                 list.split(':').filter_map(|dir| std::fs::canonicalize(dir).ok()).collect(),
             ),
         }
     }
 
     /// Whether a file with this real path is selected.
-    pub fn covers(&self, real: &std::path::Path) -> bool {
+    pub fn covers_path(&self, real: &std::path::Path) -> bool {
         match self {
-            Wanted::Nowhere => false,
-            Wanted::Everywhere => true,
-            Wanted::Below(dirs) => dirs.iter().any(|dir| real.starts_with(dir)),
+            PathSelection::Nowhere => false,
+            PathSelection::Everywhere => true,
+            PathSelection::Below(dirs) => dirs.iter().any(|dir| real.starts_with(dir)),
         }
     }
 }
@@ -108,9 +108,9 @@ impl Wanted {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Environment {
     /// `TATAMI_CONTAINER`.
-    pub container: Wanted,
+    pub container: PathSelection,
     /// `TATAMI_PLAIN`.
-    pub plain: Wanted,
+    pub plain: PathSelection,
     /// `TATAMI_TILED`.
     pub tiled: Option<bool>,
 }
@@ -118,8 +118,8 @@ pub struct Environment {
 impl Environment {
     /// Reads the environment. Directories are resolved now.
     pub fn read() -> Environment {
-        let variable = |name| Wanted::new(std::env::var(name).ok().as_deref());
-        let tiled = std::env::var("TATAMI_TILED").ok().and_then(|value| truth(&value));
+        let variable = |name| PathSelection::new(std::env::var(name).ok().as_deref());
+        let tiled = std::env::var("TATAMI_TILED").ok().and_then(|value| parse_bool(&value));
         let (container, plain) = (variable("TATAMI_CONTAINER"), variable("TATAMI_PLAIN"));
         Environment { container, plain, tiled }
     }
@@ -144,10 +144,10 @@ mod tests {
     fn directories_cover_what_is_below_them_and_not_their_namesakes() {
         let dir = tempfile::tempdir().unwrap();
         let real = dir.path().canonicalize().unwrap();
-        let wanted = Wanted::new(Some(&format!("/nowhere:{}", real.display())));
-        assert!(wanted.covers(&real.join("a/b")));
-        assert!(!wanted.covers(&PathBuf::from(format!("{}x/a", real.display()))));
-        assert!(Wanted::new(Some("1")).covers(&real));
-        assert_eq!(Wanted::new(None), Wanted::Nowhere);
+        let wanted = PathSelection::new(Some(&format!("/nowhere:{}", real.display())));
+        assert!(wanted.covers_path(&real.join("a/b")));
+        assert!(!wanted.covers_path(&PathBuf::from(format!("{}x/a", real.display()))));
+        assert!(PathSelection::new(Some("1")).covers_path(&real));
+        assert_eq!(PathSelection::new(None), PathSelection::Nowhere);
     }
 }

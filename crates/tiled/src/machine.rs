@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Returns a number of this machine since its start; never 0. Processes with the same number share
 /// memory through files.
-pub fn id() -> u32 {
+pub fn machine_id() -> u32 {
     static ID: OnceLock<u32> = OnceLock::new();
     *ID.get_or_init(|| {
         let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
@@ -27,7 +27,7 @@ pub fn now() -> u64 {
 }
 
 /// Seconds since 1970 at which this machine was started.
-pub fn started() -> i64 {
+pub fn boot_time() -> i64 {
     let clock = |id| rustix::time::clock_gettime(id).tv_sec;
     clock(rustix::time::ClockId::Realtime) - clock(rustix::time::ClockId::Boottime)
 }
@@ -36,6 +36,6 @@ pub fn started() -> i64 {
 ///
 /// # Errors
 /// `EIO` where the system's generator fails.
-pub fn draw() -> Result<u64, rustix::io::Errno> {
+pub fn draw_number() -> Result<u64, rustix::io::Errno> {
     getrandom::u64().map(|n| n.max(1)).map_err(|_| rustix::io::Errno::IO)
 }

@@ -48,7 +48,7 @@ impl Mapping {
     }
 
     /// The word at byte `offset`; `None` where the offset is not aligned or passes the end.
-    pub fn word(&self, offset: usize) -> Option<&AtomicU64> {
+    pub fn word_at(&self, offset: usize) -> Option<&AtomicU64> {
         if !offset.is_multiple_of(8) || offset.checked_add(8)? > self.len {
             return None;
         }

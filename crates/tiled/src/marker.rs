@@ -3,8 +3,8 @@
 //! The marker is a line of text, so that it explains the directory to a person: `tatami-container 1
 //! <id> <checksum>`.
 
-use crate::error::{Context, Error, Result};
-use crate::turn;
+use crate::error::{ErrorContext, Result, TiledError};
+use crate::file_mutex;
 use rustix::io::Errno;
 use std::io::Read;
 use std::path::Path;
@@ -32,7 +32,8 @@ const VERSION: u32 = 1;
 const LONGEST: u64 = 4096;
 /// A marker that is being written in the place of a damaged one.
 pub const MARKER_NEW: &str = ".tatami-container.new";
-/// What to do about a marker that is damaged, or missing. The marker tells nothing that the bytes of the file depend on.
+/// What to do about a marker that is damaged, or missing. The marker tells nothing that the bytes
+/// of the file depend on.
 pub const RESTORE: &str = "restore this file from a copy, or have a new one written, which loses no byte of the file, \
     when no program has it open: tatami recover --accept-loss";
 const EXPLANATION: &str = "This directory is one file, written by many processes at once; its bytes are in the files\n\
@@ -64,7 +65,7 @@ pub struct Marker {
 
 impl Marker {
     /// The text of the marker.
-    pub fn text(self) -> String {
+    pub fn to_text(self) -> String {
         let line = format!("tatami-container {VERSION} {:016x}", self.id);
         format!("{line} {:08x}\n{EXPLANATION}", crc32c::crc32c(line.as_bytes()))
     }
@@ -130,13 +131,15 @@ pub fn look(dir: &Path) -> Result<Found> {
 ///
 /// # Errors
 /// A marker that is damaged, or cannot be read.
-pub fn read(dir: &Path) -> Result<Option<Marker>> {
+pub fn read_marker(dir: &Path) -> Result<Option<Marker>> {
     let path = dir.join(MARKER);
     match look(dir)? {
         Found::Nothing => Ok(None),
         Found::Whole(marker) => Ok(Some(marker)),
-        Found::Bad(bad @ BadMarker::Version) => Err(Error::damaged(&path, bad.to_string())),
-        Found::Bad(bad) => Err(Error::damaged(&path, format!("{bad}; {RESTORE}"))),
+        Found::Bad(bad @ BadMarker::Version) => {
+            Err(TiledError::from_damage(&path, bad.to_string()))
+        }
+        Found::Bad(bad) => Err(TiledError::from_damage(&path, format!("{bad}; {RESTORE}"))),
     }
 }
 
@@ -145,7 +148,7 @@ pub fn read(dir: &Path) -> Result<Option<Marker>> {
 /// # Errors
 /// A marker that is damaged.
 pub fn is_container(dir: &Path) -> Result<bool> {
-    match read(dir) {
+    match read_marker(dir) {
         Ok(found) => Ok(found.is_some()),
         Err(error) if error.errno == Errno::ACCESS => Ok(false),
         Err(error) => Err(error),
@@ -154,7 +157,7 @@ pub fn is_container(dir: &Path) -> Result<bool> {
 
 /// Names a piece within its container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Name {
+pub struct PieceName {
     /// The number of the open in which it was written.
     pub open: u64,
     /// The rank that wrote it.
@@ -167,11 +170,11 @@ pub enum Member {
     /// The marker, the index and such: one of each.
     Fixed,
     /// Bytes that a rank of an open wrote.
-    Piece(Name),
+    Piece(PieceName),
     /// The journal of such a piece.
-    Journal(Name),
+    Journal(PieceName),
     /// The rank table of an open.
-    Roll(u64),
+    RankTable(u64),
     /// The shared pointer of an open.
     Pointer(u64),
     /// Left behind by the file system: a removed file that a process still has open.
@@ -181,10 +184,10 @@ pub enum Member {
 }
 
 /// Classifies the file of this name.
-pub fn member(name: &str) -> Member {
-    let turns = [turn::SUFFIX, turn::BREAK, turn::NEXT];
+pub fn classify_name(name: &str) -> Member {
+    let turns = [file_mutex::SUFFIX, file_mutex::BREAK, file_mutex::NEXT];
     if let Some(of) = turns.iter().find_map(|suffix| name.strip_suffix(suffix)) {
-        return if member(of) == Member::Unknown { Member::Unknown } else { Member::Fixed };
+        return if classify_name(of) == Member::Unknown { Member::Unknown } else { Member::Fixed };
     }
     let fixed = [MARKER, MARKER_NEW, BASE, INDEX, INDEX_SYNCED, INDEX_NEW, SHARED, LOCK, ATOMIC];
     if fixed.contains(&name) {
@@ -201,31 +204,31 @@ pub fn member(name: &str) -> Member {
     };
     let rank = parts.next().map(str::parse::<u32>);
     match (kind, rank, parts.next()) {
-        (Some("p"), Some(Ok(rank)), None) => Member::Piece(Name { open, rank }),
-        (Some("j"), Some(Ok(rank)), None) => Member::Journal(Name { open, rank }),
-        (Some("o"), None, None) => Member::Roll(open),
+        (Some("p"), Some(Ok(rank)), None) => Member::Piece(PieceName { open, rank }),
+        (Some("j"), Some(Ok(rank)), None) => Member::Journal(PieceName { open, rank }),
+        (Some("o"), None, None) => Member::RankTable(open),
         (Some("s"), None, None) => Member::Pointer(open),
         _ => Member::Unknown,
     }
 }
 
 /// The name of a piece.
-pub fn piece(of: Name) -> String {
+pub fn piece_name(of: PieceName) -> String {
     format!("p.{:016x}.{}", of.open, of.rank)
 }
 
 /// The name of a journal.
-pub fn journal(of: Name) -> String {
+pub fn journal_name(of: PieceName) -> String {
     format!("j.{:016x}.{}", of.open, of.rank)
 }
 
 /// The name of the rank table of an open.
-pub fn roll(open: u64) -> String {
+pub fn rank_table_name(open: u64) -> String {
     format!("o.{open:016x}")
 }
 
 /// The name of an open's shared pointer.
-pub fn pointer(open: u64) -> String {
+pub fn pointer_name(open: u64) -> String {
     format!("s.{open:016x}")
 }
 
@@ -236,7 +239,7 @@ mod tests {
     #[test]
     fn a_marker_is_read_as_written_and_no_other_text_is_one() {
         let marker = Marker { id: 0x1234_5678_9abc_def0 };
-        let text = marker.text();
+        let text = marker.to_text();
         assert_eq!(Marker::parse(text.as_bytes()), Ok(marker));
         let line = text.find('\n').unwrap();
         for at in 0..line {
@@ -255,7 +258,7 @@ mod tests {
         #[test]
         fn any_bytes_are_a_marker_or_none(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..100)) {
             let _ = Marker::parse(&bytes);
-            let _ = member(&String::from_utf8_lossy(&bytes));
+            let _ = classify_name(&String::from_utf8_lossy(&bytes));
             // One whose checksum is right, and nothing else.
             let line = format!("tatami-container {}", String::from_utf8_lossy(&bytes));
             let _ = Marker::parse(format!("{line} {:08x}\n", crc32c::crc32c(line.as_bytes())).as_bytes());
@@ -264,18 +267,18 @@ mod tests {
 
     #[test]
     fn names_tell_what_they_are() {
-        let (one, other) = (Name { open: 7, rank: 3 }, Name { open: u64::MAX, rank: 0 });
-        assert_eq!(member(&piece(one)), Member::Piece(one));
-        assert_eq!(member(&journal(other)), Member::Journal(other));
-        assert_eq!(member(&roll(1)), Member::Roll(1));
-        assert_eq!(member(&pointer(1)), Member::Pointer(1));
-        assert_eq!(member(INDEX), Member::Fixed);
-        assert_eq!(member("lock.turn"), Member::Fixed);
-        assert_eq!(member(&format!("{}.turn.next", pointer(1))), Member::Fixed);
+        let (one, other) = (PieceName { open: 7, rank: 3 }, PieceName { open: u64::MAX, rank: 0 });
+        assert_eq!(classify_name(&piece_name(one)), Member::Piece(one));
+        assert_eq!(classify_name(&journal_name(other)), Member::Journal(other));
+        assert_eq!(classify_name(&rank_table_name(1)), Member::RankTable(1));
+        assert_eq!(classify_name(&pointer_name(1)), Member::Pointer(1));
+        assert_eq!(classify_name(INDEX), Member::Fixed);
+        assert_eq!(classify_name("lock.turn"), Member::Fixed);
+        assert_eq!(classify_name(&format!("{}.turn.next", pointer_name(1))), Member::Fixed);
         for name in
             ["p.7.3", "p.0000000000000007.3.4", "notes", "notes.turn", "o.0000000000000007.1", ""]
         {
-            assert_eq!(member(name), Member::Unknown, "{name}");
+            assert_eq!(classify_name(name), Member::Unknown, "{name}");
         }
     }
 }

@@ -5,7 +5,7 @@
 //! this module is `unsafe`, and the only one that follows such an address.
 
 use rustix::io::Errno;
-use tatami_layout::{Run, Shape};
+use tatami_layout::{Shape, StridedRun};
 
 /// `count` elements of a shape at an address.
 #[derive(Clone, Copy, Debug)]
@@ -24,8 +24,8 @@ impl<'a> Buffer<'a> {
     ///
     /// # Safety
     /// As long as the result lives: all bytes of the elements lie in memory that may be read, and
-    /// written if it is given to [`Buffer::scatter`] or [`Buffer::dense_mut`], and no other thread
-    /// writes them meanwhile.
+    /// written if it is given to [`Buffer::scatter`] or [`Buffer::dense_slice_mut`], and no other
+    /// thread writes them meanwhile.
     pub unsafe fn new(
         at: *mut u8,
         count: u64,
@@ -42,7 +42,7 @@ impl<'a> Buffer<'a> {
 
     /// A slice as a buffer of elements of `shape`, which must be contiguous:
     /// of another shape it is empty.
-    pub fn of(bytes: &'a mut [u8], shape: &'a Shape) -> Buffer<'a> {
+    pub fn from_slice(bytes: &'a mut [u8], shape: &'a Shape) -> Buffer<'a> {
         let len = if shape.is_contiguous() && shape.size() > 0 { bytes.len() as u64 } else { 0 };
         Buffer { at: bytes.as_mut_ptr(), shape, len }
     }
@@ -69,7 +69,7 @@ impl<'a> Buffer<'a> {
     }
 
     /// Returns the data bytes `from .. from + len`, if they are contiguous.
-    pub fn dense(&self, from: u64, len: usize) -> Option<&'a [u8]> {
+    pub fn dense_slice(&self, from: u64, len: usize) -> Option<&'a [u8]> {
         if len == 0 || from.checked_add(len as u64)? > self.len {
             return None;
         }
@@ -79,7 +79,7 @@ impl<'a> Buffer<'a> {
     }
 
     /// The same, for writing.
-    pub fn dense_mut(&mut self, from: u64, len: usize) -> Option<&mut [u8]> {
+    pub fn dense_slice_mut(&mut self, from: u64, len: usize) -> Option<&mut [u8]> {
         if len == 0 || from.checked_add(len as u64)? > self.len {
             return None;
         }
@@ -118,18 +118,18 @@ impl<'a> Buffer<'a> {
 ///
 /// # Safety
 /// Both sides exist and do not overlap.
-unsafe fn copy_run<const OUT: bool>(base: *mut u8, run: Run, dense: *mut u8) -> *mut u8 {
+unsafe fn copy_run<const OUT: bool>(base: *mut u8, run: StridedRun, dense: *mut u8) -> *mut u8 {
     let first = base.wrapping_offset(run.disp as isize);
     // SAFETY: all of it is the caller's.
     unsafe {
         match run.block {
-            1 => words::<u8, OUT>(first, run, dense),
-            2 => words::<u16, OUT>(first, run, dense),
-            4 => words::<u32, OUT>(first, run, dense),
-            8 => words::<u64, OUT>(first, run, dense),
-            16 => words::<u128, OUT>(first, run, dense),
-            len if len < 128 && run.count > 1 => small::<OUT>(first, run, dense),
-            _ => large::<OUT>(first, run, dense),
+            1 => copy_words::<u8, OUT>(first, run, dense),
+            2 => copy_words::<u16, OUT>(first, run, dense),
+            4 => copy_words::<u32, OUT>(first, run, dense),
+            8 => copy_words::<u64, OUT>(first, run, dense),
+            16 => copy_words::<u128, OUT>(first, run, dense),
+            len if len < 128 && run.count > 1 => copy_small_blocks::<OUT>(first, run, dense),
+            _ => copy_large_blocks::<OUT>(first, run, dense),
         }
         dense.add((run.block * run.count) as usize)
     }
@@ -139,7 +139,7 @@ unsafe fn copy_run<const OUT: bool>(base: *mut u8, run: Run, dense: *mut u8) -> 
 ///
 /// # Safety
 /// As [`copy_run`], and a block is a `W`.
-unsafe fn words<W: Copy, const OUT: bool>(first: *mut u8, run: Run, dense: *mut u8) {
+unsafe fn copy_words<W: Copy, const OUT: bool>(first: *mut u8, run: StridedRun, dense: *mut u8) {
     let mut memory = first;
     let dense = dense.cast::<W>();
     for i in 0..run.count as usize {
@@ -159,7 +159,7 @@ unsafe fn words<W: Copy, const OUT: bool>(first: *mut u8, run: Run, dense: *mut 
 ///
 /// # Safety
 /// As [`copy_run`].
-unsafe fn small<const OUT: bool>(first: *mut u8, run: Run, dense: *mut u8) {
+unsafe fn copy_small_blocks<const OUT: bool>(first: *mut u8, run: StridedRun, dense: *mut u8) {
     let (mut memory, mut dense) = (first, dense);
     let len = run.block as usize;
     for _ in 0..run.count {
@@ -190,7 +190,7 @@ unsafe fn small<const OUT: bool>(first: *mut u8, run: Run, dense: *mut u8) {
 ///
 /// # Safety
 /// As [`copy_run`].
-unsafe fn large<const OUT: bool>(first: *mut u8, run: Run, dense: *mut u8) {
+unsafe fn copy_large_blocks<const OUT: bool>(first: *mut u8, run: StridedRun, dense: *mut u8) {
     let (mut memory, mut dense) = (first, dense);
     for _ in 0..run.count {
         let (from, to) = if OUT { (dense, memory) } else { (memory, dense) };

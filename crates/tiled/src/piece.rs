@@ -1,11 +1,11 @@
 //! The piece that a rank writes: bytes at its end, tiles in memory and in the journal.
 
-use crate::error::{Context, Error, Result};
+use crate::container_state::OwnPieceState;
+use crate::error::{ErrorContext, Result, TiledError};
 use crate::journal;
-use crate::marker::Name;
+use crate::marker::PieceName;
 use crate::memory::Buffer;
-use crate::ranges::Ranges;
-use crate::world::Own;
+use crate::ranges::RangeSet;
 use rustix::io::Errno;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -23,31 +23,31 @@ const PACK: usize = 512 << 10;
 const LARGE: usize = 2 << 20;
 
 /// Creates the files of a piece, and publishes its number of changes.
-pub trait Home {
+pub trait PieceStore {
     /// Creates the files of a piece that has none yet.
     ///
     /// # Errors
     /// `ENOSPC`, and others of the disk; then no file is left.
-    fn make(&self, name: Name) -> Result<(File, journal::Writer)>;
+    fn create_files(&self, name: PieceName) -> Result<(File, journal::JournalWriter)>;
 
     /// Publishes the number of changes of a rank's piece.
     ///
     /// # Errors
     /// Those of the disk.
-    fn changed(&self, rank: u32, changes: u64) -> Result<()>;
+    fn record_changes(&self, rank: u32, changes: u64) -> Result<()>;
 }
 
 /// The files, once something has been written.
 #[derive(Debug)]
-struct Files {
+struct OwnPieceFiles {
     piece: Arc<File>,
-    journal: journal::Writer,
+    journal: journal::JournalWriter,
 }
 
 /// The last write, which the next one may continue without a lookup: it lengthens the last tile,
 /// which has no gaps, and none of the bytes that it could write is in the piece.
 #[derive(Debug)]
-struct Last {
+struct LastWrite {
     view: View,
     stamp: u64,
     /// Where it ended in the stream.
@@ -59,13 +59,13 @@ struct Last {
 /// A rank's piece.
 #[derive(Debug)]
 pub struct OwnPiece {
-    name: Name,
+    name: PieceName,
     path: PathBuf,
-    files: Option<Files>,
+    files: Option<OwnPieceFiles>,
     tiles: PieceTiles,
     /// The stream bytes that were written under each view.
-    written: Vec<Ranges>,
-    last: Option<Last>,
+    written: Vec<RangeSet>,
+    last: Option<LastWrite>,
     end: u64,
     changes: u64,
     /// Whether there are bytes or tiles that no sync has brought to the disk.
@@ -77,7 +77,7 @@ pub struct OwnPiece {
 
 impl OwnPiece {
     /// The piece `name` of a container at `path`, with nothing in it and no file yet.
-    pub fn new(name: Name, path: PathBuf) -> OwnPiece {
+    pub fn new(name: PieceName, path: PathBuf) -> OwnPiece {
         OwnPiece {
             name,
             path,
@@ -96,9 +96,9 @@ impl OwnPiece {
 
     /// The state that readers of this handle use instead of the journal; `None` while the piece is
     /// empty.
-    pub fn own(&self) -> Option<Own<'_>> {
+    pub fn own_state(&self) -> Option<OwnPieceState<'_>> {
         let (name, changes) = (self.name, self.changes);
-        self.files.as_ref().map(|_| Own { name, changes, tiles: &self.tiles })
+        self.files.as_ref().map(|_| OwnPieceState { name, changes, tiles: &self.tiles })
     }
 
     /// How often it has changed.
@@ -112,18 +112,18 @@ impl OwnPiece {
     }
 
     /// Creates the files, unless they exist.
-    fn make(&mut self, home: &dyn Home) -> Result<&mut Files> {
+    fn ensure_files(&mut self, home: &dyn PieceStore) -> Result<&mut OwnPieceFiles> {
         if self.files.is_none() {
-            let (piece, journal) = home.make(self.name)?;
-            self.files = Some(Files { piece: Arc::new(piece), journal });
+            let (piece, journal) = home.create_files(self.name)?;
+            self.files = Some(OwnPieceFiles { piece: Arc::new(piece), journal });
         }
-        let gone = || Error::new("write", &self.path, Errno::IO);
+        let gone = || TiledError::new("write", &self.path, Errno::IO);
         self.files.as_mut().ok_or_else(gone)
     }
 
     /// Bytes of its journal.
     pub fn journal_len(&self) -> u64 {
-        self.files.as_ref().map_or(0, |files| files.journal.used())
+        self.files.as_ref().map_or(0, |files| files.journal.used_bytes())
     }
 
     /// The file with its bytes; `None` while it is empty.
@@ -137,12 +137,12 @@ impl OwnPiece {
     }
 
     /// Reports whether some of the stream bytes may be in the piece already. A "no" is certain.
-    pub fn may_have(&self, view: &View, stream: u64, len: u64) -> bool {
+    pub fn may_contain(&self, view: &View, stream: u64, len: u64) -> bool {
         let reach =
             |view: &View, from: u64, to: u64| (view.offset_of(from), view.offset_of(to - 1));
         self.tiles.views().iter().zip(&self.written).any(|(known, written)| {
             if known == view {
-                return written.meets(stream, stream + len);
+                return written.overlaps_range(stream, stream + len);
             }
             // Under another view only the hulls in the file are compared; they may overlap in vain.
             written.hull().is_some_and(|(from, to)| {
@@ -159,9 +159,9 @@ impl OwnPiece {
     /// # Errors
     /// `ENOSPC` and others of the disk; then no tile is recorded, unless the journal is not mapped
     /// and fails.
-    pub fn go_on(
+    pub fn continue_write(
         &mut self,
-        home: &dyn Home,
+        home: &dyn PieceStore,
         view: &View,
         stamp: u64,
         stream: u64,
@@ -175,7 +175,7 @@ impl OwnPiece {
         if last.end != stream || last.stamp != stamp || !fits || !last.view.is_same(view) {
             return Ok(false);
         }
-        let Some(bytes) = data.dense(0, len as usize) else { return Ok(false) };
+        let Some(bytes) = data.dense_slice(0, len as usize) else { return Ok(false) };
         // The bytes first, then the tile in the journal, then the count: a reader that finds the
         // count finds the tile, and a tile never names bytes that a kill could have prevented.
         files.piece.write_all_at(bytes, self.end).context("write", &self.path)?;
@@ -183,22 +183,22 @@ impl OwnPiece {
         self.end += len;
         self.dirty = true;
         self.changes += 1;
-        self.written[0].add(stream, last.end);
-        self.tiles.lengthen(len);
-        let told = files.journal.tell(Appended::Grown, &self.tiles);
+        self.written[0].insert_range(stream, last.end);
+        self.tiles.extend_last_tile(len);
+        let told = files.journal.record_change(Appended::Grown, &self.tiles);
         told.context("write the journal of", &self.path)?;
-        home.changed(self.name.rank, self.changes)?;
+        home.record_changes(self.name.rank, self.changes)?;
         Ok(true)
     }
 
     /// Remembers whether the next write may continue one that ended at `end`.
-    fn note(&mut self, view: &View, stamp: u64, end: u64) {
+    fn remember_last_write(&mut self, view: &View, stamp: u64, end: u64) {
         let ends_here = self.tiles.tiles().last().is_some_and(|tile| {
             tile.block == tile.stride && tile.stamp == stamp && tile.end() == end
         });
         // With one view, and no byte beyond the end, the next bytes cannot be in the piece.
         let alone = self.written.len() == 1 && self.written[0].hull().is_some_and(|h| h.1 == end);
-        self.last = (ends_here && alone).then(|| Last {
+        self.last = (ends_here && alone).then(|| LastWrite {
             view: view.clone(),
             stamp,
             end,
@@ -214,7 +214,7 @@ impl OwnPiece {
     #[allow(clippy::too_many_arguments)] // one write is that many things
     pub fn append(
         &mut self,
-        home: &dyn Home,
+        home: &dyn PieceStore,
         view: &View,
         stamp: u64,
         stream: u64,
@@ -223,45 +223,45 @@ impl OwnPiece {
         from: u64,
     ) -> Result<()> {
         let number = self.tiles.add_view(view);
-        let number = number.map_err(|e| self.refuse(Errno::INVAL, e))?;
+        let number = number.map_err(|e| self.write_error(Errno::INVAL, e))?;
         if self.written.len() < self.tiles.views().len() {
-            self.written.resize_with(self.tiles.views().len(), Ranges::default);
+            self.written.resize_with(self.tiles.views().len(), RangeSet::default);
         }
         // If this write fails half-way, the next one must not continue it.
         self.last = None;
         let mut done = 0;
         while done < len {
             // Reserve room in the journal first: bytes without a tile would be lost.
-            let files = self.make(home)?;
-            let (piece, room) = (files.piece.clone(), files.journal.make_room(view));
+            let files = self.ensure_files(home)?;
+            let (piece, room) = (files.piece.clone(), files.journal.reserve_room(view));
             room.context("write the journal of", &self.path)?;
-            let part = self.store(&piece, self.end, data, from + done, len - done)?;
+            let part = self.write_part(&piece, self.end, data, from + done, len - done)?;
             let told = self.tiles.append(stamp, number, stream + done, part, self.end);
-            let told = told.map_err(|e| self.refuse(Errno::FBIG, e))?;
+            let told = told.map_err(|e| self.write_error(Errno::FBIG, e))?;
             self.end += part;
             self.dirty = true;
-            self.written[number as usize].add(stream + done, stream + done + part);
+            self.written[number as usize].insert_range(stream + done, stream + done + part);
             self.changes += 1;
             let changes = self.changes;
             if let Some(files) = &mut self.files {
                 files
                     .journal
-                    .tell(told, &self.tiles)
+                    .record_change(told, &self.tiles)
                     .context("write the journal of", &self.path)?;
             }
-            home.changed(self.name.rank, changes)?;
+            home.record_changes(self.name.rank, changes)?;
             done += part;
         }
-        self.note(view, stamp, stream + len);
+        self.remember_last_write(view, stamp, stream + len);
         Ok(())
     }
 
-    fn refuse(&self, errno: Errno, why: impl std::fmt::Display) -> Error {
-        Error::because("write", &self.path, errno, why.to_string())
+    fn write_error(&self, errno: Errno, why: impl std::fmt::Display) -> TiledError {
+        TiledError::with_detail("write", &self.path, errno, why.to_string())
     }
 
     /// Writes data from `from` on at `at`, as much as one call takes; returns the bytes written.
-    fn store(
+    fn write_part(
         &mut self,
         piece: &File,
         at: u64,
@@ -272,7 +272,7 @@ impl OwnPiece {
         let whole = usize::try_from(len).unwrap_or(usize::MAX);
         let packed = whole.min(PACK);
         let direct = if whole < LARGE { whole } else { PACK };
-        let bytes = match data.dense(from, direct) {
+        let bytes = match data.dense_slice(from, direct) {
             Some(bytes) => bytes,
             None => {
                 if self.scratch.len() < packed {
@@ -290,15 +290,15 @@ impl OwnPiece {
     ///
     /// # Errors
     /// Those of the disk.
-    pub fn rewrite(&mut self, at: u64, data: &Buffer<'_>, from: u64, len: u64) -> Result<()> {
+    pub fn rewrite_bytes(&mut self, at: u64, data: &Buffer<'_>, from: u64, len: u64) -> Result<()> {
         let Some(files) = &self.files else {
-            return Err(Error::new("write", &self.path, Errno::IO));
+            return Err(TiledError::new("write", &self.path, Errno::IO));
         };
         let piece = files.piece.clone();
         self.dirty = true;
         let mut done = 0;
         while done < len {
-            done += self.store(&piece, at + done, data, from + done, len - done)?;
+            done += self.write_part(&piece, at + done, data, from + done, len - done)?;
         }
         Ok(())
     }
@@ -307,7 +307,7 @@ impl OwnPiece {
     ///
     /// # Errors
     /// Those of the disk.
-    pub fn seal(&mut self, durable: bool) -> Result<Vec<u8>> {
+    pub fn seal_tiles(&mut self, durable: bool) -> Result<Vec<u8>> {
         if let Some(files) = &self.files
             && durable
             && self.dirty
@@ -328,7 +328,7 @@ impl OwnPiece {
     }
 
     /// Records that the sealed tiles have been published.
-    pub fn published(&mut self) {
+    pub fn mark_published(&mut self) {
         self.published = self.sealed;
     }
 }
@@ -336,7 +336,7 @@ impl OwnPiece {
 /// Decodes the bytes that a rank sealed: changes of its journal, and tiles. `None` for empty bytes.
 ///
 /// # Errors
-/// Bytes that [`OwnPiece::seal`] did not make, as a sentence.
+/// Bytes that [`OwnPiece::seal_tiles`] did not make, as a sentence.
 pub fn decode_sealed(bytes: &[u8]) -> std::result::Result<Option<(u64, PieceTiles)>, String> {
     if bytes.is_empty() {
         return Ok(None);

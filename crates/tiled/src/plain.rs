@@ -2,7 +2,7 @@
 //! file. It is the reference for the other engines, and serves files that must stay ordinary.
 
 use crate::engine::Engine;
-use crate::error::{Context, Error, Result};
+use crate::error::{ErrorContext, Result, TiledError};
 use crate::flags::Flags;
 use crate::hints::Hints;
 use crate::machine;
@@ -16,7 +16,7 @@ use tatami_layout::View;
 
 /// An ordinary file, opened by one rank.
 #[derive(Debug)]
-pub struct Plain {
+pub struct PlainEngine {
     file: File,
     path: PathBuf,
     delete: bool,
@@ -31,32 +31,34 @@ const PACK: usize = 4 << 20;
 ///
 /// # Errors
 /// As for open(2).
-pub fn begin(path: &Path, flags: Flags, mode: u32) -> Result<()> {
-    options(flags)
-        .create(flags.has(Flags::CREATE) && flags.writes())
-        .create_new(flags.has(Flags::CREATE) && flags.has(Flags::EXCL) && flags.writes())
+pub fn begin_plain_open(path: &Path, flags: Flags, mode: u32) -> Result<()> {
+    open_options(flags)
+        .create(flags.contains(Flags::CREATE) && flags.can_write())
+        .create_new(
+            flags.contains(Flags::CREATE) && flags.contains(Flags::EXCL) && flags.can_write(),
+        )
         .mode(mode)
         .open(path)
         .context("open", path)
         .map(|_| ())
 }
 
-fn options(flags: Flags) -> OpenOptions {
+fn open_options(flags: Flags) -> OpenOptions {
     let mut options = OpenOptions::new();
-    options.read(flags.reads()).write(flags.writes());
+    options.read(flags.can_read()).write(flags.can_write());
     options
 }
 
-impl Plain {
-    /// Opens a file that [`begin`] has made or found.
+impl PlainEngine {
+    /// Opens a file that [`begin_plain_open`] has made or found.
     ///
     /// # Errors
     /// As for open(2).
-    pub fn open(path: &Path, flags: Flags, hints: &Hints) -> Result<Plain> {
-        let file = options(flags).open(path).context("open", path)?;
-        let delete = flags.has(Flags::DELETE_ON_CLOSE);
+    pub fn open(path: &Path, flags: Flags, hints: &Hints) -> Result<PlainEngine> {
+        let file = open_options(flags).open(path).context("open", path)?;
+        let delete = flags.contains(Flags::DELETE_ON_CLOSE);
         let (path, hints) = (path.to_path_buf(), hints.clone());
-        Ok(Plain { file, path, delete, hints, scratch: Vec::new() })
+        Ok(PlainEngine { file, path, delete, hints, scratch: Vec::new() })
     }
 
     fn read_extents(&self, view: &View, stream: u64, bytes: &mut [u8]) -> Result<()> {
@@ -110,12 +112,12 @@ pub fn read_full(file: &File, bytes: &mut [u8], offset: u64) -> std::io::Result<
     Ok(())
 }
 
-impl Engine for Plain {
+impl Engine for PlainEngine {
     fn write(&mut self, view: &View, stream: u64, data: &Buffer<'_>) -> Result<()> {
         let mut from = 0;
         while from < data.len() {
             let len = (data.len() - from).min(PACK as u64) as usize;
-            let bytes = match data.dense(from, len) {
+            let bytes = match data.dense_slice(from, len) {
                 Some(bytes) => bytes,
                 None => {
                     self.scratch.resize(len, 0);
@@ -131,7 +133,7 @@ impl Engine for Plain {
             }
             // The view has ended: a file has no more offsets.
             if done < len {
-                return Err(Error::new("write", &self.path, Errno::FBIG));
+                return Err(TiledError::new("write", &self.path, Errno::FBIG));
             }
             from += len as u64;
         }
@@ -139,12 +141,12 @@ impl Engine for Plain {
     }
 
     fn read(&mut self, view: &View, stream: u64, into: &mut Buffer<'_>) -> Result<u64> {
-        let visible = view.stream_before(self.size()?).0;
+        let visible = view.stream_before(self.file_size()?).0;
         let all = into.len().min(visible.saturating_sub(stream));
         let mut from = 0;
         while from < all {
             let len = (all - from).min(self.hints.read_buffer as u64) as usize;
-            if let Some(bytes) = into.dense_mut(from, len) {
+            if let Some(bytes) = into.dense_slice_mut(from, len) {
                 if !self.read_sieved(view, stream + from, bytes)? {
                     self.read_extents(view, stream + from, bytes)?;
                 }
@@ -162,7 +164,7 @@ impl Engine for Plain {
         Ok(all)
     }
 
-    fn size(&mut self) -> Result<u64> {
+    fn file_size(&mut self) -> Result<u64> {
         Ok(self.file.metadata().context("stat", &self.path)?.len())
     }
 
@@ -176,35 +178,35 @@ impl Engine for Plain {
         }
         match rustix::fs::fallocate(&self.file, FallocateFlags::empty(), 0, size) {
             // Without fallocate(2) only the length can be set, and it must not shrink.
-            Err(Errno::OPNOTSUPP | Errno::NOSYS) if size > self.size()? => self.set_size(size),
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) if size > self.file_size()? => self.set_size(size),
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
             other => other.context("allocate", &self.path),
         }
     }
 
-    fn stamp(&self) -> u64 {
+    fn next_stamp(&self) -> u64 {
         machine::now()
     }
 
-    fn epoch(&mut self, _stamp: u64) -> Result<()> {
+    fn begin_epoch(&mut self, _stamp: u64) -> Result<()> {
         Ok(())
     }
 
     fn set_atomic(&mut self, _on: bool) {}
 
-    fn seal(&mut self, durable: bool) -> Result<Vec<u8>> {
+    fn seal_piece(&mut self, durable: bool) -> Result<Vec<u8>> {
         if durable {
             self.file.sync_all().context("sync", &self.path)?;
         }
         Ok(Vec::new())
     }
 
-    fn publish(&mut self, _sealed: &[&[u8]], _durable: bool, closing: bool) -> Result<()> {
+    fn publish_pieces(&mut self, _sealed: &[&[u8]], _durable: bool, closing: bool) -> Result<()> {
         match closing && self.delete {
             true => std::fs::remove_file(&self.path).context("remove", &self.path),
             false => Ok(()),
         }
     }
 
-    fn published(&mut self) {}
+    fn mark_published(&mut self) {}
 }

@@ -2,23 +2,23 @@
 //! the other parts are appended to the piece.
 
 use crate::piece::OwnPiece;
-use tatami_layout::{Index, Piece, View};
+use tatami_layout::{Piece, TileIndex, View};
 
 /// A part of a write: stream position and length in bytes, and the place of the bytes in the rank's
 /// own piece; `None` for new bytes.
-pub type Planned = (u64, u64, Option<u64>);
+pub type PlannedPart = (u64, u64, Option<u64>);
 
 /// Plans a write of stream bytes `stream .. stream + len` from the piece alone. `None` where the
 /// piece has bytes of another view epoch than `epoch` (of any epoch, if that is `None`): other
 /// ranks may have written over them since.
-pub fn by_piece(
+pub fn plan_by_piece(
     piece: &OwnPiece,
     view: &View,
     stream: u64,
     len: u64,
     epoch: Option<u64>,
-) -> Option<Vec<Planned>> {
-    let own = piece.tiles().covered(view, stream, len);
+) -> Option<Vec<PlannedPart>> {
+    let own = piece.tiles().own_extents(view, stream, len);
     let ours = own.iter().all(|part| part.at.is_none_or(|(_, stamp)| epoch == Some(stamp)));
     ours.then(|| {
         own.iter().map(|part| (part.stream, part.len, part.at.map(|(at, _)| at))).collect()
@@ -26,26 +26,26 @@ pub fn by_piece(
 }
 
 /// Plans a write by the current owners of the bytes.
-pub fn by_index(
-    index: &Index,
+pub fn plan_by_index(
+    index: &TileIndex,
     view: &View,
     stream: u64,
     len: u64,
     is_own: impl Fn(Piece) -> bool,
-) -> Vec<Planned> {
+) -> Vec<PlannedPart> {
     let mut parts = Vec::new();
     let mut at = stream;
     for found in index.lookup_view(view, stream, len) {
         let mine = found.piece.is_some_and(&is_own);
-        push(&mut parts, (at, found.len, mine.then_some(found.at)));
+        push_part(&mut parts, (at, found.len, mine.then_some(found.at)));
         at += found.len;
     }
     // The lookup stops at the end of the file, and bytes beyond it are new.
-    push(&mut parts, (at, stream + len - at, None));
+    push_part(&mut parts, (at, stream + len - at, None));
     parts
 }
 
-fn push(parts: &mut Vec<Planned>, new: Planned) {
+fn push_part(parts: &mut Vec<PlannedPart>, new: PlannedPart) {
     if new.1 == 0 {
         return;
     }

@@ -1,9 +1,9 @@
 //! The index of a container: the tiles of all ranks of all opens that have ended or synced. It is
 //! one file, replaced as a whole.
 
-use crate::marker::Name;
+use crate::marker::PieceName;
 use std::collections::BTreeMap;
-use tatami_layout::{Cut, PieceTiles};
+use tatami_layout::{PieceTiles, TileCut};
 
 const MAGIC: [u8; 8] = *b"TATAMIX1";
 const VERSION: u32 = 1;
@@ -14,9 +14,9 @@ const HEADER: usize = 8 + 4 + 4 + 8 + 8 + 4 + 4;
 
 /// A piece in the index.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct PublishedPiece {
     /// Its name.
-    pub name: Name,
+    pub name: PieceName,
     /// Changes of its journal when it was sealed: a journal with this count has no more tiles.
     pub changes: u64,
     /// Its tiles.
@@ -25,15 +25,15 @@ pub struct Entry {
 
 /// The contents of an index.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Published {
+pub struct PublishedIndex {
     /// Whether it was synced before the rename.
     pub durable: bool,
     /// How often it has been replaced.
     pub generation: u64,
     /// Pieces in any order.
-    pub pieces: Vec<Entry>,
+    pub pieces: Vec<PublishedPiece>,
     /// Truncations and extensions by stamp.
-    pub cuts: Vec<Cut>,
+    pub cuts: Vec<TileCut>,
 }
 
 /// Why bytes are no index.
@@ -52,31 +52,31 @@ pub enum BadIndex {
     #[error("the piece {name:?} is damaged: {why}")]
     Piece {
         /// The piece.
-        name: Name,
+        name: PieceName,
         /// The fault.
         why: String,
     },
 }
 
-struct Input<'a>(&'a [u8]);
+struct IndexInput<'a>(&'a [u8]);
 
-impl<'a> Input<'a> {
-    fn take(&mut self, len: usize) -> Result<&'a [u8], BadIndex> {
+impl<'a> IndexInput<'a> {
+    fn take_bytes(&mut self, len: usize) -> Result<&'a [u8], BadIndex> {
         let (taken, rest) = self.0.split_at_checked(len).ok_or(BadIndex::Length)?;
         self.0 = rest;
         Ok(taken)
     }
 
-    fn u32(&mut self) -> Result<u32, BadIndex> {
-        self.take(4)?.try_into().map(u32::from_le_bytes).map_err(|_| BadIndex::Length)
+    fn take_u32(&mut self) -> Result<u32, BadIndex> {
+        self.take_bytes(4)?.try_into().map(u32::from_le_bytes).map_err(|_| BadIndex::Length)
     }
 
-    fn u64(&mut self) -> Result<u64, BadIndex> {
-        self.take(8)?.try_into().map(u64::from_le_bytes).map_err(|_| BadIndex::Length)
+    fn take_u64(&mut self) -> Result<u64, BadIndex> {
+        self.take_bytes(8)?.try_into().map(u64::from_le_bytes).map_err(|_| BadIndex::Length)
     }
 }
 
-impl Published {
+impl PublishedIndex {
     /// The bytes of the file.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = MAGIC.to_vec();
@@ -107,7 +107,7 @@ impl Published {
     ///
     /// # Errors
     /// [`BadIndex`].
-    pub fn decode(bytes: &[u8]) -> Result<Published, BadIndex> {
+    pub fn decode(bytes: &[u8]) -> Result<PublishedIndex, BadIndex> {
         if bytes.len() < HEADER + 4 {
             return Err(BadIndex::Length);
         }
@@ -118,37 +118,37 @@ impl Published {
         if crc32c::crc32c(body).to_le_bytes() != *sum {
             return Err(BadIndex::Sum);
         }
-        let mut input = Input(&body[8..]);
-        if input.u32()? != VERSION {
+        let mut input = IndexInput(&body[8..]);
+        if input.take_u32()? != VERSION {
             return Err(BadIndex::Kind);
         }
-        let durable = input.u32()? & DURABLE != 0;
-        let generation = input.u64()?;
-        input.u64()?;
-        let (pieces, cuts) = (input.u32()?, input.u32()?);
-        let mut out = Published { durable, generation, ..Published::default() };
+        let durable = input.take_u32()? & DURABLE != 0;
+        let generation = input.take_u64()?;
+        input.take_u64()?;
+        let (pieces, cuts) = (input.take_u32()?, input.take_u32()?);
+        let mut out = PublishedIndex { durable, generation, ..PublishedIndex::default() };
         for _ in 0..pieces {
-            let (open, changes) = (input.u64()?, input.u64()?);
-            let (len, rank) = (input.u32()?, input.u32()?);
-            let name = Name { open, rank };
-            let tiles = PieceTiles::decode(input.take(len as usize)?);
+            let (open, changes) = (input.take_u64()?, input.take_u64()?);
+            let (len, rank) = (input.take_u32()?, input.take_u32()?);
+            let name = PieceName { open, rank };
+            let tiles = PieceTiles::decode(input.take_bytes(len as usize)?);
             let bad = |e: tatami_layout::DecodeError| BadIndex::Piece { name, why: e.to_string() };
-            out.pieces.push(Entry { name, changes, tiles: tiles.map_err(bad)? });
+            out.pieces.push(PublishedPiece { name, changes, tiles: tiles.map_err(bad)? });
         }
         for _ in 0..cuts {
-            out.cuts.push(Cut { stamp: input.u64()?, size: input.u64()? });
+            out.cuts.push(TileCut { stamp: input.take_u64()?, size: input.take_u64()? });
         }
         if input.0.is_empty() { Ok(out) } else { Err(BadIndex::Length) }
     }
 
-    /// Returns the position of each entry in [`Published::pieces`].
-    pub fn places(&self) -> BTreeMap<Name, usize> {
+    /// Returns the position of each entry in [`PublishedIndex::pieces`].
+    pub fn entry_positions(&self) -> BTreeMap<PieceName, usize> {
         self.pieces.iter().enumerate().map(|(at, entry)| (entry.name, at)).collect()
     }
 
     /// Replaces the entry of the same name by each of `new`, or adds it.
-    pub fn put(&mut self, new: Vec<Entry>) {
-        let mut places = self.places();
+    pub fn put_entries(&mut self, new: Vec<PublishedPiece>) {
+        let mut places = self.entry_positions();
         for entry in new {
             let at = *places.entry(entry.name).or_insert(self.pieces.len());
             match self.pieces.get_mut(at) {
@@ -160,7 +160,7 @@ impl Published {
 
     /// Drops pieces that a truncation to 0 has emptied: all of their tiles are as old as the last
     /// such cut. Returns their names.
-    pub fn drop_emptied(&mut self) -> Vec<Name> {
+    pub fn drop_emptied(&mut self) -> Vec<PieceName> {
         let Some(cut) = self.cuts.iter().filter(|c| c.size == 0).map(|c| c.stamp).max() else {
             return self.drop_without_tiles();
         };
@@ -172,7 +172,7 @@ impl Published {
         self.drop_without_tiles()
     }
 
-    fn drop_without_tiles(&mut self) -> Vec<Name> {
+    fn drop_without_tiles(&mut self) -> Vec<PieceName> {
         let mut gone = Vec::new();
         self.pieces.retain(|entry| {
             let empty = entry.tiles.tiles().is_empty();
@@ -186,7 +186,7 @@ impl Published {
 
     /// Drops cuts without effect: no tile is as old as they are. The last one stays, because it
     /// states the size.
-    pub fn drop_cuts(&mut self, oldest_journal: Option<u64>) {
+    pub fn drop_stale_cuts(&mut self, oldest_journal: Option<u64>) {
         self.cuts.sort_by_key(|cut| cut.stamp);
         let tiles = self.pieces.iter().flat_map(|entry| entry.tiles.tiles());
         let oldest = tiles.map(|tile| tile.stamp).chain(oldest_journal).min();
@@ -207,10 +207,10 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn any_bytes_are_an_index_or_none(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..200)) {
-            let _ = Published::decode(&bytes);
+            let _ = PublishedIndex::decode(&bytes);
             let mut sealed = [&MAGIC[..], &VERSION.to_le_bytes(), &bytes].concat();
             sealed.extend(crc32c::crc32c(&sealed).to_le_bytes());
-            let _ = Published::decode(&sealed);
+            let _ = PublishedIndex::decode(&sealed);
         }
     }
 }

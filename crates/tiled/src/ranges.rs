@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 /// A set of byte positions as disjoint runs that do not touch.
 #[derive(Clone, Debug, Default)]
-pub struct Ranges {
+pub struct RangeSet {
     /// The run that was extended last, if it is not empty: the next write usually continues it.
     last: (u64, u64),
     /// Where the next run behind it begins; none begins between.
@@ -13,9 +13,9 @@ pub struct Ranges {
     others: BTreeMap<u64, u64>,
 }
 
-impl Ranges {
+impl RangeSet {
     /// Adds `from .. to`.
-    pub fn add(&mut self, mut from: u64, mut to: u64) {
+    pub fn insert_range(&mut self, mut from: u64, mut to: u64) {
         if from >= to {
             return;
         }
@@ -33,7 +33,7 @@ impl Ranges {
             self.last = (from, to);
             return;
         }
-        while let Some((start, end)) = self.before(to).filter(|(_, end)| *end >= from) {
+        while let Some((start, end)) = self.run_before(to).filter(|(_, end)| *end >= from) {
             self.others.remove(&start);
             (from, to) = (from.min(start), to.max(end));
         }
@@ -42,17 +42,17 @@ impl Ranges {
     }
 
     /// Returns the last of the other runs that begins at or before `at`.
-    fn before(&self, at: u64) -> Option<(u64, u64)> {
+    fn run_before(&self, at: u64) -> Option<(u64, u64)> {
         self.others.range(..=at).next_back().map(|(start, end)| (*start, *end))
     }
 
     /// Whether the set has any of `from .. to`.
-    pub fn meets(&self, from: u64, to: u64) -> bool {
+    pub fn overlaps_range(&self, from: u64, to: u64) -> bool {
         let (start, end) = self.last;
         if from >= to || start >= end || (from >= end && to <= self.room) {
             return false;
         }
-        (from < end && start < to) || self.before(to - 1).is_some_and(|(_, end)| end > from)
+        (from < end && start < to) || self.run_before(to - 1).is_some_and(|(_, end)| end > from)
     }
 
     /// Returns the range from the first byte to the end of the last; `None` of an empty set.
@@ -64,7 +64,7 @@ impl Ranges {
     }
 
     #[cfg(test)]
-    fn runs(&self) -> usize {
+    fn count_runs(&self) -> usize {
         self.others.len() + usize::from(self.last.0 < self.last.1)
     }
 }
@@ -77,7 +77,7 @@ mod tests {
     fn a_set_of_runs_has_what_was_added() {
         let mut random = fastrand::Rng::with_seed(3);
         for _ in 0..300 {
-            let (mut ranges, mut model) = (Ranges::default(), [false; 200]);
+            let (mut ranges, mut model) = (RangeSet::default(), [false; 200]);
             let mut at = 0;
             for _ in 0..random.usize(0..30) {
                 // Mostly where the last one ended, or a little further on.
@@ -88,19 +88,19 @@ mod tests {
                 };
                 let to = from + random.usize(0..20);
                 at = to;
-                ranges.add(from as u64, to as u64);
+                ranges.insert_range(from as u64, to as u64);
                 model[from..to].fill(true);
             }
             for from in 0..199 {
                 let to = random.usize(from..200);
                 let meets = model[from..to].contains(&true);
-                assert_eq!(ranges.meets(from as u64, to as u64), meets && from < to);
+                assert_eq!(ranges.overlaps_range(from as u64, to as u64), meets && from < to);
             }
             let first = model.iter().position(|set| *set).map(|at| at as u64);
             let last = model.iter().rposition(|set| *set).map(|at| at as u64 + 1);
             assert_eq!(ranges.hull(), first.zip(last));
             let runs = model.chunk_by(|a, b| a == b).filter(|run| run[0]).count();
-            assert_eq!(ranges.runs(), runs);
+            assert_eq!(ranges.count_runs(), runs);
         }
     }
 }

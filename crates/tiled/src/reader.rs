@@ -4,7 +4,7 @@ use crate::error::Result;
 use crate::hints::Hints;
 use crate::memory::Buffer;
 use std::io::IoSliceMut;
-use tatami_layout::{Found, FoundRun, Index, Piece, View};
+use tatami_layout::{FoundExtent, FoundRun, Piece, TileIndex, View};
 
 /// Bytes of a gap that are read along rather than skipped.
 const GAP: u64 = 8192;
@@ -19,18 +19,18 @@ const SCATTER: u64 = 256 << 10;
 const PARTS: usize = 1024;
 
 /// The pieces of a file, and the index of their bytes.
-pub trait Source {
+pub trait PieceSource {
     /// The piece of each byte.
-    fn index(&self) -> &Index;
+    fn index(&self) -> &TileIndex;
 
     /// A number that grows with every change of the index.
-    fn built(&self) -> u64;
+    fn build_count(&self) -> u64;
 
     /// Fills `bytes` from a piece, from `at` on.
     ///
     /// # Errors
     /// Those of the disk.
-    fn read(&mut self, piece: Piece, bytes: &mut [u8], at: u64) -> Result<()>;
+    fn read_piece(&mut self, piece: Piece, bytes: &mut [u8], at: u64) -> Result<()>;
 
     /// Fills `parts`, one after the other, from a piece, from `at` on.
     ///
@@ -43,7 +43,7 @@ pub trait Source {
         mut at: u64,
     ) -> Result<()> {
         for part in parts {
-            self.read(piece, part, at)?;
+            self.read_piece(piece, part, at)?;
             at += part.len() as u64;
         }
         Ok(())
@@ -52,18 +52,18 @@ pub trait Source {
 
 /// The reader of one handle, with its buffers.
 #[derive(Debug)]
-pub struct Reader {
+pub struct StreamReader {
     batch: u64,
     gap: u64,
     dense: Vec<u8>,
     sieve: Vec<u8>,
-    whole: Option<Whole>,
+    whole: Option<WholeRun>,
 }
 
 /// A long run of a stream in one piece: a reader that uses the view of the writer looks it up once.
 #[derive(Debug)]
-struct Whole {
-    /// The index it was found in ([`Source::built`]).
+struct WholeRun {
+    /// The index it was found in ([`PieceSource::build_count`]).
     built: u64,
     view: View,
     stream: u64,
@@ -72,12 +72,18 @@ struct Whole {
     at: u64,
 }
 
-impl Whole {
+impl WholeRun {
     /// Returns the place of these stream bytes in the piece.
-    fn at(&self, world: &impl Source, view: &View, stream: u64, len: u64) -> Option<u64> {
+    fn locate_stream(
+        &self,
+        world: &impl PieceSource,
+        view: &View,
+        stream: u64,
+        len: u64,
+    ) -> Option<u64> {
         // A new index may place the bytes elsewhere, so a run of an older index does not count.
         let from = stream.checked_sub(self.stream)?;
-        let has = self.built == world.built()
+        let has = self.built == world.build_count()
             && from <= self.len
             && len <= self.len - from
             && self.view == *view;
@@ -87,19 +93,19 @@ impl Whole {
 
 /// A stretch of a piece and its destination.
 #[derive(Clone, Copy, Debug)]
-struct Want {
+struct PieceRead {
     piece: Piece,
     at: u64,
     len: u64,
     to: u64,
 }
 
-impl Reader {
+impl StreamReader {
     /// A reader with nothing in its buffers.
-    pub fn new(hints: &Hints) -> Reader {
+    pub fn new(hints: &Hints) -> StreamReader {
         let gap = if hints.sieve { GAP } else { 0 };
         let (batch, dense, sieve) = (hints.read_buffer as u64, Vec::new(), Vec::new());
-        Reader { batch, gap, dense, sieve, whole: None }
+        StreamReader { batch, gap, dense, sieve, whole: None }
     }
 
     /// Fills `into` as far as the file has bytes; returns the bytes read.
@@ -108,7 +114,7 @@ impl Reader {
     /// Those of the disk.
     pub fn read(
         &mut self,
-        world: &mut impl Source,
+        world: &mut impl PieceSource,
         view: &View,
         stream: u64,
         into: &mut Buffer<'_>,
@@ -123,21 +129,21 @@ impl Reader {
         let all = into.len().min(visible.saturating_sub(stream));
         let mut from = 0;
         while from < all {
-            let (runs, len) = self.find(world, view, stream + from, all - from);
+            let (runs, len) = self.find_runs(world, view, stream + from, all - from);
             if len == 0 {
                 break;
             }
             let size = len as usize;
-            if let Some(bytes) = into.dense_mut(from, size) {
-                self.fill(world, runs, bytes)?;
+            if let Some(bytes) = into.dense_slice_mut(from, size) {
+                self.fill_runs(world, runs, bytes)?;
             } else if let [run] = runs[..]
                 && run.count == 1
                 && let Some(piece) = run.piece
             {
-                self.scatter(world, (piece, run.at, len), from, into)?;
+                self.read_scattered(world, (piece, run.at, len), from, into)?;
             } else {
                 let mut dense = std::mem::take(&mut self.dense);
-                let filled = self.fill(world, runs, room(&mut dense, size));
+                let filled = self.fill_runs(world, runs, grow_buffer(&mut dense, size));
                 into.scatter(from, &dense[..size]);
                 self.dense = dense;
                 filled?;
@@ -150,28 +156,30 @@ impl Reader {
     /// Fills `into`, if it is dense and lies in one run of one piece. Returns whether it did.
     fn read_whole(
         &mut self,
-        world: &mut impl Source,
+        world: &mut impl PieceSource,
         view: &View,
         stream: u64,
         into: &mut Buffer<'_>,
     ) -> Result<bool> {
         let len = into.len();
-        let mut at = self.whole.as_ref().and_then(|whole| whole.at(world, view, stream, len));
+        let mut at =
+            self.whole.as_ref().and_then(|whole| whole.locate_stream(world, view, stream, len));
         if at.is_none()
             && let Some(found) = world.index().lookup_whole(view, stream)
             && found.len >= len
             && let Some(piece) = found.piece
         {
-            let (built, view) = (world.built(), view.clone());
-            let Found { len, at: place, .. } = found;
-            self.whole = Some(Whole { built, view, stream, len, piece, at: place });
+            let (built, view) = (world.build_count(), view.clone());
+            let FoundExtent { len, at: place, .. } = found;
+            self.whole = Some(WholeRun { built, view, stream, len, piece, at: place });
             at = Some(place);
         }
         let (Some(at), Some(whole)) = (at, &self.whole) else { return Ok(false) };
-        let Some(bytes) = usize::try_from(len).ok().and_then(|len| into.dense_mut(0, len)) else {
+        let Some(bytes) = usize::try_from(len).ok().and_then(|len| into.dense_slice_mut(0, len))
+        else {
             return Ok(false);
         };
-        world.read(whole.piece, bytes, at)?;
+        world.read_piece(whole.piece, bytes, at)?;
         Ok(true)
     }
 
@@ -179,7 +187,7 @@ impl Reader {
     /// whether it did.
     fn read_run(
         &mut self,
-        world: &mut impl Source,
+        world: &mut impl PieceSource,
         view: &View,
         stream: u64,
         into: &mut Buffer<'_>,
@@ -190,11 +198,11 @@ impl Reader {
         }
         let from = view.offset_of(stream);
         let found = world.index().lookup_run(from, from.saturating_add(len));
-        let (Some(found), Some(bytes)) = (found, into.dense_mut(0, len as usize)) else {
+        let (Some(found), Some(bytes)) = (found, into.dense_slice_mut(0, len as usize)) else {
             return Ok(false);
         };
         match found.piece {
-            Some(piece) => world.read(piece, bytes, found.at)?,
+            Some(piece) => world.read_piece(piece, bytes, found.at)?,
             None => bytes.fill(0),
         }
         Ok(true)
@@ -202,9 +210,9 @@ impl Reader {
 
     /// Finds the next bytes, and returns their number: one batch, or more where they are
     /// contiguous.
-    fn find(
+    fn find_runs(
         &self,
-        world: &impl Source,
+        world: &impl PieceSource,
         view: &View,
         stream: u64,
         len: u64,
@@ -218,7 +226,7 @@ impl Reader {
         {
             let part = (len - done).min(self.batch);
             match world.index().lookup_runs(view, stream + done, part)[..] {
-                [next] if next.count == 1 && goes_on(whole, &next) => {
+                [next] if next.count == 1 && continues_run(whole, &next) => {
                     whole.block += next.block;
                     done += next.block;
                 }
@@ -229,9 +237,9 @@ impl Reader {
     }
 
     /// Reads a run of a piece into scattered memory, by parts that stay in the processor's cache.
-    fn scatter(
+    fn read_scattered(
         &mut self,
-        world: &mut impl Source,
+        world: &mut impl PieceSource,
         (piece, at, len): (Piece, u64, u64),
         from: u64,
         into: &mut Buffer<'_>,
@@ -239,17 +247,17 @@ impl Reader {
         let mut done = 0;
         while done < len {
             let part = (len - done).min(SCATTER);
-            let dense = room(&mut self.dense, part as usize);
-            world.read(piece, dense, at + done)?;
+            let dense = grow_buffer(&mut self.dense, part as usize);
+            world.read_piece(piece, dense, at + done)?;
             into.scatter(from + done, dense);
             done += part;
         }
         Ok(())
     }
 
-    fn fill(
+    fn fill_runs(
         &mut self,
-        world: &mut impl Source,
+        world: &mut impl PieceSource,
         mut runs: Vec<FoundRun>,
         bytes: &mut [u8],
     ) -> Result<()> {
@@ -259,7 +267,7 @@ impl Reader {
         let mut rest = &runs[..];
         while let Some(first) = rest.first() {
             let Some(piece) = first.piece else {
-                for to in blocks(first).map(|(_, to)| to) {
+                for to in run_blocks(first).map(|(_, to)| to) {
                     bytes[to..][..first.block as usize].fill(0);
                 }
                 rest = &rest[1..];
@@ -280,11 +288,11 @@ impl Reader {
             let is_dense = if self.gap > 0 { data >= (end - first.at) / 2 } else { false };
             let apart = |run: &FoundRun| run.block >= DIRECT || run.count == 1;
             if is_dense && !group.iter().all(apart) && group.iter().any(|run| run.count > 1) {
-                self.spread(world, piece, group, end, bytes)?;
+                self.sieve_runs(world, piece, group, end, bytes)?;
             } else {
                 for run in group {
-                    let want = |(at, to)| Want { piece, at, len: run.block, to: to as u64 };
-                    wants.extend(blocks(run).map(want));
+                    let want = |(at, to)| PieceRead { piece, at, len: run.block, to: to as u64 };
+                    wants.extend(run_blocks(run).map(want));
                 }
             }
             rest = others;
@@ -294,21 +302,21 @@ impl Reader {
 
     /// Reads a stretch of a piece that ends at `end` with one call, and copies the blocks of
     /// `runs`.
-    fn spread(
+    fn sieve_runs(
         &mut self,
-        world: &mut impl Source,
+        world: &mut impl PieceSource,
         piece: Piece,
         runs: &[FoundRun],
         end: u64,
         bytes: &mut [u8],
     ) -> Result<()> {
         let start = runs[0].at;
-        let sieve = room(&mut self.sieve, (end - start) as usize);
-        world.read(piece, sieve, start)?;
+        let sieve = grow_buffer(&mut self.sieve, (end - start) as usize);
+        world.read_piece(piece, sieve, start)?;
         for run in runs {
             let len = run.block as usize;
-            for (at, to) in blocks(run) {
-                copy(&sieve[(at - start) as usize..][..len], &mut bytes[to..][..len]);
+            for (at, to) in run_blocks(run) {
+                copy_block(&sieve[(at - start) as usize..][..len], &mut bytes[to..][..len]);
             }
         }
         Ok(())
@@ -317,8 +325,8 @@ impl Reader {
     /// Reads neighbouring stretches together.
     fn fetch_all(
         &mut self,
-        world: &mut impl Source,
-        wants: &mut [Want],
+        world: &mut impl PieceSource,
+        wants: &mut [PieceRead],
         bytes: &mut [u8],
     ) -> Result<()> {
         // Most requests are in order already, and the check costs less than sorting.
@@ -327,9 +335,9 @@ impl Reader {
         }
         let mut rest = &wants[..];
         while let Some(first) = rest.first() {
-            let direct = straight(rest);
+            let direct = count_direct(rest);
             if direct > 1 {
-                Reader::fetch_straight(world, &rest[..direct], bytes)?;
+                StreamReader::fetch_straight(world, &rest[..direct], bytes)?;
                 rest = &rest[direct..];
                 continue;
             }
@@ -342,14 +350,18 @@ impl Reader {
                 end = end.max(next.at + next.len);
                 count += 1;
             }
-            self.fetch(world, &rest[..count], end, bytes)?;
+            self.fetch_group(world, &rest[..count], end, bytes)?;
             rest = &rest[count..];
         }
         Ok(())
     }
 
     /// Reads one run of a piece straight into its destinations.
-    fn fetch_straight(world: &mut impl Source, wants: &[Want], bytes: &mut [u8]) -> Result<()> {
+    fn fetch_straight(
+        world: &mut impl PieceSource,
+        wants: &[PieceRead],
+        bytes: &mut [u8],
+    ) -> Result<()> {
         let mut parts = Vec::with_capacity(wants.len());
         let (mut rest, mut before) = (&mut *bytes, 0);
         for want in wants {
@@ -362,23 +374,23 @@ impl Reader {
     }
 
     /// Reads one run of a piece, and copies its parts.
-    fn fetch(
+    fn fetch_group(
         &mut self,
-        world: &mut impl Source,
-        wants: &[Want],
+        world: &mut impl PieceSource,
+        wants: &[PieceRead],
         end: u64,
         bytes: &mut [u8],
     ) -> Result<()> {
         let first = wants[0];
         if wants.len() == 1 {
             let part = &mut bytes[first.to as usize..][..first.len as usize];
-            return world.read(first.piece, part, first.at);
+            return world.read_piece(first.piece, part, first.at);
         }
-        let sieve = room(&mut self.sieve, (end - first.at) as usize);
-        world.read(first.piece, sieve, first.at)?;
+        let sieve = grow_buffer(&mut self.sieve, (end - first.at) as usize);
+        world.read_piece(first.piece, sieve, first.at)?;
         for want in wants {
             let from = &sieve[(want.at - first.at) as usize..][..want.len as usize];
-            copy(from, &mut bytes[want.to as usize..][..want.len as usize]);
+            copy_block(from, &mut bytes[want.to as usize..][..want.len as usize]);
         }
         Ok(())
     }
@@ -386,8 +398,8 @@ impl Reader {
 
 /// Counts the first of `wants` that are contiguous in a piece, in the order of their destinations,
 /// and large enough to be read by one call without a buffer.
-fn straight(wants: &[Want]) -> usize {
-    let goes_on = |pair: &[Want]| {
+fn count_direct(wants: &[PieceRead]) -> usize {
+    let goes_on = |pair: &[PieceRead]| {
         let (one, next) = (pair[0], pair[1]);
         next.piece == one.piece
             && next.at == one.at + one.len
@@ -403,7 +415,7 @@ fn straight(wants: &[Want]) -> usize {
 }
 
 /// Returns the first `len` bytes of a buffer, which grows if necessary.
-fn room(buffer: &mut Vec<u8>, len: usize) -> &mut [u8] {
+fn grow_buffer(buffer: &mut Vec<u8>, len: usize) -> &mut [u8] {
     if buffer.len() < len {
         buffer.resize(len, 0);
     }
@@ -411,20 +423,20 @@ fn room(buffer: &mut Vec<u8>, len: usize) -> &mut [u8] {
 }
 
 /// Returns the place of each block of a run in the piece, and its destination in the request.
-fn blocks(run: &FoundRun) -> impl Iterator<Item = (u64, usize)> + use<> {
+fn run_blocks(run: &FoundRun) -> impl Iterator<Item = (u64, usize)> + use<> {
     let run = *run;
     (0..run.count).map(move |i| (run.at + i * run.at_stride, (run.to + i * run.to_stride) as usize))
 }
 
 /// Reports whether `next`, found for the following bytes, lies right behind `run`.
-fn goes_on(run: &FoundRun, next: &FoundRun) -> bool {
+fn continues_run(run: &FoundRun, next: &FoundRun) -> bool {
     run.piece == next.piece && (run.piece.is_none() || run.at + run.block == next.at)
 }
 
 /// Copies a block; blocks of the size of a number without a call.
 #[inline]
-fn copy(from: &[u8], to: &mut [u8]) {
-    fn fixed<const N: usize>(from: &[u8], to: &mut [u8]) -> bool {
+fn copy_block(from: &[u8], to: &mut [u8]) {
+    fn copy_fixed<const N: usize>(from: &[u8], to: &mut [u8]) -> bool {
         match (from.first_chunk::<N>(), to.first_chunk_mut::<N>()) {
             (Some(from), Some(to)) => {
                 *to = *from;
@@ -434,9 +446,9 @@ fn copy(from: &[u8], to: &mut [u8]) {
         }
     }
     let done = match from.len() {
-        4 => fixed::<4>(from, to),
-        8 => fixed::<8>(from, to),
-        16 => fixed::<16>(from, to),
+        4 => copy_fixed::<4>(from, to),
+        8 => copy_fixed::<8>(from, to),
+        16 => copy_fixed::<16>(from, to),
         _ => false,
     };
     if !done {

@@ -5,13 +5,13 @@
 //! the other.
 
 use crate::container::{self, Container};
-use crate::error::{Context, Error, Result};
+use crate::container_state::ContainerState;
+use crate::error::{ErrorContext, Result, TiledError};
 use crate::hints::Hints;
 use crate::marker::Member;
 use crate::memory::Buffer;
-use crate::reader::Reader;
-use crate::world::World;
-use crate::{place, settle};
+use crate::reader::StreamReader;
+use crate::{claim, recovery};
 use rustix::io::Errno;
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
@@ -28,16 +28,21 @@ const CHUNK: u64 = 16 << 20;
 /// # Errors
 /// `EEXIST` where it is a container already; as for rename(2) and link(2).
 pub fn to_container(path: &Path) -> Result<()> {
-    let real = place::real(path)?;
+    let real = claim::resolve_links(path)?;
     let meta = std::fs::symlink_metadata(&real).context("relayout", path)?;
     if meta.is_dir() {
         let errno = if crate::marker::is_container(&real)? { Errno::EXIST } else { Errno::ISDIR };
-        return Err(Error::new("relayout", path, errno));
+        return Err(TiledError::new("relayout", path, errno));
     }
     if !meta.is_file() {
-        return Err(Error::because("relayout", path, Errno::INVAL, "it is no ordinary file"));
+        return Err(TiledError::with_detail(
+            "relayout",
+            path,
+            Errno::INVAL,
+            "it is no ordinary file",
+        ));
     }
-    container::create(&real, meta.mode() & 0o777)
+    container::create_container(&real, meta.mode() & 0o777)
 }
 
 /// Makes a container an ordinary file, by `threads` threads, each of which passes the number of
@@ -46,20 +51,20 @@ pub fn to_container(path: &Path) -> Result<()> {
 /// # Errors
 /// `EBUSY` while a program has it open for writing, `ENOSPC`; then the container stays as it was.
 pub fn to_whole(path: &Path, threads: usize, progress: &(dyn Fn(u64) + Sync)) -> Result<u64> {
-    let real = place::real(path)?;
+    let real = claim::resolve_links(path)?;
     let container = Arc::new(Container::open(&real)?);
-    settle::settle_dead(&container, settle::Damaged::Refuse)?;
+    recovery::recover_dead_opens(&container, recovery::DamagePolicy::Refuse)?;
     // An open for writing takes this lock, so no program begins to write from here on.
-    let _held = container.lock()?;
+    let _held = container.lock_index()?;
     // Dead opens were recovered above, so a rank table belongs to a living one.
-    if container.members()?.iter().any(|member| matches!(member, Member::Roll(_))) {
+    if container.list_members()?.iter().any(|member| matches!(member, Member::RankTable(_))) {
         let why = "a program has it open for writing";
-        return Err(Error::because("relayout", path, Errno::BUSY, why));
+        return Err(TiledError::with_detail("relayout", path, Errno::BUSY, why));
     }
-    let mut world = World::new(container.clone());
-    world.look(None)?;
+    let mut world = ContainerState::new(container.clone());
+    world.refresh_state(None)?;
     let size = world.index().size();
-    let new = container.new_beside()?;
+    let new = container.unused_sibling()?;
     let copied = std::fs::OpenOptions::new()
         .write(true)
         .create_new(true)
@@ -68,7 +73,7 @@ pub fn to_whole(path: &Path, threads: usize, progress: &(dyn Fn(u64) + Sync)) ->
         .context("create", &new)
         .and_then(|file| {
             file.set_len(size).context("create", &new)?;
-            copy(&container, &file, size, threads, progress)?;
+            copy_container(&container, &file, size, threads, progress)?;
             let times = std::fs::metadata(&real).and_then(|meta| {
                 let _ = std::os::unix::fs::fchown(&file, Some(meta.uid()), Some(meta.gid()));
                 meta.modified()
@@ -79,14 +84,14 @@ pub fn to_whole(path: &Path, threads: usize, progress: &(dyn Fn(u64) + Sync)) ->
             // The bytes must be on the disk before the rename removes the container.
             file.sync_all().context("sync", &new)
         });
-    let placed = copied.and_then(|()| container::replace(&real, &new));
+    let placed = copied.and_then(|()| container::replace_container(&real, &new));
     if placed.is_err() {
         let _ = std::fs::remove_file(&new);
     }
     placed.map(|()| size)
 }
 
-fn copy(
+fn copy_container(
     container: &Arc<Container>,
     to: &File,
     size: u64,
@@ -94,11 +99,12 @@ fn copy(
     progress: &(dyn Fn(u64) + Sync),
 ) -> Result<()> {
     let next = AtomicU64::new(0);
-    let byte = Shape::bytes(1).map_err(|_| Error::new("copy", container.path(), Errno::INVAL))?;
+    let byte =
+        Shape::bytes(1).map_err(|_| TiledError::new("copy", container.path(), Errno::INVAL))?;
     let work = || -> Result<()> {
-        let mut world = World::new(container.clone());
-        world.look(None)?;
-        let mut reader = Reader::new(&Hints::default());
+        let mut world = ContainerState::new(container.clone());
+        world.refresh_state(None)?;
+        let mut reader = StreamReader::new(&Hints::default());
         let mut bytes = vec![0; CHUNK.min(size) as usize];
         loop {
             let at = next.fetch_add(CHUNK, Ordering::Relaxed);
@@ -108,8 +114,8 @@ fn copy(
             let len = CHUNK.min(size - at);
             // Ranges without data stay holes.
             if world.index().lookup(at, len).iter().any(|found| found.piece.is_some()) {
-                let mut buffer = Buffer::of(&mut bytes[..len as usize], &byte);
-                reader.read(&mut world, &View::bytes(), at, &mut buffer)?;
+                let mut buffer = Buffer::from_slice(&mut bytes[..len as usize], &byte);
+                reader.read(&mut world, &View::all_bytes(), at, &mut buffer)?;
                 to.write_all_at(&bytes[..len as usize], at).context("write", container.path())?;
             }
             progress(len);
@@ -120,7 +126,7 @@ fn copy(
         let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
         workers.into_iter().try_for_each(|worker| match worker.join() {
             Ok(done) => done,
-            Err(_) => Err(Error::new("copy", container.path(), Errno::IO)),
+            Err(_) => Err(TiledError::new("copy", container.path(), Errno::IO)),
         })
     })
 }

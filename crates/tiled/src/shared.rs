@@ -10,31 +10,32 @@ use std::sync::atomic::Ordering;
 
 /// A file of words of 8 bytes, little-endian.
 #[derive(Debug)]
-pub struct Words {
+pub struct SharedWords {
     file: File,
     map: Option<Mapping>,
 }
 
-fn errno(error: std::io::Error) -> Errno {
+fn to_errno(error: std::io::Error) -> Errno {
     Errno::from_io_error(&error).unwrap_or(Errno::IO)
 }
 
-impl Words {
+impl SharedWords {
     /// The words of `file`, mapped if `mapped` and if the file system can. The caller reserves
-    /// writable words before ([`reserve`]).
+    /// writable words before ([`reserve_blocks`]).
     ///
     /// # Errors
     /// Those of fstat(2). A file system without mappings is no error.
-    pub fn new(file: File, mapped: bool, writable: bool) -> Result<Words, Errno> {
+    pub fn new(file: File, mapped: bool, writable: bool) -> Result<SharedWords, Errno> {
         let map = if mapped { map_all(&file, writable)? } else { None };
-        Ok(Words { file, map })
+        Ok(SharedWords { file, map })
     }
 
-    /// As [`Words::new`], of the first `len` bytes, which are there: nothing is asked of the file.
-    pub fn of_len(file: File, mapped: bool, len: u64) -> Words {
+    /// As [`SharedWords::new`], of the first `len` bytes, which are there: nothing is asked of the
+    /// file.
+    pub fn of_len(file: File, mapped: bool, len: u64) -> SharedWords {
         let len = usize::try_from(len).ok().filter(|_| mapped);
         let map = len.and_then(|len| Mapping::new(&file, len, true).ok());
-        Words { file, map }
+        SharedWords { file, map }
     }
 
     /// Gives the file back.
@@ -46,10 +47,10 @@ impl Words {
     ///
     /// # Errors
     /// Those of fstat(2).
-    pub fn readable(&self) -> Result<u64, Errno> {
+    pub fn readable_len(&self) -> Result<u64, Errno> {
         match &self.map {
             Some(map) => Ok(map.len() as u64),
-            None => Ok(self.file.metadata().map_err(errno)?.len()),
+            None => Ok(self.file.metadata().map_err(to_errno)?.len()),
         }
     }
 
@@ -69,13 +70,13 @@ impl Words {
     /// Those of pread(2).
     pub fn load(&self, offset: u64) -> Result<u64, Errno> {
         if let Some(map) = &self.map {
-            let word = usize::try_from(offset).ok().and_then(|at| map.word(at));
+            let word = usize::try_from(offset).ok().and_then(|at| map.word_at(at));
             // Acquire pairs with the release in `store`: all words stored before this one are
             // visible, too.
             return Ok(word.map_or(0, |w| u64::from_le(w.load(Ordering::Acquire))));
         }
         let mut word = [0];
-        self.load_all(offset, &mut word)?;
+        self.load_words(offset, &mut word)?;
         Ok(word[0])
     }
 
@@ -83,7 +84,7 @@ impl Words {
     ///
     /// # Errors
     /// Those of pread(2).
-    pub fn load_all(&self, offset: u64, words: &mut [u64]) -> Result<(), Errno> {
+    pub fn load_words(&self, offset: u64, words: &mut [u64]) -> Result<(), Errno> {
         if self.map.is_some() {
             for (word, at) in words.iter_mut().zip((offset..).step_by(8)) {
                 *word = self.load(at)?;
@@ -97,7 +98,7 @@ impl Words {
                 Ok(0) => break,
                 Ok(n) => done += n,
                 Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(e) => return Err(errno(e)),
+                Err(e) => return Err(to_errno(e)),
             }
         }
         for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(8)) {
@@ -113,8 +114,8 @@ impl Words {
     /// # Errors
     /// Those of pwrite(2); `ENOSPC` for a word of a mapping that was not reserved.
     pub fn store(&self, offset: u64, value: u64) -> Result<(), Errno> {
-        let Some(map) = &self.map else { return self.write(offset, &value.to_le_bytes()) };
-        let word = usize::try_from(offset).ok().and_then(|at| map.word(at));
+        let Some(map) = &self.map else { return self.write_bytes(offset, &value.to_le_bytes()) };
+        let word = usize::try_from(offset).ok().and_then(|at| map.word_at(at));
         let word = word.filter(|_| map.is_writable()).ok_or(Errno::NOSPC)?;
         // Release: a reader that loads this word (acquire) also sees all words stored before.
         word.store(value.to_le(), Ordering::Release);
@@ -124,11 +125,11 @@ impl Words {
     /// Stores a record so that no reader sees its first word before the others.
     ///
     /// # Errors
-    /// As [`Words::store`].
+    /// As [`SharedWords::store`].
     pub fn store_record(&self, offset: u64, record: &[u64]) -> Result<(), Errno> {
         if self.map.is_none() {
             let bytes: Vec<u8> = record.iter().flat_map(|w| w.to_le_bytes()).collect();
-            return self.write(offset, &bytes);
+            return self.write_bytes(offset, &bytes);
         }
         // The first word comes last: it makes the record valid.
         for (at, word) in (offset..).step_by(8).zip(record).skip(1) {
@@ -137,8 +138,8 @@ impl Words {
         record.first().map_or(Ok(()), |first| self.store(offset, *first))
     }
 
-    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
-        self.file.write_all_at(bytes, offset).map_err(errno)
+    fn write_bytes(&self, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
+        self.file.write_all_at(bytes, offset).map_err(to_errno)
     }
 
     /// Replaces one word by `change(word)` in one step among all processes, and returns the old
@@ -146,9 +147,9 @@ impl Words {
     ///
     /// # Errors
     /// Those of flock(2), pread(2), pwrite(2).
-    pub fn update(&self, offset: u64, change: impl Fn(u64) -> u64) -> Result<u64, Errno> {
+    pub fn update_word(&self, offset: u64, change: impl Fn(u64) -> u64) -> Result<u64, Errno> {
         if let Some(map) = &self.map {
-            let word = usize::try_from(offset).ok().and_then(|at| map.word(at));
+            let word = usize::try_from(offset).ok().and_then(|at| map.word_at(at));
             let word = word.filter(|_| map.is_writable()).ok_or(Errno::NOSPC)?;
             let step = |old: u64| Some(change(u64::from_le(old)).to_le());
             let old = word.fetch_update(Ordering::AcqRel, Ordering::Acquire, step);
@@ -167,9 +168,9 @@ impl Words {
     ///
     /// # Errors
     /// `ENOSPC` where the disk is full.
-    pub fn grow(&mut self, len: u64) -> Result<(), Errno> {
+    pub fn grow_to(&mut self, len: u64) -> Result<(), Errno> {
         // Blocks first: a store into a mapped hole on a full disk would be a signal.
-        reserve(&self.file, len)?;
+        reserve_blocks(&self.file, len)?;
         if self.map.is_some() {
             self.map = map_all(&self.file, true)?;
         }
@@ -181,7 +182,7 @@ impl Words {
     ///
     /// # Errors
     /// Those of fstat(2).
-    pub fn see(&mut self, len: u64) -> Result<(), Errno> {
+    pub fn ensure_mapped(&mut self, len: u64) -> Result<(), Errno> {
         if let Some(map) = &self.map
             && (map.len() as u64) < len
         {
@@ -204,7 +205,7 @@ impl Words {
 }
 
 fn map_all(file: &File, writable: bool) -> Result<Option<Mapping>, Errno> {
-    let len = file.metadata().map_err(errno)?.len();
+    let len = file.metadata().map_err(to_errno)?.len();
     let len = usize::try_from(len).map_err(|_| Errno::FBIG)?;
     Ok(if len == 0 { None } else { Mapping::new(file, len, writable).ok() })
 }
@@ -214,16 +215,16 @@ fn map_all(file: &File, writable: bool) -> Result<Option<Mapping>, Errno> {
 ///
 /// # Errors
 /// `ENOSPC`, and those of fallocate(2), pwrite(2).
-pub fn reserve(file: &File, len: u64) -> Result<(), Errno> {
+pub fn reserve_blocks(file: &File, len: u64) -> Result<(), Errno> {
     match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, len) {
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => {}
         other => return other,
     }
-    let mut at = file.metadata().map_err(errno)?.len();
+    let mut at = file.metadata().map_err(to_errno)?.len();
     let zeros = [0u8; 4096];
     while at < len {
         let part = (len - at).min(zeros.len() as u64);
-        file.write_all_at(&zeros[..part as usize], at).map_err(errno)?;
+        file.write_all_at(&zeros[..part as usize], at).map_err(to_errno)?;
         at += part;
     }
     Ok(())

@@ -1,9 +1,9 @@
 //! Metadata and removal of a file by its path, whether ordinary or a container.
 
 use crate::container::{self, Container};
-use crate::error::{Context, Error, Result};
-use crate::world::World;
-use crate::{marker, place};
+use crate::container_state::ContainerState;
+use crate::error::{ErrorContext, Result, TiledError};
+use crate::{claim, marker};
 use rustix::io::Errno;
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 /// The metadata of a file, as of an ordinary one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stat {
+pub struct TiledStat {
     /// Bytes.
     pub size: u64,
     /// Type and permissions, as in `st_mode`.
@@ -27,20 +27,20 @@ pub struct Stat {
 ///
 /// # Errors
 /// As for stat(2).
-pub fn stat(path: &Path) -> Result<Stat> {
-    let path = place::without_prefix(path).0;
+pub fn stat_file(path: &Path) -> Result<TiledStat> {
+    let path = claim::without_prefix(path).0;
     let meta = std::fs::metadata(path).context("stat", path)?;
     if meta.is_dir() && marker::is_container(path)? {
-        return of_container(path, &meta);
+        return stat_container(path, &meta);
     }
     let modified = (meta.mtime(), meta.mtime_nsec());
-    Ok(Stat { size: meta.len(), mode: meta.mode(), container: false, modified })
+    Ok(TiledStat { size: meta.len(), mode: meta.mode(), container: false, modified })
 }
 
-fn of_container(path: &Path, dir: &Metadata) -> Result<Stat> {
+fn stat_container(path: &Path, dir: &Metadata) -> Result<TiledStat> {
     let container = Arc::new(Container::open(path)?);
-    let mut world = World::new(container.clone());
-    world.look(None)?;
+    let mut world = ContainerState::new(container.clone());
+    world.refresh_state(None)?;
     // The newest time of all files: a write changes a piece and not the directory.
     let mut modified = (dir.mtime(), dir.mtime_nsec());
     for entry in std::fs::read_dir(path).context("list", path)? {
@@ -50,7 +50,7 @@ fn of_container(path: &Path, dir: &Metadata) -> Result<Stat> {
         }
     }
     let mode = libc_regular() | dir.mode() & 0o666;
-    Ok(Stat { size: world.index().size(), mode, container: true, modified })
+    Ok(TiledStat { size: world.index().size(), mode, container: true, modified })
 }
 
 /// `S_IFREG`.
@@ -62,14 +62,14 @@ fn libc_regular() -> u32 {
 ///
 /// # Errors
 /// As for unlink(2); `EISDIR` for a directory that is no container.
-pub fn delete(path: &Path) -> Result<()> {
-    let path = place::without_prefix(path).0;
+pub fn delete_file(path: &Path) -> Result<()> {
+    let path = claim::without_prefix(path).0;
     let meta = std::fs::symlink_metadata(path).context("remove", path)?;
     if !meta.is_dir() {
         return std::fs::remove_file(path).context("remove", path);
     }
     match marker::is_container(path)? {
-        true => container::remove(path),
-        false => Err(Error::new("remove", path, Errno::ISDIR)),
+        true => container::remove_container(path),
+        false => Err(TiledError::new("remove", path, Errno::ISDIR)),
     }
 }

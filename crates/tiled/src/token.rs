@@ -1,6 +1,6 @@
 //! The token of an open: the facts that rank 0 sends to the other ranks.
 
-use crate::error::{Error, Result};
+use crate::error::{Result, TiledError};
 use crate::machine;
 use rustix::io::Errno;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ pub const TOKEN_MAX: usize = 4096;
 
 /// Which engine serves an open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum EngineKind {
     /// One ordinary file.
     Plain,
     /// A directory of pieces.
@@ -23,9 +23,9 @@ pub enum Kind {
 
 /// An open that has begun.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Token {
+pub struct OpenToken {
     /// Which engine.
-    pub kind: Kind,
+    pub kind: EngineKind,
     /// A number of the open, drawn.
     pub open: u64,
     /// The stamp of its first view epoch.
@@ -43,12 +43,12 @@ pub struct Token {
     pub nodes: u32,
     /// The facts of a volume's file that rank 0 has from the shard, so that the other ranks need no
     /// request.
-    pub volume: Option<Opened>,
+    pub volume: Option<OpenedVolumeFile>,
 }
 
 /// A file of a volume, as rank 0 has it open.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Opened {
+pub struct OpenedVolumeFile {
     /// The capability by which nodes know that the ranks may use its objects.
     pub cap: Cap,
     /// The client that has it open.
@@ -58,7 +58,7 @@ pub struct Opened {
     pub linked: bool,
     /// The node of each rank. Empty for an open without writers, and where the token has no room;
     /// then the shard has the list.
-    pub homes: Vec<NodeId>,
+    pub rank_nodes: Vec<NodeId>,
 }
 
 const MAGIC: u64 = u64::from_le_bytes(*b"TATAMIO2");
@@ -68,7 +68,7 @@ const RUN: usize = 2 + 4;
 /// Runs for which there is room.
 const RUNS_MAX: usize = (TOKEN_MAX - WORDS * 8 - CAP_LEN - 16 - 1 - 4) / RUN;
 
-impl Opened {
+impl OpenedVolumeFile {
     /// Encodes the facts. Most jobs fill one node after the other, or go round all nodes. So the
     /// nodes of the first ranks are encoded as runs, and the runs repeat.
     fn encode(&self, out: &mut Vec<u8>) {
@@ -76,13 +76,14 @@ impl Opened {
         out.extend(self.client.0);
         out.push(u8::from(self.linked));
         // The position of the first node's next appearance, behind its first run.
-        let starts = self.homes.iter().skip_while(|home| **home == self.homes[0]);
-        let run = self.homes.len() - starts.clone().count();
-        let again = starts.into_iter().position(|home| *home == self.homes[0]).map(|at| at + run);
+        let starts = self.rank_nodes.iter().skip_while(|home| **home == self.rank_nodes[0]);
+        let run = self.rank_nodes.len() - starts.clone().count();
+        let again =
+            starts.into_iter().position(|home| *home == self.rank_nodes[0]).map(|at| at + run);
         let round = again.filter(|period| {
-            self.homes.iter().zip(self.homes.iter().skip(*period)).all(|(a, b)| a == b)
+            self.rank_nodes.iter().zip(self.rank_nodes.iter().skip(*period)).all(|(a, b)| a == b)
         });
-        let first = &self.homes[..round.unwrap_or(self.homes.len())];
+        let first = &self.rank_nodes[..round.unwrap_or(self.rank_nodes.len())];
         let runs: Vec<&[NodeId]> = first.chunk_by(|a, b| a == b).collect();
         // A longer list is left out, and the ranks ask the shard.
         if runs.len() <= RUNS_MAX {
@@ -93,7 +94,7 @@ impl Opened {
         }
     }
 
-    fn decode(bytes: &[u8], ranks: u32) -> Option<Opened> {
+    fn decode(bytes: &[u8], ranks: u32) -> Option<OpenedVolumeFile> {
         let (cap, bytes) = bytes.split_first_chunk::<CAP_LEN>()?;
         let (client, bytes) = bytes.split_first_chunk::<16>()?;
         let (linked, runs) = bytes.split_first()?;
@@ -112,28 +113,28 @@ impl Opened {
         if period > 0 {
             homes = homes.into_iter().cycle().take(ranks as usize).collect();
         }
-        Some(Opened {
+        Some(OpenedVolumeFile {
             cap: Cap::from_bytes(cap),
             client: ClientId(*client),
             linked: *linked != 0,
-            homes,
+            rank_nodes: homes,
         })
     }
 }
 
-impl Token {
+impl OpenToken {
     /// Whether ranks of several mounts of a volume have the file open. Then no lock or memory of
     /// one machine is enough.
     pub fn is_across(&self) -> bool {
-        self.kind == Kind::Volume && self.machine != machine::id()
+        self.kind == EngineKind::Volume && self.machine != machine::machine_id()
     }
 
     /// Returns its bytes, at most [`TOKEN_MAX`].
     pub fn encode(&self) -> Vec<u8> {
         let kind = match self.kind {
-            Kind::Plain => 1,
-            Kind::Container => 2,
-            Kind::Volume => 3,
+            EngineKind::Plain => 1,
+            EngineKind::Container => 2,
+            EngineKind::Volume => 3,
         };
         let counts = u64::from(self.ranks) << 32 | u64::from(self.machine);
         let pieces = u64::from(self.first) << 32 | u64::from(self.nodes);
@@ -150,8 +151,10 @@ impl Token {
     ///
     /// # Errors
     /// `EINVAL` for bytes that are no token.
-    pub fn decode(bytes: &[u8], path: &Path) -> Result<Token> {
-        let bad = || Error::because("open", path, Errno::INVAL, "the token is none of tio_begin's");
+    pub fn decode(bytes: &[u8], path: &Path) -> Result<OpenToken> {
+        let bad = || {
+            TiledError::with_detail("open", path, Errno::INVAL, "the token is none of tio_begin's")
+        };
         let mut words = [0u64; WORDS];
         let (bytes, sum) = bytes.split_last_chunk::<4>().ok_or_else(bad)?;
         let (head, rest) = bytes.split_at_checked(WORDS * 8).ok_or_else(bad)?;
@@ -163,18 +166,18 @@ impl Token {
             return Err(bad());
         }
         let kind = match kind {
-            1 => Kind::Plain,
-            2 => Kind::Container,
-            3 => Kind::Volume,
+            1 => EngineKind::Plain,
+            2 => EngineKind::Container,
+            3 => EngineKind::Volume,
             _ => return Err(bad()),
         };
         let (ranks, machine) = ((counts >> 32) as u32, counts as u32);
         let (first, nodes) = ((pieces >> 32) as u32, pieces as u32);
         let volume = match rest {
             [] => None,
-            rest => Some(Opened::decode(rest, ranks).ok_or_else(bad)?),
+            rest => Some(OpenedVolumeFile::decode(rest, ranks).ok_or_else(bad)?),
         };
-        Ok(Token { kind, open, stamp, ranks, machine, id, first, nodes, volume })
+        Ok(OpenToken { kind, open, stamp, ranks, machine, id, first, nodes, volume })
     }
 
     /// The path of the shared pointer of an open of an ordinary file: beside it.
@@ -196,10 +199,10 @@ mod tests {
         let (ranks, machine, first, nodes) = (7, 8, 10, 11);
         let of = |kind, volume| {
             let (open, stamp, id) = (5, 6, 9);
-            Token { kind, open, stamp, ranks, machine, id, first, nodes, volume }
+            OpenToken { kind, open, stamp, ranks, machine, id, first, nodes, volume }
         };
-        for kind in [Kind::Plain, Kind::Container, Kind::Volume] {
-            assert_eq!(Token::decode(&of(kind, None).encode(), path), Ok(of(kind, None)));
+        for kind in [EngineKind::Plain, EngineKind::Container, EngineKind::Volume] {
+            assert_eq!(OpenToken::decode(&of(kind, None).encode(), path), Ok(of(kind, None)));
         }
         let key = tatami_wire::VolumeKey::new([7; 32]);
         let now = tatami_wire::Timestamp::from_sec(1);
@@ -212,31 +215,43 @@ mod tests {
             &[0, 0, 1, 0, 0, 1, 1],
         ] {
             let homes = homes.iter().map(|node| NodeId(*node)).collect();
-            let volume = Some(Opened { cap, client: ClientId([3; 16]), linked: true, homes });
-            let token = of(Kind::Volume, volume);
-            assert_eq!(Token::decode(&token.encode(), path), Ok(token));
+            let volume = Some(OpenedVolumeFile {
+                cap,
+                client: ClientId([3; 16]),
+                linked: true,
+                rank_nodes: homes,
+            });
+            let token = of(EngineKind::Volume, volume);
+            assert_eq!(OpenToken::decode(&token.encode(), path), Ok(token));
         }
         let homes = (0..RUNS_MAX as u16 + 1).map(NodeId).collect::<Vec<_>>();
-        let volume = |homes| Some(Opened { cap, client: ClientId([3; 16]), linked: false, homes });
-        let many = |homes: &[NodeId]| Token {
+        let volume = |homes| {
+            Some(OpenedVolumeFile {
+                cap,
+                client: ClientId([3; 16]),
+                linked: false,
+                rank_nodes: homes,
+            })
+        };
+        let many = |homes: &[NodeId]| OpenToken {
             ranks: homes.len() as u32,
-            ..of(Kind::Volume, volume(homes.to_vec()))
+            ..of(EngineKind::Volume, volume(homes.to_vec()))
         };
         let (most, more) = (many(&homes[1..]), many(&homes));
         assert!(most.encode().len() <= TOKEN_MAX);
-        assert_eq!(Token::decode(&most.encode(), path), Ok(most));
-        let without = Token { volume: volume(Vec::new()), ..more.clone() };
+        assert_eq!(OpenToken::decode(&most.encode(), path), Ok(most));
+        let without = OpenToken { volume: volume(Vec::new()), ..more.clone() };
         assert_eq!(
-            Token::decode(&more.encode(), path),
+            OpenToken::decode(&more.encode(), path),
             Ok(without),
             "there is no room for all nodes"
         );
-        let bytes = of(Kind::Volume, volume(vec![NodeId(2); 7])).encode();
+        let bytes = of(EngineKind::Volume, volume(vec![NodeId(2); 7])).encode();
         for at in 0..bytes.len() {
             let mut wrong = bytes.clone();
             wrong[at] ^= 0x10;
-            assert!(Token::decode(&wrong, path).is_err());
-            assert!(Token::decode(&bytes[..at], path).is_err());
+            assert!(OpenToken::decode(&wrong, path).is_err());
+            assert!(OpenToken::decode(&bytes[..at], path).is_err());
         }
     }
 }

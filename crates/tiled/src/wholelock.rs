@@ -5,10 +5,10 @@
 //! the file mutex is taken, too. For a volume's file that ranks of several mounts have open, the
 //! shard keeps the lock and grants it in the order of the requests.
 
-use crate::error::{Context, Result};
-use crate::reach;
-use crate::turn::{Turn, Turns};
-use crate::volume::Told;
+use crate::error::{ErrorContext, Result};
+use crate::file_mutex::{FileMutex, FileMutexGuard};
+use crate::sharing;
+use crate::volume::DaemonErrorContext;
 use parking_lot::{Condvar, Mutex};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
@@ -18,19 +18,19 @@ use std::sync::Arc;
 use tatami_client::JobMember;
 
 #[derive(Debug)]
-enum Way {
-    Flock { file: File, turns: Option<Turns> },
+enum LockBackend {
+    Flock { file: File, turns: Option<FileMutex> },
     Shard(Arc<JobMember>),
 }
 
 /// A lock on a file of its own handle.
 #[derive(Debug)]
 pub struct WholeLock {
-    way: Way,
+    backend: LockBackend,
     path: PathBuf,
     held: Mutex<bool>,
     freed: Condvar,
-    turn: Mutex<Option<Turn>>,
+    turn: Mutex<Option<FileMutexGuard>>,
 }
 
 impl WholeLock {
@@ -39,21 +39,21 @@ impl WholeLock {
     /// # Errors
     /// As for opening its directory.
     pub fn new(file: File, path: PathBuf) -> Result<WholeLock> {
-        let turns = match reach::of(&file).remote {
-            true => Some(Turns::of(&path).context("lock", &path)?),
+        let turns = match sharing::detect_scope(&file).remote {
+            true => Some(FileMutex::for_path(&path).context("lock", &path)?),
             false => None,
         };
-        Ok(WholeLock::by(Way::Flock { file, turns }, path))
+        Ok(WholeLock::with_backend(LockBackend::Flock { file, turns }, path))
     }
 
-    fn by(way: Way, path: PathBuf) -> WholeLock {
+    fn with_backend(way: LockBackend, path: PathBuf) -> WholeLock {
         let (held, turn) = (Mutex::new(false), Mutex::new(None));
-        WholeLock { way, path, held, freed: Condvar::new(), turn }
+        WholeLock { backend: way, path, held, freed: Condvar::new(), turn }
     }
 
     /// The lock that the shard keeps for the ranks of `job`, of the file at `path`.
     pub fn at_shard(job: Arc<JobMember>, path: &Path) -> WholeLock {
-        WholeLock::by(Way::Shard(job), path.to_path_buf())
+        WholeLock::with_backend(LockBackend::Shard(job), path.to_path_buf())
     }
 
     /// Waits for the lock.
@@ -68,29 +68,29 @@ impl WholeLock {
         }
         *held = true;
         drop(held);
-        let locked = match &self.way {
-            Way::Flock { file, turns } => {
+        let locked = match &self.backend {
+            LockBackend::Flock { file, turns } => {
                 self.lock_file(file, turns.as_ref()).context("lock", &self.path)
             }
-            Way::Shard(job) => job.lock().told("lock", &self.path),
+            LockBackend::Shard(job) => job.lock().daemon_context("lock", &self.path),
         };
         // Other threads of the handle must not wait for a lock that nobody has.
         if locked.is_err() {
-            self.free();
+            self.release_handle();
         }
         locked
     }
 
-    fn lock_file(&self, file: &File, turns: Option<&Turns>) -> std::result::Result<(), Errno> {
+    fn lock_file(&self, file: &File, turns: Option<&FileMutex>) -> std::result::Result<(), Errno> {
         loop {
             match rustix::fs::flock(file, FlockOperation::LockExclusive) {
                 Err(Errno::INTR) => {}
-                Err(errno) if turns.is_some() && reach::has_no_locks(errno) => break,
+                Err(errno) if turns.is_some() && sharing::has_no_locks(errno) => break,
                 other => break other?,
             }
         }
         // The flock first, so that only one process of each machine competes for the file mutex.
-        match turns.map(Turns::take).transpose() {
+        match turns.map(FileMutex::acquire_mutex).transpose() {
             Ok(turn) => *self.turn.lock() = turn,
             Err(errno) => {
                 let _ = rustix::fs::flock(file, FlockOperation::Unlock);
@@ -108,23 +108,23 @@ impl WholeLock {
         if !*self.held.lock() {
             return Err(Errno::PERM).context("unlock", &self.path);
         }
-        let unlocked = match &self.way {
-            Way::Flock { file, turns } => {
+        let unlocked = match &self.backend {
+            LockBackend::Flock { file, turns } => {
                 // In the reverse order of `lock_file`, so that the next process that gets the flock
                 // finds the mutex free.
                 self.turn.lock().take();
                 match rustix::fs::flock(file, FlockOperation::Unlock) {
-                    Err(errno) if turns.is_some() && reach::has_no_locks(errno) => Ok(()),
+                    Err(errno) if turns.is_some() && sharing::has_no_locks(errno) => Ok(()),
                     other => other.context("unlock", &self.path),
                 }
             }
-            Way::Shard(job) => job.unlock().told("unlock", &self.path),
+            LockBackend::Shard(job) => job.unlock().daemon_context("unlock", &self.path),
         };
-        self.free();
+        self.release_handle();
         unlocked
     }
 
-    fn free(&self) {
+    fn release_handle(&self) {
         *self.held.lock() = false;
         self.freed.notify_one();
     }

@@ -5,16 +5,18 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 use tatami_layout::{Shape, View};
-use tatami_tiled::{Begin, Buffer, Environment, File, Flags, Hints, begin, machine};
+use tatami_tiled::{
+    Buffer, CollectiveOpen, Environment, Flags, Hints, RankFile, begin_open, machine,
+};
 
 const RANKS: u32 = 4;
 const LEN: usize = 4096;
 
-fn open(path: &Path) -> Vec<File> {
+fn open(path: &Path) -> Vec<RankFile> {
     let flags = Flags::RDWR | Flags::CREATE;
     let hints = Hints::new([("tatami_container", "true")]);
-    let (environment, machine) = (Environment::default(), machine::id());
-    let begin = begin(&Begin {
+    let (environment, machine) = (Environment::default(), machine::machine_id());
+    let begin = begin_open(&CollectiveOpen {
         path,
         flags,
         mode: 0o644,
@@ -25,7 +27,9 @@ fn open(path: &Path) -> Vec<File> {
         nodes: &[],
     });
     let token = begin.unwrap();
-    (0..RANKS).map(|rank| File::open(path, flags, &hints, rank, token.clone()).unwrap()).collect()
+    (0..RANKS)
+        .map(|rank| RankFile::open(path, flags, &hints, rank, token.clone()).unwrap())
+        .collect()
 }
 
 /// Blocks of 512 bytes in turn.
@@ -62,7 +66,7 @@ fn child_that_is_watched() {
                 let data = unsafe { Buffer::new(memory.as_mut_ptr(), count, &pairs) }.unwrap();
                 file.write(stream, &data).unwrap();
             } else {
-                file.write(stream, &Buffer::of(&mut memory[..LEN], &byte)).unwrap();
+                file.write(stream, &Buffer::from_slice(&mut memory[..LEN], &byte)).unwrap();
             }
         }
     }
@@ -71,7 +75,7 @@ fn child_that_is_watched() {
         for round in 0..2 {
             for (file, _) in files.iter().zip(0..) {
                 for i in 0..n {
-                    let mut into = Buffer::of(&mut memory[..LEN], &byte);
+                    let mut into = Buffer::from_slice(&mut memory[..LEN], &byte);
                     let stream = if round == 0 { 0 } else { i * LEN as u64 };
                     assert_eq!(file.read(stream, &mut into).unwrap(), LEN as u64);
                 }

@@ -11,42 +11,42 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use tatami_layout::{Appended, PieceTiles, Shape, View};
-use tatami_tiled::journal::{self, Load, Reader, Trouble, Writer};
-use tatami_tiled::marker::Name;
-use tatami_tiled::published::{Entry, Published};
-use tatami_tiled::settle::Damaged;
-use tatami_tiled::shared::Words;
-use tatami_tiled::{Begin, Buffer, Environment, File, Flags, Hints, Token};
-use tatami_tiled::{begin, machine, relayout, stat};
+use tatami_tiled::journal::{self, JournalError, JournalReader, JournalWriter, WordSource};
+use tatami_tiled::marker::PieceName;
+use tatami_tiled::published::{PublishedIndex, PublishedPiece};
+use tatami_tiled::recovery::DamagePolicy;
+use tatami_tiled::shared::SharedWords;
+use tatami_tiled::{Buffer, CollectiveOpen, Environment, Flags, Hints, OpenToken, RankFile};
+use tatami_tiled::{begin_open, machine, relayout, stat};
 
 const FLAGS: Flags = Flags(Flags::RDWR.0 | Flags::CREATE.0);
 
-fn start(path: &Path, ranks: u32) -> Token {
-    begin(&Begin {
+fn start(path: &Path, ranks: u32) -> OpenToken {
+    begin_open(&CollectiveOpen {
         path,
         flags: FLAGS,
         mode: 0o644,
         hints: &Hints::new([("tatami_container", "true")]),
         environment: &Environment::default(),
         ranks,
-        machine: machine::id(),
+        machine: machine::machine_id(),
         nodes: &[],
     })
     .unwrap()
 }
 
-fn join(path: &Path, token: &Token, rank: u32) -> File {
-    File::open(path, FLAGS, &Hints::default(), rank, token.clone()).unwrap()
+fn join(path: &Path, token: &OpenToken, rank: u32) -> RankFile {
+    RankFile::open(path, FLAGS, &Hints::default(), rank, token.clone()).unwrap()
 }
 
-fn write(file: &File, stream: u64, data: &mut [u8]) -> tatami_tiled::Result<u64> {
+fn write(file: &RankFile, stream: u64, data: &mut [u8]) -> tatami_tiled::Result<u64> {
     let byte = Shape::bytes(1).unwrap();
     // SAFETY: the elements lie in `data`.
     let buffer = unsafe { Buffer::new(data.as_mut_ptr(), data.len() as u64, &byte) }.unwrap();
     file.write(stream, &buffer)
 }
 
-fn read(file: &File, stream: u64, len: usize) -> Vec<u8> {
+fn read(file: &RankFile, stream: u64, len: usize) -> Vec<u8> {
     let byte = Shape::bytes(1).unwrap();
     let mut data = vec![0; len];
     // SAFETY: the elements lie in `data`.
@@ -64,7 +64,7 @@ fn strided(block: u64, rank: u64, ranks: u64) -> View {
 /// A piece with several views and patterns.
 fn example(random: &mut fastrand::Rng, mut each: impl FnMut(Appended, &PieceTiles)) {
     let mut piece = PieceTiles::new(3);
-    let views = [View::bytes(), strided(8, 3, 4), strided(100, 1, 2)];
+    let views = [View::all_bytes(), strided(8, 3, 4), strided(100, 1, 2)];
     let (mut at, mut stream) = (0, [0u64; 3]);
     for _ in 0..random.usize(1..60) {
         let number = random.usize(0..3);
@@ -87,30 +87,31 @@ fn a_journal_tells_what_was_written() {
         let mapped = random.bool();
         let path = dir.path().join(format!("j{seed}"));
         let make = std::fs::OpenOptions::new().read(true).write(true).create_new(true).open(&path);
-        let mut writer = Writer::new(make.unwrap(), 5, 3, mapped).unwrap();
+        let mut writer = JournalWriter::new(make.unwrap(), 5, 3, mapped).unwrap();
         let open = || std::fs::File::open(&path).unwrap();
-        let mut follower = Reader::new(open(), 5, 3, random.bool(), false).unwrap().unwrap();
+        let mut follower = JournalReader::new(open(), 5, 3, random.bool(), false).unwrap().unwrap();
         let mut looks = random.clone();
         example(&mut random, |change, piece| {
-            writer.make_room(&piece.views()[0]).unwrap();
-            writer.tell(change, piece).unwrap();
+            writer.reserve_room(&piece.views()[0]).unwrap();
+            writer.record_change(change, piece).unwrap();
             if looks.bool() {
-                follower.update().unwrap();
-                assert_eq!(follower.piece(), *piece, "seed {seed}");
-                let mut late = Reader::new(open(), 5, 3, looks.bool(), false).unwrap().unwrap();
-                late.update().unwrap();
-                assert_eq!(late.piece(), *piece, "seed {seed}");
+                follower.read_new_records().unwrap();
+                assert_eq!(follower.to_piece_tiles(), *piece, "seed {seed}");
+                let mut late =
+                    JournalReader::new(open(), 5, 3, looks.bool(), false).unwrap().unwrap();
+                late.read_new_records().unwrap();
+                assert_eq!(late.to_piece_tiles(), *piece, "seed {seed}");
             }
         });
-        assert!(Reader::new(open(), 5, 4, false, false).is_err(), "of another rank");
-        assert!(Reader::new(open(), 6, 3, false, false).is_err(), "of another open");
+        assert!(JournalReader::new(open(), 5, 4, false, false).is_err(), "of another rank");
+        assert!(JournalReader::new(open(), 6, 3, false, false).is_err(), "of another open");
     }
 }
 
 /// The writer of a journal: the recorded changes and those to come.
 #[derive(Debug)]
 struct Going {
-    writer: Writer,
+    writer: JournalWriter,
     told: PieceTiles,
     steps: std::vec::IntoIter<(Appended, PieceTiles)>,
     random: fastrand::Rng,
@@ -120,7 +121,7 @@ impl Going {
     fn go_on(&mut self) {
         for _ in 0..self.random.usize(0..3) {
             let Some((change, piece)) = self.steps.next() else { return };
-            self.writer.tell(change, &piece).unwrap();
+            self.writer.record_change(change, &piece).unwrap();
             self.told = piece;
         }
     }
@@ -128,24 +129,24 @@ impl Going {
 
 /// Its words; the writer changes some before each load.
 #[derive(Debug)]
-struct Meanwhile(Words, Arc<Mutex<Going>>);
+struct Meanwhile(SharedWords, Arc<Mutex<Going>>);
 
-impl Load for Meanwhile {
-    fn again(&mut self, _from: u64) -> std::result::Result<(), Errno> {
+impl WordSource for Meanwhile {
+    fn refresh_from(&mut self, _from: u64) -> std::result::Result<(), Errno> {
         Ok(())
     }
 
-    fn see(&mut self, len: u64) -> std::result::Result<(), Errno> {
-        self.0.see(len)
+    fn ensure_loaded(&mut self, len: u64) -> std::result::Result<(), Errno> {
+        self.0.ensure_mapped(len)
     }
 
-    fn readable(&self) -> std::result::Result<u64, Errno> {
-        self.0.readable()
+    fn readable_len(&self) -> std::result::Result<u64, Errno> {
+        self.0.readable_len()
     }
 
-    fn load_all(&self, offset: u64, words: &mut [u64]) -> std::result::Result<(), Errno> {
+    fn load_words(&self, offset: u64, words: &mut [u64]) -> std::result::Result<(), Errno> {
         self.1.lock().go_on();
-        self.0.load_all(offset, words)
+        self.0.load_words(offset, words)
     }
 }
 
@@ -158,23 +159,23 @@ fn a_journal_that_is_read_while_it_is_written_tells_all() {
         let mut random = fastrand::Rng::with_seed(seed);
         let path = dir.path().join(format!("j{seed}"));
         let make = std::fs::OpenOptions::new().read(true).write(true).create_new(true).open(&path);
-        let writer = Writer::new(make.unwrap(), 5, 3, random.bool()).unwrap();
+        let writer = JournalWriter::new(make.unwrap(), 5, 3, random.bool()).unwrap();
         let mut steps = Vec::new();
         example(&mut random, |change, piece| steps.push((change, piece.clone())));
         let mapped = random.bool();
         let (told, steps) = (PieceTiles::new(3), steps.into_iter());
         let going = Arc::new(Mutex::new(Going { writer, told, steps, random }));
-        let words = Words::new(std::fs::File::open(&path).unwrap(), mapped, false).unwrap();
+        let words = SharedWords::new(std::fs::File::open(&path).unwrap(), mapped, false).unwrap();
         let meanwhile = Meanwhile(words, going.clone());
-        let mut reader = Reader::of_any(Box::new(meanwhile), false).unwrap().unwrap();
+        let mut reader = JournalReader::from_words(Box::new(meanwhile), false).unwrap().unwrap();
         let bytes = |piece: &PieceTiles| piece.tiles().iter().map(|tile| tile.len).sum::<u64>();
         loop {
             let (told, is_all) = {
                 let going = going.lock();
                 (going.told.clone(), going.steps.len() == 0)
             };
-            reader.update().unwrap();
-            let known = reader.piece();
+            reader.read_new_records().unwrap();
+            let known = reader.to_piece_tiles();
             assert!(bytes(&known) >= bytes(&told), "seed {seed}: {known:?} of {told:?}");
             if is_all {
                 assert_eq!(known, told, "seed {seed}");
@@ -196,7 +197,7 @@ fn a_journal_that_could_not_be_written_for_a_while_tells_all() {
         let file = make.unwrap();
         let good = file.try_clone().unwrap();
         let number = file.as_raw_fd();
-        let mut writer = Writer::new(file, 5, 3, false).unwrap();
+        let mut writer = JournalWriter::new(file, 5, 3, false).unwrap();
         let becomes = |what: &std::fs::File| {
             // SAFETY: the descriptor is the writer's, which lives; it is not closed here.
             let mut fd = std::mem::ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(number) });
@@ -204,21 +205,21 @@ fn a_journal_that_could_not_be_written_for_a_while_tells_all() {
         };
         let (mut faults, mut last) = (random.clone(), None);
         example(&mut random, |change, piece| {
-            writer.make_room(&piece.views()[0]).unwrap();
+            writer.reserve_room(&piece.views()[0]).unwrap();
             let fails = faults.u8(0..3) == 0;
             if fails {
                 becomes(&read_only);
             }
-            assert_eq!(writer.tell(change, piece).is_err(), fails, "seed {seed}");
+            assert_eq!(writer.record_change(change, piece).is_err(), fails, "seed {seed}");
             becomes(&good);
             last = Some((piece.clone(), fails));
         });
         let (piece, failed) = last.unwrap();
         if !failed {
             let open = std::fs::File::open(&path).unwrap();
-            let mut reader = Reader::new(open, 5, 3, false, false).unwrap().unwrap();
-            reader.update().unwrap();
-            assert_eq!(reader.piece(), piece, "seed {seed}");
+            let mut reader = JournalReader::new(open, 5, 3, false, false).unwrap().unwrap();
+            reader.read_new_records().unwrap();
+            assert_eq!(reader.to_piece_tiles(), piece, "seed {seed}");
         }
     }
 }
@@ -229,11 +230,11 @@ fn a_damaged_journal_gives_what_makes_sense() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("j");
     let make = std::fs::OpenOptions::new().read(true).write(true).create_new(true).open(&path);
-    let mut writer = Writer::new(make.unwrap(), 5, 3, false).unwrap();
+    let mut writer = JournalWriter::new(make.unwrap(), 5, 3, false).unwrap();
     let mut random = fastrand::Rng::with_seed(1);
-    example(&mut random, |change, piece| writer.tell(change, piece).unwrap());
+    example(&mut random, |change, piece| writer.record_change(change, piece).unwrap());
     let good = std::fs::read(&path).unwrap();
-    let used = writer.used() as usize;
+    let used = writer.used_bytes() as usize;
     for _ in 0..3000 {
         let mut bytes = good.clone();
         for _ in 0..random.usize(1..4) {
@@ -245,14 +246,14 @@ fn a_damaged_journal_gives_what_makes_sense() {
         let file = std::fs::File::open(&path).unwrap();
         let look_up = |piece| {
             let pieces = vec![(tatami_layout::Piece(1), piece)];
-            tatami_layout::Index::new(pieces, Vec::new(), 0).lookup(0, 4096);
+            tatami_layout::TileIndex::new(pieces, Vec::new(), 0).lookup(0, 4096);
         };
-        if let Ok(Some(mut reader)) = Reader::new(file, 5, 3, random.bool(), false) {
-            let _ = reader.update();
-            look_up(reader.piece());
+        if let Ok(Some(mut reader)) = JournalReader::new(file, 5, 3, random.bool(), false) {
+            let _ = reader.read_new_records();
+            look_up(reader.to_piece_tiles());
         }
         let mut file = std::fs::File::open(&path).unwrap();
-        look_up(journal::salvage(&mut file, 3, 4096).unwrap().tiles);
+        look_up(journal::recover_journal(&mut file, 3, 4096).unwrap().tiles);
     }
 }
 
@@ -265,26 +266,26 @@ fn a_flipped_bit_of_a_journal_is_no_shorter_journal() {
     for seed in 0..4 {
         let _ = std::fs::remove_file(&path);
         let make = std::fs::OpenOptions::new().read(true).write(true).create_new(true).open(&path);
-        let mut writer = Writer::new(make.unwrap(), 5, 3, false).unwrap();
+        let mut writer = JournalWriter::new(make.unwrap(), 5, 3, false).unwrap();
         let mut random = fastrand::Rng::with_seed(seed);
         let mut told = PieceTiles::new(3);
         example(&mut random, |change, piece| {
-            writer.tell(change, piece).unwrap();
+            writer.record_change(change, piece).unwrap();
             told = piece.clone();
         });
         let good = std::fs::read(&path).unwrap();
-        for at in 0..writer.used() as usize + 64 {
+        for at in 0..writer.used_bytes() as usize + 64 {
             let mut bytes = good.clone();
             bytes[at] ^= 1 << random.u8(0..8);
             std::fs::write(&path, &bytes).unwrap();
             let open = std::fs::File::open(&path).unwrap();
-            let read = Reader::new(open, 5, 3, random.bool(), false).and_then(|reader| {
+            let read = JournalReader::new(open, 5, 3, random.bool(), false).and_then(|reader| {
                 let mut reader = reader.unwrap();
-                reader.update().map(|()| reader.piece())
+                reader.read_new_records().map(|()| reader.to_piece_tiles())
             });
             match read {
                 Ok(piece) => assert_eq!(piece, told, "seed {seed}, byte {at}"),
-                Err(trouble) => assert!(matches!(trouble, Trouble::Damage(_)), "{trouble}"),
+                Err(trouble) => assert!(matches!(trouble, JournalError::Damage(_)), "{trouble}"),
             }
         }
     }
@@ -293,20 +294,20 @@ fn a_flipped_bit_of_a_journal_is_no_shorter_journal() {
 /// All bytes of the container at `path`, as a program reads them after opening it now.
 fn content(path: &Path) -> tatami_tiled::Result<Vec<u8>> {
     let (environment, hints) = (Environment::default(), Hints::default());
-    let token = begin(&Begin {
+    let token = begin_open(&CollectiveOpen {
         path,
         flags: Flags::RDONLY,
         mode: 0,
         hints: &hints,
         environment: &environment,
         ranks: 1,
-        machine: machine::id(),
+        machine: machine::machine_id(),
         nodes: &[],
     })?;
-    let file = File::open(path, Flags::RDONLY, &hints, 0, token)?;
+    let file = RankFile::open(path, Flags::RDONLY, &hints, 0, token)?;
     let byte = Shape::bytes(1).unwrap();
-    let mut data = vec![0; file.size()? as usize];
-    let done = file.read(0, &mut Buffer::of(&mut data, &byte))?;
+    let mut data = vec![0; file.file_size()? as usize];
+    let done = file.read(0, &mut Buffer::from_slice(&mut data, &byte))?;
     data.truncate(done as usize);
     Ok(data)
 }
@@ -318,11 +319,11 @@ fn container_of_a_dead_job(path: &Path) -> Vec<u8> {
         let token = start(path, 1);
         let file = join(path, &token, 0);
         write(&file, at, &mut [at as u8 + 1; 100]).unwrap();
-        let sealed = file.seal(durable).unwrap();
-        file.publish(&[&sealed], durable, true).unwrap();
+        let sealed = file.seal_piece(durable).unwrap();
+        file.publish_pieces(&[&sealed], durable, true).unwrap();
     }
     let token = start(path, 2);
-    let files: Vec<File> = (0..2).map(|rank| join(path, &token, rank)).collect();
+    let files: Vec<RankFile> = (0..2).map(|rank| join(path, &token, rank)).collect();
     for (file, rank) in files.iter().zip(0u8..) {
         write(file, 250 + u64::from(rank) * 30, &mut [rank + 201; 20]).unwrap();
         file.set_view(strided(8, u64::from(rank), 2));
@@ -370,7 +371,7 @@ fn a_flipped_bit_in_any_file_of_a_container_is_told_or_does_no_harm() {
                     assert!(text.contains(&name), "{kind} at {at}: {text}");
                     assert!(text.contains("restore"), "{kind} at {at}: {text}");
                     // Nothing is recovered without being requested.
-                    let recovered = tatami_tiled::recover(&path, Damaged::Refuse);
+                    let recovered = tatami_tiled::recover_container(&path, DamagePolicy::Refuse);
                     assert!(recovered.is_err(), "{kind} at {at}");
                 }
             }
@@ -394,27 +395,27 @@ fn the_loss_of_a_record_can_be_accepted() {
     let tile = bytes.chunks(8).position(|word| word[0] == 2 && word[1] == 8).unwrap() * 8;
     bytes[tile + 17] ^= 2;
     std::fs::write(&journal, bytes).unwrap();
-    let refused = |error: tatami_tiled::Error| {
+    let refused = |error: tatami_tiled::TiledError| {
         let text = error.to_string();
         let journal = journal.to_string_lossy().into_owned();
         let parts = [&journal, "damaged at byte", "tatami recover --accept-loss"];
         assert!(parts.iter().all(|part| text.contains(part)), "{text}");
     };
     refused(content(&path).unwrap_err());
-    refused(tatami_tiled::recover(&path, Damaged::Refuse).unwrap_err());
+    refused(tatami_tiled::recover_container(&path, DamagePolicy::Refuse).unwrap_err());
     refused(relayout::to_whole(&path, 1, &|_| {}).unwrap_err());
-    let begun = begin(&Begin {
+    let begun = begin_open(&CollectiveOpen {
         path: &path,
         flags: FLAGS,
         mode: 0o644,
         hints: &Hints::new([("tatami_container", "true")]),
         environment: &Environment::default(),
         ranks: 1,
-        machine: machine::id(),
+        machine: machine::machine_id(),
         nodes: &[],
     });
     refused(begun.unwrap_err());
-    let settled = tatami_tiled::recover(&path, Damaged::Accept).unwrap();
+    let settled = tatami_tiled::recover_container(&path, DamagePolicy::Accept).unwrap();
     assert_eq!((settled.len(), settled[0].damaged.len()), (1, 1), "{settled:?}");
     let left = content(&path).unwrap();
     assert_eq!(left.len(), right.len());
@@ -424,7 +425,8 @@ fn the_loss_of_a_record_can_be_accepted() {
     assert_eq!(relayout::to_whole(&path, 1, &|_| {}), Ok(right.len() as u64));
 }
 
-/// A hole in a journal that a power cut explains costs what was not synced, and keeps nobody from the rest.
+/// A hole in a journal that a power cut explains costs what was not synced, and keeps nobody from
+/// the rest.
 #[test]
 fn a_power_cut_costs_what_was_not_synced_of_a_journal() {
     let dir = tempfile::tempdir().unwrap();
@@ -436,9 +438,9 @@ fn a_power_cut_costs_what_was_not_synced_of_a_journal() {
     for tile in 0..40 {
         write(&file, offset(tile), &mut [tile as u8 + 1; 50]).unwrap();
         if tile == 9 {
-            let sealed = file.seal(true).unwrap();
-            file.publish(&[&sealed], true, false).unwrap();
-            file.published();
+            let sealed = file.seal_piece(true).unwrap();
+            file.publish_pieces(&[&sealed], true, false).unwrap();
+            file.mark_published();
         }
     }
     drop(file);
@@ -446,11 +448,12 @@ fn a_power_cut_costs_what_was_not_synced_of_a_journal() {
     let journal = file_that_begins(&path, "j.");
     let hole = std::fs::File::options().write(true).open(&journal).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&hole, &[0; 512], 512).unwrap();
-    let error = tatami_tiled::recover(&path, Damaged::Refuse).unwrap_err().to_string();
+    let error =
+        tatami_tiled::recover_container(&path, DamagePolicy::Refuse).unwrap_err().to_string();
     assert!(error.contains("damaged at byte"), "{error}");
     let before = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1000);
     hole.set_modified(before).unwrap();
-    let settled = tatami_tiled::recover(&path, Damaged::Refuse).unwrap();
+    let settled = tatami_tiled::recover_container(&path, DamagePolicy::Refuse).unwrap();
     assert_eq!((settled.len(), settled[0].damaged.len()), (1, 1), "{settled:?}");
     let left = content(&path).unwrap();
     assert_eq!(left.len(), right.len());
@@ -501,7 +504,7 @@ fn a_job_without_its_roll_is_recovered_when_that_is_accepted() {
     std::fs::write(&roll, bytes).unwrap();
     let error = content(&path).unwrap_err().to_string();
     assert!(error.contains("--accept-loss"), "{error}");
-    tatami_tiled::recover(&path, Damaged::Accept).unwrap();
+    tatami_tiled::recover_container(&path, DamagePolicy::Accept).unwrap();
     assert!(content(&path).unwrap() == right);
 }
 
@@ -511,17 +514,17 @@ fn a_damaged_index_is_refused() {
     let mut random = fastrand::Rng::with_seed(2);
     let mut last = None;
     example(&mut random, |_, piece| last = Some(piece.clone()));
-    let name = Name { open: 9, rank: 3 };
-    let entry = Entry { name, changes: 4, tiles: last.unwrap() };
-    let cuts = vec![tatami_layout::Cut { stamp: 3, size: 77 }];
-    let index = Published { durable: true, generation: 6, pieces: vec![entry], cuts };
+    let name = PieceName { open: 9, rank: 3 };
+    let entry = PublishedPiece { name, changes: 4, tiles: last.unwrap() };
+    let cuts = vec![tatami_layout::TileCut { stamp: 3, size: 77 }];
+    let index = PublishedIndex { durable: true, generation: 6, pieces: vec![entry], cuts };
     let good = index.encode();
-    assert_eq!(Published::decode(&good).unwrap(), index);
+    assert_eq!(PublishedIndex::decode(&good).unwrap(), index);
     for at in 0..good.len() {
         let mut bytes = good.clone();
         bytes[at] ^= 1 << random.u8(0..8);
-        assert!(Published::decode(&bytes).is_err(), "byte {at}");
-        assert!(Published::decode(&good[..at]).is_err(), "length {at}");
+        assert!(PublishedIndex::decode(&bytes).is_err(), "byte {at}");
+        assert!(PublishedIndex::decode(&good[..at]).is_err(), "length {at}");
     }
     // Nonsense with a right checksum.
     for _ in 0..3000 {
@@ -533,7 +536,7 @@ fn a_damaged_index_is_refused() {
         let sum = crc32c::crc32c(&bytes).to_le_bytes();
         bytes.extend(sum);
         // No panic, and nothing huge is allocated.
-        let _ = Published::decode(&bytes);
+        let _ = PublishedIndex::decode(&bytes);
     }
 }
 
@@ -546,32 +549,32 @@ fn a_damaged_index_costs_what_was_not_synced() {
     let token = start(&path, 1);
     let file = join(&path, &token, 0);
     write(&file, 0, &mut [1; 100]).unwrap();
-    let sealed = file.seal(true).unwrap();
-    file.publish(&[&sealed], true, false).unwrap();
-    file.published();
+    let sealed = file.seal_piece(true).unwrap();
+    file.publish_pieces(&[&sealed], true, false).unwrap();
+    file.mark_published();
     write(&file, 100, &mut [2; 100]).unwrap();
-    let sealed = file.seal(false).unwrap();
-    file.publish(&[&sealed], false, true).unwrap();
-    assert_eq!(stat::stat(&path).unwrap().size, 200);
+    let sealed = file.seal_piece(false).unwrap();
+    file.publish_pieces(&[&sealed], false, true).unwrap();
+    assert_eq!(stat::stat_file(&path).unwrap().size, 200);
     std::fs::write(path.join("index"), [7; 300]).unwrap();
-    let error = stat::stat(&path).unwrap_err().to_string();
+    let error = stat::stat_file(&path).unwrap_err().to_string();
     assert!(error.contains("index") && error.contains("--accept-loss"), "{error}");
     // From before the machine was started.
     let index = std::fs::File::options().write(true).open(path.join("index")).unwrap();
     let before = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1000);
     index.set_modified(before).unwrap();
-    assert_eq!(stat::stat(&path).unwrap().size, 100);
+    assert_eq!(stat::stat_file(&path).unwrap().size, 100);
     index.set_modified(std::time::SystemTime::now()).unwrap();
-    assert!(stat::stat(&path).is_err());
-    assert_eq!(tatami_tiled::go_back(&path), Ok(true));
-    assert_eq!(tatami_tiled::go_back(&path), Ok(false));
-    assert_eq!(stat::stat(&path).unwrap().size, 100);
+    assert!(stat::stat_file(&path).is_err());
+    assert_eq!(tatami_tiled::restore_synced_index(&path), Ok(true));
+    assert_eq!(tatami_tiled::restore_synced_index(&path), Ok(false));
+    assert_eq!(stat::stat_file(&path).unwrap().size, 100);
     std::fs::write(path.join("index"), [7; 300]).unwrap();
-    assert_eq!(tatami_tiled::go_back(&path), Ok(false), "there is none before");
-    let error = stat::stat(&path).unwrap_err();
+    assert_eq!(tatami_tiled::restore_synced_index(&path), Ok(false), "there is none before");
+    let error = stat::stat_file(&path).unwrap_err();
     assert!(error.to_string().contains("index"), "{error}");
     std::fs::write(path.join(".tatami-container"), b"tatami-container 1 no").unwrap();
-    let error = stat::stat(&path).unwrap_err();
+    let error = stat::stat_file(&path).unwrap_err();
     assert!(error.to_string().contains("marker"), "{error}");
 }
 
@@ -594,7 +597,7 @@ fn child_that_writes_until_it_is_killed() {
         .map(|i| u8::from_str_radix(&token[2 * i..2 * i + 2], 16).unwrap())
         .collect();
     let path = Path::new(&path);
-    let file = join(path, &Token::decode(&token, path).unwrap(), rank);
+    let file = join(path, &OpenToken::decode(&token, path).unwrap(), rank);
     if seed.parse::<u64>().unwrap().is_multiple_of(3) {
         file.set_view(View::new(0, 1, Shape::bytes(1 << 20).unwrap()).unwrap());
     } else {
@@ -660,7 +663,7 @@ fn killed_ranks_lose_nothing_that_was_written() {
             let written = numbers.map(|n| u64::from_le_bytes(n.try_into().unwrap())).max().unwrap();
             assert!(written < 1 << 30);
             let whole = seed.is_multiple_of(3);
-            let view = if whole { View::bytes() } else { strided(24, rank as u64, 3) };
+            let view = if whole { View::all_bytes() } else { strided(24, rank as u64, 3) };
             let first = if whole { (rank as u64) << 30 } else { 0 };
             file.set_view(view);
             let bytes = read(&file, first, written as usize);
@@ -713,5 +716,5 @@ fn fill(dir: &Path) {
     std::fs::write(dir.join("ballast"), b"").unwrap();
     drop(file);
     // There is no room for an index either: the journals stay, and have the tiles.
-    assert!(stat::stat(&path).unwrap().size > written);
+    assert!(stat::stat_file(&path).unwrap().size > written);
 }

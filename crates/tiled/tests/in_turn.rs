@@ -5,14 +5,16 @@
 use parking_lot::Mutex;
 use std::path::Path;
 use tatami_layout::Shape;
-use tatami_tiled::{Begin, Buffer, Environment, File, Flags, Hints, begin, machine};
+use tatami_tiled::{
+    Buffer, CollectiveOpen, Environment, Flags, Hints, RankFile, begin_open, machine,
+};
 
 const RANKS: u32 = 4;
 
-fn open(path: &Path, flags: Flags, ranks: u32) -> Vec<File> {
+fn open(path: &Path, flags: Flags, ranks: u32) -> Vec<RankFile> {
     let hints = Hints::new([("tatami_container", "true")]);
-    let (environment, machine) = (Environment::default(), machine::id());
-    let begin = begin(&Begin {
+    let (environment, machine) = (Environment::default(), machine::machine_id());
+    let begin = begin_open(&CollectiveOpen {
         path,
         flags,
         mode: 0o644,
@@ -23,25 +25,27 @@ fn open(path: &Path, flags: Flags, ranks: u32) -> Vec<File> {
         machine,
     });
     let token = begin.unwrap();
-    (0..ranks).map(|rank| File::open(path, flags, &hints, rank, token.clone()).unwrap()).collect()
+    (0..ranks)
+        .map(|rank| RankFile::open(path, flags, &hints, rank, token.clone()).unwrap())
+        .collect()
 }
 
-fn close(files: Vec<File>) {
-    let sealed: Vec<Vec<u8>> = files.iter().map(|file| file.seal(false).unwrap()).collect();
+fn close(files: Vec<RankFile>) {
+    let sealed: Vec<Vec<u8>> = files.iter().map(|file| file.seal_piece(false).unwrap()).collect();
     let sealed: Vec<&[u8]> = sealed.iter().map(Vec::as_slice).collect();
-    files[0].publish(&sealed, false, true).unwrap();
-    files.iter().for_each(File::published);
+    files[0].publish_pieces(&sealed, false, true).unwrap();
+    files.iter().for_each(RankFile::mark_published);
 }
 
-fn write(file: &File, at: u64, bytes: &mut [u8]) {
+fn write(file: &RankFile, at: u64, bytes: &mut [u8]) {
     let byte = Shape::bytes(1).unwrap();
-    file.write(at, &Buffer::of(bytes, &byte)).unwrap();
+    file.write(at, &Buffer::from_slice(bytes, &byte)).unwrap();
 }
 
-fn read(file: &File, at: u64, len: usize) -> Vec<u8> {
+fn read(file: &RankFile, at: u64, len: usize) -> Vec<u8> {
     let byte = Shape::bytes(1).unwrap();
     let mut bytes = vec![0x5a; len];
-    let n = file.read(at, &mut Buffer::of(&mut bytes, &byte)).unwrap();
+    let n = file.read(at, &mut Buffer::from_slice(&mut bytes, &byte)).unwrap();
     bytes.truncate(n as usize);
     bytes
 }

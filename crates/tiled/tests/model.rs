@@ -5,7 +5,9 @@
 use std::cell::Cell;
 use std::path::Path;
 use tatami_layout::{ProgramView, Shape, View};
-use tatami_tiled::{Begin, Buffer, Environment, File, Flags, Hints, begin, machine, stat};
+use tatami_tiled::{
+    Buffer, CollectiveOpen, Environment, Flags, Hints, RankFile, begin_open, machine, stat,
+};
 
 const SPAN: u64 = 600;
 
@@ -94,7 +96,7 @@ impl Model {
 }
 
 struct Rank {
-    file: File,
+    file: RankFile,
     view: ProgramView,
     /// Where its last write ended in the stream.
     end: Cell<u64>,
@@ -110,8 +112,8 @@ fn open(path: &Path, number: u32, ranks: u32) -> Job {
     let flags = Flags::RDWR | Flags::CREATE;
     let hints = Hints::new([("tatami_container", "true")]);
     let environment = Environment::default();
-    let machine = machine::id();
-    let token = begin(&Begin {
+    let machine = machine::machine_id();
+    let token = begin_open(&CollectiveOpen {
         path,
         flags,
         mode: 0o644,
@@ -123,25 +125,25 @@ fn open(path: &Path, number: u32, ranks: u32) -> Job {
     })
     .unwrap();
     let stamp = token.stamp;
-    let file = |rank| File::open(path, flags, &hints, rank, token.clone()).unwrap();
-    let rank = |rank| Rank { file: file(rank), view: View::bytes().into(), end: Cell::new(0) };
+    let file = |rank| RankFile::open(path, flags, &hints, rank, token.clone()).unwrap();
+    let rank = |rank| Rank { file: file(rank), view: View::all_bytes().into(), end: Cell::new(0) };
     Job { number, ranks: (0..ranks).map(rank).collect(), stamp }
 }
 
 impl Job {
     fn epoch(&mut self) {
-        self.stamp = self.ranks[0].file.stamp();
+        self.stamp = self.ranks[0].file.next_stamp();
         for rank in &self.ranks {
-            rank.file.epoch(self.stamp).unwrap();
+            rank.file.begin_epoch(self.stamp).unwrap();
         }
     }
 
     fn publish(&mut self, durable: bool, closing: bool) {
         let sealed: Vec<Vec<u8>> =
-            self.ranks.iter().map(|rank| rank.file.seal(durable).unwrap()).collect();
+            self.ranks.iter().map(|rank| rank.file.seal_piece(durable).unwrap()).collect();
         let sealed: Vec<&[u8]> = sealed.iter().map(Vec::as_slice).collect();
-        self.ranks[0].file.publish(&sealed, durable, closing).unwrap();
-        self.ranks.iter().for_each(|rank| rank.file.published());
+        self.ranks[0].file.publish_pieces(&sealed, durable, closing).unwrap();
+        self.ranks.iter().for_each(|rank| rank.file.mark_published());
     }
 }
 
@@ -170,7 +172,7 @@ fn random_view(random: &mut fastrand::Rng, rank: u64, ranks: u64) -> ProgramView
 fn ordered_view(random: &mut fastrand::Rng, rank: u64, ranks: u64) -> View {
     let disp = random.u64(0..40);
     match random.u8(0..6) {
-        0 => View::bytes(),
+        0 => View::all_bytes(),
         1 => View::new(disp, 1, Shape::bytes(random.u64(1..9)).unwrap()).unwrap(),
         2 => {
             // Blocks in turn, as most programs do it.
@@ -240,8 +242,8 @@ fn write(random: &mut fastrand::Rng, job: &Job, model: &mut Model) {
     // SAFETY: the elements lie in `memory`.
     let mut buffer = unsafe { Buffer::new(memory.as_mut_ptr(), count, &shape) }.unwrap();
     buffer.scatter(0, &data);
-    let is_default = rank.view.direct(0, u64::MAX).is_some_and(View::is_default);
-    let stamp = if is_default { rank.file.stamp() } else { job.stamp };
+    let is_default = rank.view.direct_view(0, u64::MAX).is_some_and(View::is_default);
+    let stamp = if is_default { rank.file.next_stamp() } else { job.stamp };
     assert_eq!(rank.file.write(stream, &buffer).unwrap(), len);
     rank.end.set(stream + len);
     model.write(&rank.view, stream, &data, &Write { stamp, owner: (job.number, number as u32) });
@@ -261,8 +263,8 @@ fn check(random: &mut fastrand::Rng, rank: &Rank, model: &mut Model) {
 }
 
 fn check_all(path: &Path, rank: &Rank, model: &Model) {
-    assert_eq!(rank.file.size().unwrap(), model.bytes.len() as u64);
-    assert_eq!(stat::stat(path).unwrap().size, model.bytes.len() as u64);
+    assert_eq!(rank.file.file_size().unwrap(), model.bytes.len() as u64);
+    assert_eq!(stat::stat_file(path).unwrap().size, model.bytes.len() as u64);
 }
 
 fn run(seed: u64) {
@@ -335,8 +337,8 @@ fn run(seed: u64) {
     }
     last.publish(true, true);
     drop(last);
-    assert_eq!(stat::stat(&path).unwrap().size, model.bytes.len() as u64);
-    stat::delete(&path).unwrap();
+    assert_eq!(stat::stat_file(&path).unwrap().size, model.bytes.len() as u64);
+    stat::delete_file(&path).unwrap();
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
 }
 

@@ -29,19 +29,19 @@ pub enum AdminCall {
     RemoveObject { ino: Ino, piece: Piece },
     /// Merges this map, which may have new nodes, into the node's map. Trusted only. → `Map`, the
     /// merged map
-    Learn(ClusterMap),
+    MergeMap(ClusterMap),
     /// Migrates at most `count` shards from `first` on from one executor of this node to another,
     /// here or on another node. A node runs one such order at a time. The order is done when the
     /// map shows it. If it fails, the next order's reply has the reason. Trusted only. → `Done`:
     /// started; `EBUSY`: another one is under way; `ESTALE`: the shards are not all of one executor
     /// of this node
-    Move { first: u16, count: u16, to: ExecutorId },
+    MigrateShards { first: u16, count: u16, to: ExecutorId },
     /// Starts the executors that were refused because their stores are damaged, with the
     /// recoverable records. The operator accepts the loss. Trusted only. → `Told`: a sentence for
     /// each step. Executors that still do not start are in `refused` of the node's status
     AcceptLoss,
     /// The operator has handled the loss of the node's data directory. Trusted only. → `Done`
-    ForgetLost,
+    DismissLoss,
 }
 
 impl AdminCall {
@@ -55,10 +55,10 @@ impl AdminCall {
                 | AdminCall::RemoveObjects { .. }
                 | AdminCall::StatObject { .. }
                 | AdminCall::RemoveObject { .. }
-                | AdminCall::Learn(_)
-                | AdminCall::Move { .. }
+                | AdminCall::MergeMap(_)
+                | AdminCall::MigrateShards { .. }
                 | AdminCall::AcceptLoss
-                | AdminCall::ForgetLost
+                | AdminCall::DismissLoss
         )
     }
 }
@@ -88,18 +88,18 @@ impl ClusterMap {
     }
 
     /// Returns each executor of the map once, with its first shard.
-    pub fn leads(&self) -> Vec<(ShardId, ExecutorId)> {
-        crate::shards::leads(&self.shards)
+    pub fn first_shards(&self) -> Vec<(ShardId, ExecutorId)> {
+        crate::shards::first_shards(&self.shards)
     }
 
     /// Returns the shard map; `None` if it is invalid.
     pub fn shard_map(&self) -> Option<ShardMap> {
-        ShardMap::moved(self.epoch, &self.shards, &self.moves)
+        ShardMap::with_moves(self.epoch, &self.shards, &self.moves)
     }
 
     /// Merges the newer parts of another map of the volume: migrated shards and new nodes. Returns
     /// whether this map has changed.
-    pub fn merge(&mut self, other: &ClusterMap) -> bool {
+    pub fn merge_newer(&mut self, other: &ClusterMap) -> bool {
         let count = self.shards.len();
         if self.volume != other.volume || other.shards.len() != count || other.moves.len() != count
         {
@@ -126,7 +126,7 @@ impl ClusterMap {
     }
 
     /// Assigns `count` shards from `first` on to `executor`.
-    pub fn give(&mut self, (first, count): (u16, u16), executor: ExecutorId) {
+    pub fn assign_shards(&mut self, (first, count): (u16, u16), executor: ExecutorId) {
         for shard in usize::from(first)..usize::from(first) + usize::from(count) {
             if let (Some(owner), Some(moves)) =
                 (self.shards.get_mut(shard), self.moves.get_mut(shard))
@@ -154,7 +154,7 @@ pub struct NodeInfo {
 
 /// Space on a node's disk, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Space {
+pub struct DiskSpace {
     /// Size of the disk.
     pub total: u64,
     /// Free for the superuser.
@@ -208,7 +208,7 @@ impl Durability {
     }
 
     /// Returns the guarantee, as a sentence without its end.
-    pub fn promise(self) -> &'static str {
+    pub fn describe_guarantee(self) -> &'static str {
         match self {
             Durability::Log => {
                 "an acknowledged change survives the death of a daemon, and after fsync a power cut"
@@ -248,7 +248,7 @@ pub struct NodeStatus {
     /// also in `trouble`.
     pub refused: Vec<String>,
     /// Its disk.
-    pub space: Space,
+    pub space: DiskSpace,
     /// Number of shards it serves.
     pub shards: u32,
     /// Number of running executors.
@@ -274,7 +274,7 @@ pub struct NodeStatus {
     /// Connected clients, without those with an expired lease.
     pub clients: Vec<ClientId>,
     /// Connections that the node has refused since its start.
-    pub turned_away: TurnedAway,
+    pub turned_away: RefusedConnections,
     /// Time, in seconds since 1970, at which the node restarted without its former data directory,
     /// which was lost.
     pub lost_since: Option<u64>,
@@ -282,7 +282,7 @@ pub struct NodeStatus {
 
 /// Refused connections, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TurnedAway {
+pub struct RefusedConnections {
     /// The client did not finish its hello in time.
     pub silent: u64,
     /// Dropped before the hello, to make room for newer connections.
@@ -309,7 +309,7 @@ pub enum AdminReply {
     /// Done.
     Done,
     /// Space on the disk.
-    Space(Space),
+    Space(DiskSpace),
     /// Objects for checking.
     Objects {
         /// In (inode, piece) order, with size in bytes and storage in units of 512 bytes.
@@ -320,7 +320,7 @@ pub enum AdminReply {
     /// One object.
     Object(crate::object::ObjectState),
     /// The steps that were done, a sentence each.
-    Told(Vec<String>),
+    Report(Vec<String>),
 }
 
 /// A reply, or an error.

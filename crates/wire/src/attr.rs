@@ -28,7 +28,7 @@ impl Timestamp {
 
     /// Returns `at`, or the instant after `self` if `at` is not later. So two changes of a file
     /// never have the same time, even if the clocks are coarse or differ.
-    pub fn moved_to(self, at: Timestamp) -> Timestamp {
+    pub fn advanced_to(self, at: Timestamp) -> Timestamp {
         if at > self {
             return at;
         }
@@ -47,7 +47,7 @@ impl Timestamp {
 /// The type of an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[allow(missing_docs)] // the names are those of inode(7)
-pub enum Kind {
+pub enum InodeKind {
     File,
     Dir,
     Symlink,
@@ -57,30 +57,30 @@ pub enum Kind {
     BlockDev,
 }
 
-impl Kind {
+impl InodeKind {
     /// Returns the file type bits of `st_mode` (`S_IFREG`, …).
     pub fn mode_bits(self) -> u32 {
         match self {
-            Kind::File => libc::S_IFREG,
-            Kind::Dir => libc::S_IFDIR,
-            Kind::Symlink => libc::S_IFLNK,
-            Kind::Fifo => libc::S_IFIFO,
-            Kind::Socket => libc::S_IFSOCK,
-            Kind::CharDev => libc::S_IFCHR,
-            Kind::BlockDev => libc::S_IFBLK,
+            InodeKind::File => libc::S_IFREG,
+            InodeKind::Dir => libc::S_IFDIR,
+            InodeKind::Symlink => libc::S_IFLNK,
+            InodeKind::Fifo => libc::S_IFIFO,
+            InodeKind::Socket => libc::S_IFSOCK,
+            InodeKind::CharDev => libc::S_IFCHR,
+            InodeKind::BlockDev => libc::S_IFBLK,
         }
     }
 
     /// Returns the kind for the file type bits of `mode`. No bit means a file, as in mknod(2).
-    pub fn from_mode(mode: u32) -> Option<Kind> {
+    pub fn from_mode(mode: u32) -> Option<InodeKind> {
         Some(match mode & libc::S_IFMT {
-            0 | libc::S_IFREG => Kind::File,
-            libc::S_IFDIR => Kind::Dir,
-            libc::S_IFLNK => Kind::Symlink,
-            libc::S_IFIFO => Kind::Fifo,
-            libc::S_IFSOCK => Kind::Socket,
-            libc::S_IFCHR => Kind::CharDev,
-            libc::S_IFBLK => Kind::BlockDev,
+            0 | libc::S_IFREG => InodeKind::File,
+            libc::S_IFDIR => InodeKind::Dir,
+            libc::S_IFLNK => InodeKind::Symlink,
+            libc::S_IFIFO => InodeKind::Fifo,
+            libc::S_IFSOCK => InodeKind::Socket,
+            libc::S_IFCHR => InodeKind::CharDev,
+            libc::S_IFBLK => InodeKind::BlockDev,
             _ => return None,
         })
     }
@@ -92,7 +92,7 @@ pub struct Attr {
     /// Inode number.
     pub ino: Ino,
     /// Type of the inode.
-    pub kind: Kind,
+    pub kind: InodeKind,
     /// Permission bits with setuid, setgid and sticky: 0 to 0o7777.
     pub mode: u16,
     /// Number of names. For a directory: 2 plus the number of its subdirectories.
@@ -121,10 +121,10 @@ pub struct Attr {
     /// Location of a file's bytes. Meaningless for other kinds.
     pub layout: Layout,
     /// Extended attributes of the inode, by class. Saves clients a request.
-    pub attached: Attached,
+    pub xattr_class: XattrClass,
     /// A client other than the receiver may be changing the bytes. Then the object has newer
     /// values.
-    pub written_elsewhere: bool,
+    pub maybe_written_elsewhere: bool,
     /// The last change of the object that the shard knows, by the clock of the object's disk
     /// ([`ObjectState::changed`](crate::object::ObjectState::changed)).
     pub object_changed: Timestamp,
@@ -132,10 +132,10 @@ pub struct Attr {
 
 /// The class of an inode's extended attributes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Attached {
+pub enum XattrClass {
     /// The inode has no extended attribute.
     #[default]
-    Nothing,
+    NoXattr,
     /// The inode has a POSIX ACL, and possibly other extended attributes.
     Acl,
     /// The inode has extended attributes, but no ACL.
@@ -144,7 +144,7 @@ pub enum Attached {
 
 impl Attr {
     /// Returns default attributes: empty, one name, owned by the superuser, mode 0644, time 0.
-    pub fn plain(ino: Ino, kind: Kind) -> Attr {
+    pub fn with_defaults(ino: Ino, kind: InodeKind) -> Attr {
         let time = Timestamp::default();
         Attr {
             ino,
@@ -162,15 +162,15 @@ impl Attr {
             btime: time,
             version: 1,
             layout: Layout::Whole { node: NodeId(0) },
-            attached: Attached::Nothing,
-            written_elsewhere: false,
+            xattr_class: XattrClass::NoXattr,
+            maybe_written_elsewhere: false,
             object_changed: time,
         }
     }
 
     /// Adds the counts and times of one partition to those of its directory. Each partition has the
     /// link count 2 of a directory for itself, which is subtracted.
-    pub fn add_part(&mut self, part: &Attr) {
+    pub fn add_partition(&mut self, part: &Attr) {
         self.size = self.size.saturating_add(part.size);
         self.nlink = self.nlink.saturating_add(part.nlink.saturating_sub(2));
         self.mtime = self.mtime.max(part.mtime);
@@ -180,9 +180,9 @@ impl Attr {
 
     /// Updates the bytes' attributes from the state of the object, which may be newer than the
     /// shard's.
-    pub fn take_bytes(&mut self, state: &DataState) {
+    pub fn apply_object_state(&mut self, state: &DataState) {
         let &mut Attr { mtime, ctime, object_changed, .. } = self;
-        let times = ByteTimes { mtime, ctime, object_changed }.after(self.size, state);
+        let times = ByteTimes { mtime, ctime, object_changed }.updated_by(self.size, state);
         (self.mtime, self.ctime) = (times.mtime, times.ctime);
         self.object_changed = times.object_changed;
         (self.size, self.blocks) = (state.size, state.blocks);
@@ -214,18 +214,18 @@ impl ByteTimes {
     /// `ctime` follows the shard's clock, and the times of `state` follow the disk's clock. Either
     /// clock may be behind: by a tick on one machine, by more on two. So neither time goes back
     /// here, and `mtime` is never later than `ctime`.
-    pub fn after(self, size: u64, state: &DataState) -> ByteTimes {
+    pub fn updated_by(self, size: u64, state: &DataState) -> ByteTimes {
         let times = ByteTimes { object_changed: state.changed, ..self };
         if !self.is_modified(state) {
             // Within one tick of the disk's clock, only the size shows a change.
             let is_resized = size != state.size;
-            let ctime = if is_resized { self.ctime.moved_to(self.ctime) } else { self.ctime };
+            let ctime = if is_resized { self.ctime.advanced_to(self.ctime) } else { self.ctime };
             return ByteTimes { ctime, ..times };
         }
         // An `mtime` before `ctime` is no lower bound, because a user has set it.
         let floor = self.mtime.min(self.ctime);
-        let mtime = if state.mtime >= floor { state.mtime } else { floor.moved_to(state.mtime) };
-        ByteTimes { mtime, ctime: self.ctime.moved_to(mtime), ..times }
+        let mtime = if state.mtime >= floor { state.mtime } else { floor.advanced_to(state.mtime) };
+        ByteTimes { mtime, ctime: self.ctime.advanced_to(mtime), ..times }
     }
 
     /// Checks whether the bytes were modified after the state that the shard knows. A disk gives
@@ -314,8 +314,8 @@ mod tests {
     #[test]
     fn a_change_is_always_later_than_the_one_before() {
         let t = |sec, nsec| Timestamp { sec, nsec };
-        assert_eq!(t(5, 7).moved_to(t(6, 0)), t(6, 0));
-        assert_eq!(t(5, 7).moved_to(t(5, 7)), t(5, 8));
-        assert_eq!(t(5, 999_999_999).moved_to(t(1, 0)), t(6, 0));
+        assert_eq!(t(5, 7).advanced_to(t(6, 0)), t(6, 0));
+        assert_eq!(t(5, 7).advanced_to(t(5, 7)), t(5, 8));
+        assert_eq!(t(5, 999_999_999).advanced_to(t(1, 0)), t(6, 0));
     }
 }

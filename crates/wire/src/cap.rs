@@ -57,7 +57,7 @@ pub struct Cap {
     mac: [u8; 16],
 }
 
-const PURPOSE: &str = "cap";
+const MAC_PURPOSE: &str = "cap";
 
 /// Length of an encoded capability: inode, time, access, signature.
 pub const CAP_LEN: usize = 8 + 8 + 1 + 16;
@@ -66,7 +66,7 @@ impl Cap {
     /// Signs a capability that is valid for [`CAP_LIFETIME_SEC`] from `now`.
     pub fn sign(key: &VolumeKey, ino: Ino, access: Access, now: Timestamp) -> Cap {
         let expires = now.sec.saturating_add(CAP_LIFETIME_SEC);
-        let mac = key.mac(PURPOSE, &Self::message(ino, access, expires));
+        let mac = key.compute_mac(MAC_PURPOSE, &Self::encode_message(ino, access, expires));
         Cap { ino, access, expires, mac }
     }
 
@@ -75,16 +75,16 @@ impl Cap {
     /// # Errors
     /// `EKEYREJECTED` for another inode or a wrong signature, `EKEYEXPIRED` after the expiry,
     /// `EACCES` if the capability does not allow `wanted`.
-    pub fn check(
+    pub fn check_access(
         &self,
         key: &VolumeKey,
         ino: Ino,
         wanted: Access,
         now: Timestamp,
     ) -> Result<(), crate::Errno> {
-        let message = Self::message(self.ino, self.access, self.expires);
+        let message = Self::encode_message(self.ino, self.access, self.expires);
         // First the signature: without it, no other field can be trusted.
-        if self.ino != ino || !key.verify(PURPOSE, &message, &self.mac) {
+        if self.ino != ino || !key.verify_mac(MAC_PURPOSE, &message, &self.mac) {
             return Err(crate::Errno::EKEYREJECTED);
         }
         if now.sec > self.expires {
@@ -99,7 +99,7 @@ impl Cap {
     /// Encodes the capability. The holder may pass it to processes that work for the same user.
     pub fn to_bytes(&self) -> [u8; CAP_LEN] {
         let mut bytes = [0; CAP_LEN];
-        bytes[..17].copy_from_slice(&Self::message(self.ino, self.access, self.expires));
+        bytes[..17].copy_from_slice(&Self::encode_message(self.ino, self.access, self.expires));
         bytes[17..].copy_from_slice(&self.mac);
         bytes
     }
@@ -122,7 +122,7 @@ impl Cap {
         }
     }
 
-    fn message(ino: Ino, access: Access, expires: i64) -> [u8; 17] {
+    fn encode_message(ino: Ino, access: Access, expires: i64) -> [u8; 17] {
         let mut m = [0; 17];
         m[..8].copy_from_slice(&ino.0.to_le_bytes());
         m[8..16].copy_from_slice(&expires.to_le_bytes());
@@ -141,15 +141,15 @@ mod tests {
         let key = VolumeKey::new([7; 32]);
         let now = Timestamp::from_sec(1_000_000);
         let cap = Cap::sign(&key, Ino(5), Access::READ, now);
-        assert_eq!(cap.check(&key, Ino(5), Access::READ, now), Ok(()));
-        assert_eq!(cap.check(&key, Ino(6), Access::READ, now), Err(Errno::EKEYREJECTED));
-        assert_eq!(cap.check(&key, Ino(5), Access::WRITE, now), Err(Errno::EACCES));
+        assert_eq!(cap.check_access(&key, Ino(5), Access::READ, now), Ok(()));
+        assert_eq!(cap.check_access(&key, Ino(6), Access::READ, now), Err(Errno::EKEYREJECTED));
+        assert_eq!(cap.check_access(&key, Ino(5), Access::WRITE, now), Err(Errno::EACCES));
         let late = now.plus_sec(CAP_LIFETIME_SEC + 1);
-        assert_eq!(cap.check(&key, Ino(5), Access::READ, late), Err(Errno::EKEYEXPIRED));
+        assert_eq!(cap.check_access(&key, Ino(5), Access::READ, late), Err(Errno::EKEYEXPIRED));
         assert_eq!(Cap::from_bytes(&cap.to_bytes()), cap);
         let other = VolumeKey::new([8; 32]);
-        assert_eq!(cap.check(&other, Ino(5), Access::READ, now), Err(Errno::EKEYREJECTED));
+        assert_eq!(cap.check_access(&other, Ino(5), Access::READ, now), Err(Errno::EKEYREJECTED));
         let forged = Cap { access: Access::BOTH, ..cap };
-        assert_eq!(forged.check(&key, Ino(5), Access::WRITE, now), Err(Errno::EKEYREJECTED));
+        assert_eq!(forged.check_access(&key, Ino(5), Access::WRITE, now), Err(Errno::EKEYREJECTED));
     }
 }

@@ -28,7 +28,7 @@ const MAGIC: u16 = 0x6d74; // "tm"
 /// The type of a frame's body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Class {
+pub enum FrameClass {
     /// [`crate::meta::MetaCall`] and [`crate::meta::MetaResult`].
     Meta = 2,
     /// [`crate::object::ObjectCall`] and [`crate::object::ObjectResult`].
@@ -43,9 +43,9 @@ pub enum Class {
 
 /// The fixed start of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Header {
+pub struct FrameHeader {
     /// Type of the body.
-    pub class: Class,
+    pub class: FrameClass,
     /// Bytes of the body, at most [`BODY_MAX`].
     pub body_len: u32,
     /// Bytes of the payload, at most [`PAYLOAD_MAX`].
@@ -84,23 +84,23 @@ pub enum FrameError {
     Unexpected,
 }
 
-impl Header {
+impl FrameHeader {
     /// Decodes a header, and checks everything that does not need the body.
     ///
     /// # Errors
     /// Wrong magic, class or lengths.
-    pub fn decode(b: &[u8; HEADER_LEN]) -> Result<Header, FrameError> {
+    pub fn decode(b: &[u8; HEADER_LEN]) -> Result<FrameHeader, FrameError> {
         let u32_at = |i: usize| u32::from_le_bytes([b[i], b[i + 1], b[i + 2], b[i + 3]]);
         let magic = u16::from_le_bytes([b[0], b[1]]);
         if magic != MAGIC {
             return Err(FrameError::Magic(magic));
         }
         let class = match b[2] {
-            2 => Class::Meta,
-            3 => Class::Object,
-            4 => Class::Admin,
-            5 => Class::Recall,
-            6 => Class::Peer,
+            2 => FrameClass::Meta,
+            3 => FrameClass::Object,
+            4 => FrameClass::Admin,
+            5 => FrameClass::Recall,
+            6 => FrameClass::Peer,
             other => return Err(FrameError::Class(other)),
         };
         if b[3] != 0 {
@@ -113,7 +113,13 @@ impl Header {
         }
         let mut seq = [0; 8];
         seq.copy_from_slice(&b[16..24]);
-        Ok(Header { class, body_len, payload_len, crc: u32_at(12), seq: u64::from_le_bytes(seq) })
+        Ok(FrameHeader {
+            class,
+            body_len,
+            payload_len,
+            crc: u32_at(12),
+            seq: u64::from_le_bytes(seq),
+        })
     }
 
     fn encode(&self) -> [u8; HEADER_LEN] {
@@ -131,15 +137,15 @@ impl Header {
     ///
     /// # Errors
     /// [`FrameError::Checksum`].
-    pub fn verify(&self, body: &[u8]) -> Result<(), FrameError> {
-        let expected = Header { crc: 0, ..*self }.checksum(body);
+    pub fn verify_checksum(&self, body: &[u8]) -> Result<(), FrameError> {
+        let expected = FrameHeader { crc: 0, ..*self }.compute_checksum(body);
         if expected != self.crc {
             return Err(FrameError::Checksum { found: self.crc, expected });
         }
         Ok(())
     }
 
-    fn checksum(&self, body: &[u8]) -> u32 {
+    fn compute_checksum(&self, body: &[u8]) -> u32 {
         crc32c::crc32c_append(crc32c::crc32c(&self.encode()), body)
     }
 }
@@ -149,22 +155,22 @@ impl Header {
 /// # Panics
 /// If the message is longer than [`BODY_MAX`] or the payload than [`PAYLOAD_MAX`]. The makers of
 /// messages bound both.
-pub fn encode<T: Serialize>(
+pub fn encode_frame<T: Serialize>(
     out: &mut Vec<u8>,
-    class: Class,
+    class: FrameClass,
     seq: u64,
     message: &T,
     payload_len: usize,
 ) {
-    let fits = encode_if_fits(out, class, seq, message, payload_len);
+    let fits = encode_frame_if_fits(out, class, seq, message, payload_len);
     assert!(fits, "frame over its bound");
 }
 
-/// Like [`encode`], for a message that may be too long. Then returns false and leaves `out`
+/// Like [`encode_frame`], for a message that may be too long. Then returns false and leaves `out`
 /// unchanged.
-pub fn encode_if_fits<T: Serialize>(
+pub fn encode_frame_if_fits<T: Serialize>(
     out: &mut Vec<u8>,
-    class: Class,
+    class: FrameClass,
     seq: u64,
     message: &T,
     payload_len: usize,
@@ -179,10 +185,15 @@ pub fn encode_if_fits<T: Serialize>(
         *out = buffer;
         return false;
     }
-    let mut header =
-        Header { class, body_len: body_len as u32, payload_len: payload_len as u32, crc: 0, seq };
+    let mut header = FrameHeader {
+        class,
+        body_len: body_len as u32,
+        payload_len: payload_len as u32,
+        crc: 0,
+        seq,
+    };
     // Last, because the checksum covers the lengths.
-    header.crc = header.checksum(&buffer[start + HEADER_LEN..]);
+    header.crc = header.compute_checksum(&buffer[start + HEADER_LEN..]);
     buffer[start..start + HEADER_LEN].copy_from_slice(&header.encode());
     *out = buffer;
     true
@@ -206,16 +217,16 @@ pub fn decode_body<T: DeserializeOwned>(body: &[u8]) -> Result<T, FrameError> {
 /// means that more bytes must be read.
 ///
 /// # Errors
-/// Those of [`Header::decode`] and [`Header::verify`].
-pub fn split(buffer: &[u8]) -> Result<Option<(Header, &[u8])>, FrameError> {
+/// Those of [`FrameHeader::decode`] and [`FrameHeader::verify_checksum`].
+pub fn split_frame(buffer: &[u8]) -> Result<Option<(FrameHeader, &[u8])>, FrameError> {
     let Some((head, rest)) = buffer.split_first_chunk::<HEADER_LEN>() else {
         return Ok(None);
     };
-    let header = Header::decode(head)?;
+    let header = FrameHeader::decode(head)?;
     let Some(body) = rest.get(..header.body_len as usize) else {
         return Ok(None);
     };
-    header.verify(body)?;
+    header.verify_checksum(body)?;
     Ok(Some((header, body)))
 }
 
@@ -224,7 +235,7 @@ pub fn split(buffer: &[u8]) -> Result<Option<(Header, &[u8])>, FrameError> {
 ///
 /// # Errors
 /// [`FrameError::Closed`] at an end of the stream between two frames, and all others.
-pub fn read(stream: &mut impl Read, body: &mut Vec<u8>) -> Result<Header, FrameError> {
+pub fn read_frame(stream: &mut impl Read, body: &mut Vec<u8>) -> Result<FrameHeader, FrameError> {
     let mut head = [0; HEADER_LEN];
     let mut got = 0;
     while got < HEADER_LEN {
@@ -236,10 +247,10 @@ pub fn read(stream: &mut impl Read, body: &mut Vec<u8>) -> Result<Header, FrameE
             Err(e) => return Err(e.into()),
         }
     }
-    let header = Header::decode(&head)?;
+    let header = FrameHeader::decode(&head)?;
     body.resize(header.body_len as usize, 0);
     stream.read_exact(body)?;
-    header.verify(body)?;
+    header.verify_checksum(body)?;
     Ok(header)
 }
 
@@ -248,7 +259,7 @@ pub fn read(stream: &mut impl Read, body: &mut Vec<u8>) -> Result<Header, FrameE
 ///
 /// # Errors
 /// Those of the stream.
-pub fn write_all(stream: &mut impl Write, frame: &[u8], payload: &[u8]) -> io::Result<()> {
+pub fn write_frame(stream: &mut impl Write, frame: &[u8], payload: &[u8]) -> io::Result<()> {
     let mut done = 0;
     while done < frame.len() + payload.len() {
         let (a, b) = if done < frame.len() {

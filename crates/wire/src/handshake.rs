@@ -2,8 +2,8 @@
 //! mean the same volume, and that the client is authorized.
 //!
 //! ```text
-//! client → Hello     magic, version, role, client id, slot, volume (or zeros), nonce, the node that
-//!                    is meant, which of its executors, the user that the client binds itself to
+//! client → Hello     magic, version, role, client id, slot, volume (or zeros), nonce, the meant
+//!                    node and executor, the user that the client binds itself to
 //! server → Challenge magic, version, verdict, volume, node, nonce, proof of the server
 //! client → Proof     proof of the client (empty on a UNIX socket)
 //! server → Verdict   one byte and a text
@@ -101,7 +101,7 @@ pub enum HandshakeError {
     #[error("refused: {0}")]
     Refused(String),
     #[error("{0}")]
-    Away(String),
+    Unavailable(String),
     #[error("{0}")]
     Damaged(String),
 }
@@ -117,7 +117,7 @@ pub struct Welcome {
 
 /// The identity of the server.
 #[derive(Clone, Debug)]
-pub struct Identity {
+pub struct ServerIdentity {
     /// The volume it serves.
     pub volume: VolumeId,
     /// The node.
@@ -135,7 +135,7 @@ pub enum Transport {
     Remote,
 }
 
-fn transcript(nonces: &[u8; 32], side: u8, hello: &[u8]) -> Vec<u8> {
+fn build_transcript(nonces: &[u8; 32], side: u8, hello: &[u8]) -> Vec<u8> {
     // The hello is included, so that none of its fields can be changed on the way. The side
     // prevents that a proof is reflected.
     [&nonces[..], &[side], hello].concat()
@@ -145,17 +145,17 @@ fn transcript(nonces: &[u8; 32], side: u8, hello: &[u8]) -> Vec<u8> {
 ///
 /// # Errors
 /// All of [`HandshakeError`].
-pub fn connect(
+pub fn connect_client(
     stream: &mut (impl Read + Write),
     transport: Transport,
     hello: &Hello,
     key: Option<&VolumeKey>,
     nonce: [u8; 16],
 ) -> Result<Welcome, HandshakeError> {
-    let bytes = encode_hello(hello, nonce, transport).ok_or_else(too_many_groups)?;
+    let bytes = encode_hello(hello, nonce, transport).ok_or_else(too_many_groups_error)?;
     stream.write_all(&bytes)?;
     let mut b = [0; CHALLENGE_LEN];
-    read_prefixed(stream, &mut b)?;
+    read_versioned(stream, &mut b)?;
     let mut nonces = [0; 32];
     nonces[..16].copy_from_slice(&nonce);
     nonces[16..].copy_from_slice(&b[31..47]);
@@ -170,15 +170,16 @@ pub fn connect(
     if transport == Transport::Remote {
         let mut theirs = [0; PROOF_LEN];
         theirs.copy_from_slice(&b[47..63]);
-        let fits =
-            |key: &&VolumeKey| key.verify("server", &transcript(&nonces, 1, &bytes), &theirs);
+        let fits = |key: &&VolumeKey| {
+            key.verify_mac("server", &build_transcript(&nonces, 1, &bytes), &theirs)
+        };
         let Some(key) = key.filter(fits) else {
             // Still send a proof, so that the server counts and logs a client with another key. The
             // server may have closed by now.
             let _ = stream.write_all(&proof);
             return Err(HandshakeError::Key);
         };
-        proof = key.mac("client", &transcript(&nonces, 2, &bytes));
+        proof = key.compute_mac("client", &build_transcript(&nonces, 2, &bytes));
     }
     stream.write_all(&proof)?;
     let mut verdict = [0; 2];
@@ -188,29 +189,29 @@ pub fn connect(
     match verdict[0] {
         0 => Ok(Welcome { volume, node: NodeId(u16::from_le_bytes([b[29], b[30]])) }),
         1 => Err(HandshakeError::Key),
-        3 => Err(HandshakeError::Away(String::from_utf8_lossy(&text).into_owned())),
+        3 => Err(HandshakeError::Unavailable(String::from_utf8_lossy(&text).into_owned())),
         4 => Err(HandshakeError::Damaged(String::from_utf8_lossy(&text).into_owned())),
         _ => Err(HandshakeError::Refused(String::from_utf8_lossy(&text).into_owned())),
     }
 }
 
-/// Runs the server's side, until the client is identified. The server must then [`admit`] or
-/// [`refuse`] the client. `nonce` is 16 fresh random bytes.
+/// Runs the server's side, until the client is identified. The server must then [`admit_client`] or
+/// [`refuse_client`] the client. `nonce` is 16 fresh random bytes.
 ///
 /// # Errors
 /// All of [`HandshakeError`]; the client has got the reason if possible.
-pub fn accept(
+pub fn accept_client(
     stream: &mut (impl Read + Write),
     transport: Transport,
-    identity: &Identity,
+    identity: &ServerIdentity,
     nonce: [u8; 16],
 ) -> Result<Hello, HandshakeError> {
-    let mut greeting = Greeting::new(transport, nonce);
+    let mut greeting = ServerHandshake::new(transport, nonce);
     loop {
-        let mut bytes = vec![0; greeting.wanted()];
+        let mut bytes = vec![0; greeting.bytes_needed()];
         stream.read_exact(&mut bytes)?;
         let mut answer = Vec::new();
-        let hello = greeting.take(&bytes, identity, &mut answer);
+        let hello = greeting.receive_bytes(&bytes, identity, &mut answer);
         let said = stream.write_all(&answer);
         // An error of the client's hello counts more than a failed write to a client that has left.
         if let Some(hello) = hello? {
@@ -223,61 +224,63 @@ pub fn accept(
 /// The server's side without a stream, for servers that wait for many clients at once. It takes the
 /// received bytes and returns the bytes to send.
 #[derive(Debug)]
-pub struct Greeting {
+pub struct ServerHandshake {
     transport: Transport,
     nonce: [u8; 16],
-    stage: Stage,
+    stage: HandshakeStage,
     /// The received bytes of this stage's message.
     received: Vec<u8>,
     /// The length of that message, as far as known.
     needed: usize,
 }
 
-/// The message that a [`Greeting`] expects.
+/// The message that a [`ServerHandshake`] expects.
 #[derive(Debug)]
-enum Stage {
+enum HandshakeStage {
     /// Magic and version, at the same place in every version.
     Version,
     /// The rest of the hello, up to the ids of its user.
     Hello,
     /// The user's ids.
-    Ids,
+    UserIds,
     /// The client's proof for this transcript.
     Proof { transcript: Vec<u8>, hello: Box<Hello> },
 }
 
-impl Greeting {
+impl ServerHandshake {
     /// Starts a handshake. `nonce` is 16 fresh random bytes.
-    pub fn new(transport: Transport, nonce: [u8; 16]) -> Greeting {
-        let (stage, received) = (Stage::Version, Vec::new());
-        Greeting { transport, nonce, stage, received, needed: VERSION_END }
+    pub fn new(transport: Transport, nonce: [u8; 16]) -> ServerHandshake {
+        let (stage, received) = (HandshakeStage::Version, Vec::new());
+        ServerHandshake { transport, nonce, stage, received, needed: VERSION_END }
     }
 
-    /// Returns the number of bytes that the next call of [`Greeting::take`] accepts; at least one.
-    pub fn wanted(&self) -> usize {
+    /// Returns the number of bytes that the next call of [`ServerHandshake::receive_bytes`]
+    /// accepts; at least one.
+    pub fn bytes_needed(&self) -> usize {
         self.needed - self.received.len()
     }
 
     /// Checks whether the client has not sent anything yet.
     pub fn is_silent(&self) -> bool {
-        matches!(self.stage, Stage::Version) && self.received.is_empty()
+        matches!(self.stage, HandshakeStage::Version) && self.received.is_empty()
     }
 
-    /// Takes the next bytes from the client, at most [`Greeting::wanted`]. Appends the bytes to
-    /// send to `answer`, even on an error. Returns the hello when the client is authenticated.
+    /// Takes the next bytes from the client, at most [`ServerHandshake::bytes_needed`]. Appends the
+    /// bytes to send to `answer`, even on an error. Returns the hello when the client is
+    /// authenticated.
     ///
     /// # Errors
     /// All of [`HandshakeError`] but `Io`. The greeting is unusable afterwards.
-    pub fn take(
+    pub fn receive_bytes(
         &mut self,
         bytes: &[u8],
-        identity: &Identity,
+        identity: &ServerIdentity,
         answer: &mut Vec<u8>,
     ) -> Result<Option<Hello>, HandshakeError> {
-        assert!(bytes.len() <= self.wanted(), "no more than was wanted");
+        assert!(bytes.len() <= self.bytes_needed(), "no more than was wanted");
         self.received.extend_from_slice(bytes);
         while self.received.len() == self.needed {
-            if let Some(hello) = self.step(identity, answer)? {
+            if let Some(hello) = self.advance_stage(identity, answer)? {
                 return Ok(Some(hello));
             }
         }
@@ -285,52 +288,53 @@ impl Greeting {
     }
 
     /// Advances to the next stage after a complete message.
-    fn step(
+    fn advance_stage(
         &mut self,
-        identity: &Identity,
+        identity: &ServerIdentity,
         answer: &mut Vec<u8>,
     ) -> Result<Option<Hello>, HandshakeError> {
         match &self.stage {
-            Stage::Version => {
+            HandshakeStage::Version => {
                 if let Err(e) = check_version(&self.received) {
                     if matches!(e, HandshakeError::Version { .. }) {
                         // The other version finds our version in these bytes and reports it to its
                         // user.
-                        answer.extend(challenge_head());
+                        answer.extend(build_challenge_head());
                     }
                     return Err(e);
                 }
-                (self.stage, self.needed) = (Stage::Hello, HELLO_LEN);
+                (self.stage, self.needed) = (HandshakeStage::Hello, HELLO_LEN);
             }
-            Stage::Hello => {
-                self.needed = HELLO_LEN + 4 * ids_of(&self.received);
-                self.stage = Stage::Ids;
+            HandshakeStage::Hello => {
+                self.needed = HELLO_LEN + 4 * count_user_ids(&self.received);
+                self.stage = HandshakeStage::UserIds;
             }
-            Stage::Ids => {
+            HandshakeStage::UserIds => {
                 let bytes = std::mem::take(&mut self.received);
                 let (hello, client_nonce) =
                     decode_hello(&bytes).ok_or(HandshakeError::NotTatami)?;
                 let mut nonces = [0; 32];
                 nonces[..16].copy_from_slice(&client_nonce);
                 nonces[16..].copy_from_slice(&self.nonce);
-                let mut b = challenge_head();
+                let mut b = build_challenge_head();
                 b[13..29].copy_from_slice(&identity.volume.0);
                 b[29..31].copy_from_slice(&identity.node.0.to_le_bytes());
                 b[31..47].copy_from_slice(&self.nonce);
                 if self.transport == Transport::Remote {
-                    let ours = identity.key.mac("server", &transcript(&nonces, 1, &bytes));
+                    let ours =
+                        identity.key.compute_mac("server", &build_transcript(&nonces, 1, &bytes));
                     b[47..63].copy_from_slice(&ours);
                 }
                 answer.extend(b);
-                let transcript = transcript(&nonces, 2, &bytes);
-                self.stage = Stage::Proof { transcript, hello: Box::new(hello) };
+                let transcript = build_transcript(&nonces, 2, &bytes);
+                self.stage = HandshakeStage::Proof { transcript, hello: Box::new(hello) };
                 self.needed = PROOF_LEN;
             }
-            Stage::Proof { transcript, hello } => {
+            HandshakeStage::Proof { transcript, hello } => {
                 let mut proof = [0; PROOF_LEN];
                 proof.copy_from_slice(&self.received);
                 let proven = self.transport == Transport::Local
-                    || identity.key.verify("client", transcript, &proof);
+                    || identity.key.verify_mac("client", transcript, &proof);
                 if !proven {
                     answer.extend([1, 0]);
                     return Err(HandshakeError::Key);
@@ -343,7 +347,7 @@ impl Greeting {
 }
 
 /// Returns a challenge with only the fields that are at the same place in every version.
-fn challenge_head() -> [u8; CHALLENGE_LEN] {
+fn build_challenge_head() -> [u8; CHALLENGE_LEN] {
     let mut b = [0; CHALLENGE_LEN];
     b[..8].copy_from_slice(&MAGIC);
     b[8..12].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
@@ -354,7 +358,7 @@ fn challenge_head() -> [u8; CHALLENGE_LEN] {
 ///
 /// # Errors
 /// Those of the stream.
-pub fn admit(stream: &mut impl Write) -> io::Result<()> {
+pub fn admit_client(stream: &mut impl Write) -> io::Result<()> {
     stream.write_all(&[0, 0])
 }
 
@@ -362,16 +366,16 @@ pub fn admit(stream: &mut impl Write) -> io::Result<()> {
 ///
 /// # Errors
 /// Those of the stream.
-pub fn refuse(stream: &mut impl Write, why: &str) -> io::Result<()> {
-    end(stream, 2, why)
+pub fn refuse_client(stream: &mut impl Write, why: &str) -> io::Result<()> {
+    send_verdict(stream, 2, why)
 }
 
 /// Ends a handshake because the addressed node does not answer now.
 ///
 /// # Errors
 /// Those of the stream.
-pub fn put_off(stream: &mut impl Write, why: &str) -> io::Result<()> {
-    end(stream, 3, why)
+pub fn report_unavailable(stream: &mut impl Write, why: &str) -> io::Result<()> {
+    send_verdict(stream, 3, why)
 }
 
 /// Ends a handshake because the addressed server does not start before an operator has decided
@@ -379,11 +383,11 @@ pub fn put_off(stream: &mut impl Write, why: &str) -> io::Result<()> {
 ///
 /// # Errors
 /// Those of the stream.
-pub fn tell_damage(stream: &mut impl Write, why: &str) -> io::Result<()> {
-    end(stream, 4, why)
+pub fn report_damage(stream: &mut impl Write, why: &str) -> io::Result<()> {
+    send_verdict(stream, 4, why)
 }
 
-fn end(stream: &mut impl Write, verdict: u8, why: &str) -> io::Result<()> {
+fn send_verdict(stream: &mut impl Write, verdict: u8, why: &str) -> io::Result<()> {
     let mut end = why.len().min(TEXT_MAX);
     while !why.is_char_boundary(end) {
         end -= 1;
@@ -391,7 +395,7 @@ fn end(stream: &mut impl Write, verdict: u8, why: &str) -> io::Result<()> {
     stream.write_all(&[&[verdict, end as u8], &why.as_bytes()[..end]].concat())
 }
 
-fn too_many_groups() -> HandshakeError {
+fn too_many_groups_error() -> HandshakeError {
     io::Error::new(io::ErrorKind::InvalidInput, "the user has too many groups").into()
 }
 
@@ -419,7 +423,7 @@ fn encode_hello(hello: &Hello, nonce: [u8; 16], transport: Transport) -> Option<
 }
 
 /// Returns the number of user and group ids that follow a hello; 0 if there are too many.
-fn ids_of(b: &[u8]) -> usize {
+fn count_user_ids(b: &[u8]) -> usize {
     let ids = usize::from(u16::from_le_bytes([b[68], b[69]]));
     if ids > 2 + GROUPS_MAX { 0 } else { ids }
 }
@@ -459,7 +463,7 @@ fn decode_hello(b: &[u8]) -> Option<(Hello, [u8; 16])> {
 
 /// Reads a handshake message: first magic and version, which are at the same place in every
 /// version, then the rest.
-fn read_prefixed(stream: &mut impl Read, b: &mut [u8]) -> Result<(), HandshakeError> {
+fn read_versioned(stream: &mut impl Read, b: &mut [u8]) -> Result<(), HandshakeError> {
     let (head, rest) = b.split_at_mut(VERSION_END);
     stream.read_exact(head)?;
     check_version(head)?;

@@ -5,15 +5,15 @@ use std::hash::{BuildHasherDefault, Hasher};
 use xxhash_rust::xxh3::xxh3_64;
 
 /// The type parameter for hash tables.
-pub type Build = BuildHasherDefault<Quick>;
+pub type HashBuilder = BuildHasherDefault<FastHasher>;
 
 /// The hash function of this module. Not for keys that an attacker can choose freely and in masses.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Quick(u64);
+pub struct FastHasher(u64);
 
-impl Quick {
+impl FastHasher {
     /// Combines both halves of a product, as wyhash does.
-    fn mix(&mut self, n: u64) {
+    fn mix_word(&mut self, n: u64) {
         const ADD: u64 = 0x9e37_79b9_7f4a_7c15;
         const TIMES: u64 = 0xa076_1d64_78bd_642f;
         let product = u128::from(self.0.wrapping_add(ADD) ^ n) * u128::from(TIMES);
@@ -21,29 +21,29 @@ impl Quick {
     }
 }
 
-impl Hasher for Quick {
+impl Hasher for FastHasher {
     fn write(&mut self, bytes: &[u8]) {
         match <[u8; 16]>::try_from(bytes) {
             // A client id. Every request looks some up.
             Ok(id) => {
                 let id = u128::from_le_bytes(id);
-                self.mix(id as u64);
-                self.mix((id >> 64) as u64);
+                self.mix_word(id as u64);
+                self.mix_word((id >> 64) as u64);
             }
-            Err(_) => self.mix(xxh3_64(bytes)),
+            Err(_) => self.mix_word(xxh3_64(bytes)),
         }
     }
 
     fn write_u32(&mut self, n: u32) {
-        self.mix(n.into());
+        self.mix_word(n.into());
     }
 
     fn write_u64(&mut self, n: u64) {
-        self.mix(n);
+        self.mix_word(n);
     }
 
     fn write_usize(&mut self, n: usize) {
-        self.mix(n as u64);
+        self.mix_word(n as u64);
     }
 
     fn finish(&self) -> u64 {
@@ -58,7 +58,7 @@ mod tests {
     use std::hash::Hash;
 
     fn hash(value: impl Hash) -> u64 {
-        let mut quick = Quick::default();
+        let mut quick = FastHasher::default();
         value.hash(&mut quick);
         quick.finish()
     }

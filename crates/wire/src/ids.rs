@@ -26,7 +26,7 @@ pub struct ExecutorId {
 
 impl ExecutorId {
     /// Returns the first executor of a node. Every node has one.
-    pub fn first(node: NodeId) -> ExecutorId {
+    pub fn first_of_node(node: NodeId) -> ExecutorId {
         ExecutorId { node, index: 0 }
     }
 }
@@ -40,14 +40,14 @@ impl From<ExecutorId> for u32 {
 /// The error for an executor index of [`EXECUTORS_MAX`] or more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a node has at most {EXECUTORS_MAX} executors")]
-pub struct NoExecutor;
+pub struct InvalidExecutor;
 
 impl TryFrom<u32> for ExecutorId {
-    type Error = NoExecutor;
+    type Error = InvalidExecutor;
 
-    fn try_from(bits: u32) -> Result<ExecutorId, NoExecutor> {
+    fn try_from(bits: u32) -> Result<ExecutorId, InvalidExecutor> {
         let index = u8::try_from(bits >> 16).ok().filter(|index| *index < EXECUTORS_MAX);
-        Ok(ExecutorId { node: NodeId(bits as u16), index: index.ok_or(NoExecutor)? })
+        Ok(ExecutorId { node: NodeId(bits as u16), index: index.ok_or(InvalidExecutor)? })
     }
 }
 
@@ -91,17 +91,17 @@ impl Ino {
     }
 
     /// Returns the lowest inode number of `shard`.
-    pub fn first_of(shard: ShardId) -> Ino {
+    pub fn first_in_shard(shard: ShardId) -> Ino {
         Ino::new(shard, ShardId(0), 0)
     }
 
     /// Returns the owner shard: the shard that has the inode record.
-    pub fn shard(self) -> ShardId {
+    pub fn owner_shard(self) -> ShardId {
         ShardId((self.0 >> (SHARD_BITS + COUNTER_BITS)) as u16)
     }
 
     /// Returns the allocating shard: the shard that gave the number out.
-    pub fn birth(self) -> ShardId {
+    pub fn allocating_shard(self) -> ShardId {
         ShardId((self.0 >> COUNTER_BITS) as u16 & ((1 << SHARD_BITS) - 1))
     }
 
@@ -142,8 +142,8 @@ macro_rules! id128 {
         }
 
         impl std::str::FromStr for $name {
-            type Err = BadId;
-            fn from_str(s: &str) -> Result<Self, BadId> {
+            type Err = InvalidId;
+            fn from_str(s: &str) -> Result<Self, InvalidId> {
                 parse_hex(s).map($name)
             }
         }
@@ -163,14 +163,14 @@ id128! {
 /// The error for text that is not the 32 hexadecimal digits of an id.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an id is 32 hexadecimal digits")]
-pub struct BadId;
+pub struct InvalidId;
 
-pub(crate) fn parse_hex<const N: usize>(s: &str) -> Result<[u8; N], BadId> {
+pub(crate) fn parse_hex<const N: usize>(s: &str) -> Result<[u8; N], InvalidId> {
     let s = s.as_bytes();
     if s.len() != 2 * N {
-        return Err(BadId);
+        return Err(InvalidId);
     }
-    let digit = |c: u8| (c as char).to_digit(16).ok_or(BadId);
+    let digit = |c: u8| (c as char).to_digit(16).ok_or(InvalidId);
     let mut out = [0; N];
     for (byte, pair) in out.iter_mut().zip(s.chunks_exact(2)) {
         *byte = (digit(pair[0])? << 4 | digit(pair[1])?) as u8;
@@ -185,9 +185,12 @@ mod tests {
     #[test]
     fn an_inode_number_carries_its_shards() {
         let ino = Ino::new(ShardId(513), ShardId(4095), 7);
-        assert_eq!((ino.shard(), ino.birth(), ino.counter()), (ShardId(513), ShardId(4095), 7));
+        assert_eq!(
+            (ino.owner_shard(), ino.allocating_shard(), ino.counter()),
+            (ShardId(513), ShardId(4095), 7)
+        );
         assert_eq!(Ino::ROOT, Ino::new(ShardId(0), ShardId(0), 1));
-        assert!(Ino::first_of(ShardId(513)) < ino && ino < Ino::first_of(ShardId(514)));
+        assert!(Ino::first_in_shard(ShardId(513)) < ino && ino < Ino::first_in_shard(ShardId(514)));
         let last = Ino::new(ShardId(4095), ShardId(4095), Ino::COUNTER_MAX);
         assert_eq!((last.0 & Ino::MARK, last.counter()), (0, Ino::COUNTER_MAX));
     }
@@ -200,7 +203,7 @@ mod tests {
         for id in [of(0, 0), of(u16::MAX, EXECUTORS_MAX - 1), of(7, 1)] {
             assert_eq!(ExecutorId::try_from(u32::from(id)), Ok(id));
         }
-        assert_eq!(ExecutorId::try_from(u32::from(EXECUTORS_MAX) << 16), Err(NoExecutor));
+        assert_eq!(ExecutorId::try_from(u32::from(EXECUTORS_MAX) << 16), Err(InvalidExecutor));
         assert_eq!([of(3, 0), of(3, 2)].map(|id| id.to_string()), ["3", "3.2"]);
     }
 
@@ -208,7 +211,7 @@ mod tests {
     fn ids_read_what_they_print() {
         let id = VolumeId([0xa5; 16]);
         assert_eq!(id.to_string().parse(), Ok(id));
-        assert_eq!("xyz".parse::<VolumeId>(), Err(BadId));
-        assert_eq!("é".repeat(16).parse::<VolumeId>(), Err(BadId));
+        assert_eq!("xyz".parse::<VolumeId>(), Err(InvalidId));
+        assert_eq!("é".repeat(16).parse::<VolumeId>(), Err(InvalidId));
     }
 }

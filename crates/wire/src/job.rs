@@ -42,13 +42,13 @@ pub enum JobOp {
 
 /// The answer to a [`JobOp`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum JobTold {
+pub enum JobReply {
     /// The file pointer before the operation.
     Pointer(i64),
     /// The rank has the lock.
     Locked,
     /// Other ranks have the lock or are earlier in the queue.
-    Waits,
+    Waiting,
     /// The operation is done.
     Done,
 }

@@ -1,6 +1,6 @@
 //! The secret that all nodes and trusted clients of one volume share.
 
-use crate::ids::{BadId, parse_hex};
+use crate::ids::{InvalidId, parse_hex};
 use std::fmt;
 
 /// The volume's secret, 32 random bytes. A process with the key may act for any user. The key is in
@@ -15,7 +15,7 @@ impl VolumeKey {
     }
 
     /// Parses the hexadecimal form that [`VolumeKey::to_hex`] returns.
-    pub fn from_hex(text: &str) -> Result<VolumeKey, BadId> {
+    pub fn from_hex(text: &str) -> Result<VolumeKey, InvalidId> {
         parse_hex(text.trim()).map(VolumeKey)
     }
 
@@ -26,7 +26,7 @@ impl VolumeKey {
 
     /// Returns the MAC of `message` for one `purpose`. A MAC for one purpose is invalid for
     /// another. (BLAKE3, keyed mode.)
-    pub fn mac(&self, purpose: &str, message: &[u8]) -> [u8; 16] {
+    pub fn compute_mac(&self, purpose: &str, message: &[u8]) -> [u8; 16] {
         let mut hasher = blake3::Hasher::new_keyed(&self.0);
         hasher.update(&[purpose.len() as u8]);
         hasher.update(purpose.as_bytes());
@@ -38,8 +38,8 @@ impl VolumeKey {
 
     /// Checks `mac`. The time does not depend on the position of the first wrong byte, so an
     /// attacker cannot learn a part of the MAC by timing.
-    pub fn verify(&self, purpose: &str, message: &[u8], mac: &[u8; 16]) -> bool {
-        let ours = self.mac(purpose, message);
+    pub fn verify_mac(&self, purpose: &str, message: &[u8], mac: &[u8; 16]) -> bool {
+        let ours = self.compute_mac(purpose, message);
         ours.iter().zip(mac).fold(0, |diff, (a, b)| diff | (a ^ b)) == 0
     }
 }
@@ -57,13 +57,13 @@ mod tests {
     #[test]
     fn a_mac_fits_its_key_purpose_and_message_only() {
         let key = VolumeKey::new([1; 32]);
-        let mac = key.mac("cap", b"message");
-        assert!(key.verify("cap", b"message", &mac));
-        assert!(!key.verify("hello", b"message", &mac));
-        assert!(!key.verify("cap", b"massage", &mac));
-        assert!(!VolumeKey::new([2; 32]).verify("cap", b"message", &mac));
+        let mac = key.compute_mac("cap", b"message");
+        assert!(key.verify_mac("cap", b"message", &mac));
+        assert!(!key.verify_mac("hello", b"message", &mac));
+        assert!(!key.verify_mac("cap", b"massage", &mac));
+        assert!(!VolumeKey::new([2; 32]).verify_mac("cap", b"message", &mac));
         // "ab" + "c" must not equal "a" + "bc".
-        assert_ne!(key.mac("ab", b"c"), key.mac("a", b"bc"));
+        assert_ne!(key.compute_mac("ab", b"c"), key.compute_mac("a", b"bc"));
     }
 
     #[test]

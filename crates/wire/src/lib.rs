@@ -6,9 +6,9 @@
 //! fixed 24-byte header, a body (a request or reply, encoded by [`postcard`]) and an optional
 //! payload of raw file bytes. The payload is never copied through the encoder.
 
-pub mod act;
 pub mod admin;
 pub mod attr;
+pub mod batch;
 pub mod cap;
 pub mod delegation;
 pub mod errno;
@@ -19,15 +19,15 @@ pub mod ids;
 pub mod job;
 pub mod key;
 pub mod lock;
-pub mod mend;
 pub mod meta;
 pub mod object;
 pub mod partition;
+pub mod repair;
 pub mod shards;
 pub mod tiles;
 pub mod transaction;
 
-pub use attr::{Attached, Attr, ByteTimes, Cred, Kind, SetAttr, SetTime, Timestamp};
+pub use attr::{Attr, ByteTimes, Cred, InodeKind, SetAttr, SetTime, Timestamp, XattrClass};
 pub use cap::{Access, Cap};
 pub use errno::Errno;
 pub use ids::{ClientId, EXECUTORS_MAX, ExecutorId, Ino, ShardId, VolumeId};

@@ -7,8 +7,8 @@
 //!
 //! A node may *delegate* all locks of an inode to one client. That client then grants and frees
 //! them without a request, until the node recalls them
-//! ([`RecallNote::Locks`](crate::delegation::RecallNote::Locks)). (Byte-range delegation as in
-//! NFSv4.1, RFC 8881 section 10; opportunistic locks of SMB.)
+//! ([`RecallNote::LockNotices`](crate::delegation::RecallNote::LockNotices)). (Byte-range
+//! delegation as in NFSv4.1, RFC 8881 section 10; opportunistic locks of SMB.)
 
 use crate::Ino;
 use serde::{Deserialize, Serialize};
@@ -36,26 +36,26 @@ pub enum LockKind {
 
 /// A range of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Span {
+pub struct ByteRange {
     /// The first byte.
     pub start: u64,
-    /// The last byte, at most [`Span::END`].
+    /// The last byte, at most [`ByteRange::END`].
     pub end: u64,
 }
 
-impl Span {
+impl ByteRange {
     /// The last byte of the longest file, and the end of a lock without an end.
     pub const END: u64 = i64::MAX as u64;
     /// All bytes.
-    pub const ALL: Span = Span { start: 0, end: Span::END };
+    pub const ALL: ByteRange = ByteRange { start: 0, end: ByteRange::END };
 
     /// Checks that the span has a byte and ends within the longest file.
     pub fn is_valid(self) -> bool {
-        self.start <= self.end && self.end <= Span::END
+        self.start <= self.end && self.end <= ByteRange::END
     }
 
     /// Checks whether two spans overlap.
-    pub fn meets(self, other: Span) -> bool {
+    pub fn overlaps(self, other: ByteRange) -> bool {
         self.start <= other.end && other.start <= self.end
     }
 }
@@ -70,7 +70,7 @@ pub struct Lock {
     /// Process id, shown only to processes of the same client.
     pub pid: u32,
     /// The locked bytes. All bytes for [`LockSort::Whole`].
-    pub span: Span,
+    pub span: ByteRange,
     /// The kind of the lock.
     pub kind: LockKind,
 }
@@ -80,34 +80,34 @@ pub struct Lock {
 #[allow(missing_docs)] // each operation documents its fields
 pub enum LockOp {
     /// Replaces the owner's locks of these bytes by this lock. On a conflict: `EAGAIN`, or
-    /// [`LockTold::Waits`] if `wait` is a number that the client has not used before. When the
+    /// [`LockOpReply::Waiting`] if `wait` is a number that the client has not used before. When the
     /// conflicts are gone, the node grants the lock to the oldest waiting request and notifies its
     /// client. The client then repeats the request with the same number. `EDEADLK` if the
     /// conflicting owners wait for this owner. With `delegate`, the node may delegate all locks of
     /// the inode. → `Done`, `Waits`
     Set { lock: Lock, wait: Option<u64>, delegate: bool },
     /// Frees the owner's locks of these bytes. → `Done`
-    Free { sort: LockSort, owner: u64, span: Span },
+    Free { sort: LockSort, owner: u64, span: ByteRange },
     /// Returns a lock that conflicts with this one. → `Held`
     Test { lock: Lock },
     /// Cancels the wait with this number for this lock, unless the node has granted it. → `Ended`
     Cancel { wait: u64, lock: Lock },
     /// Returns the delegation of the inode. The client has these locks, at most [`LOCKS_MAX`]. →
     /// `Done`
-    Return { locks: Vec<Lock> },
+    ReturnDelegation { locks: Vec<Lock> },
     /// Reclaims the locks of the client for inodes of this node, at most [`LOCKS_MAX`] a message.
     /// The client has no delegation. `shards` identifies the node's set of shards
-    /// (`ShardMap::digest`), because shards may just have migrated to the node. → `Done`
+    /// (`ShardMap::digest_shards`), because shards may just have migrated to the node. → `Done`
     Reclaim { locks: Vec<(Ino, Lock)>, first: bool, last: bool, shards: u64 },
     /// Ends the session: the client has no more locks. → `Done`
-    End,
+    EndSession,
 }
 
 /// A lock that conflicts with a requested lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Conflict {
     /// The locked bytes.
-    pub span: Span,
+    pub span: ByteRange,
     /// The kind of the lock.
     pub kind: LockKind,
     /// The process that has the lock, if it is one of the requesting client; else 0.
@@ -116,23 +116,23 @@ pub struct Conflict {
 
 /// The answer to a [`LockOp`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum LockTold {
+pub enum LockOpReply {
     /// The operation is done.
     Done {
         /// The node delegates all locks of the inode to the client from now on.
         delegated: bool,
     },
     /// The request waits.
-    Waits,
+    Waiting,
     /// The conflicting lock, if any.
-    Held(Option<Conflict>),
+    ConflictsWith(Option<Conflict>),
     /// The wait has ended.
-    Ended {
+    WaitEnded {
         /// The cancellation came too late: the client has the lock.
         granted: bool,
     },
     /// The node does not know this session, or not the locks of the session. Nothing was done.
-    Unknown {
+    UnknownSession {
         /// The client may reclaim its locks. Otherwise other clients may have had these locks
         /// meanwhile.
         reclaim: bool,

@@ -1,14 +1,14 @@
 //! Requests to a shard of the namespace, and their replies.
 
-use crate::act::{Act, Acted, Left, Sum};
-use crate::job::{JobOp, JobTold};
-use crate::lock::{LockOp, LockTold};
-use crate::mend::{Mend, Named, Parted};
-use crate::partition::{Range, name_hash};
-use crate::tiles::{Cut, NewPiece, Page, Part};
+use crate::batch::{BatchOp, BatchResult, DirTotals, RetainedEntry};
+use crate::job::{JobOp, JobReply};
+use crate::lock::{LockOp, LockOpReply};
+use crate::partition::{HashRange, name_hash};
+use crate::repair::{LocatedEntry, PartitionRecord, Repair};
+use crate::tiles::{Cut, NewPiece, PieceUpdate, TilePage};
 use crate::{
-    Access, Attr, Cap, Cred, Errno, ExecutorId, Ino, Kind, Layout, NodeId, Piece, SetAttr, ShardId,
-    Timestamp,
+    Access, Attr, Cap, Cred, Errno, ExecutorId, Ino, InodeKind, Layout, NodeId, Piece, SetAttr,
+    ShardId, Timestamp,
 };
 use serde::{Deserialize, Serialize};
 
@@ -16,13 +16,13 @@ use serde::{Deserialize, Serialize};
 /// not text.
 pub type Bytes = serde_bytes::ByteBuf;
 
-/// Most inodes in one [`MetaOp::Closed`], all lists together.
-pub const CLOSED_MAX: usize = 128;
+/// Most inodes in one [`MetaOp::ReportClosed`], all lists together.
+pub const REPORT_CLOSED_MAX: usize = 128;
 /// Most inodes in one [`MetaOp::SyncNames`]: more than the number of names in a path.
-pub const SYNCED_MAX: usize = 4096;
+pub const SYNC_NAMES_MAX: usize = 4096;
 
-/// Most inodes of each list in the reply to one [`MetaOp::Ties`].
-pub const TIES_MAX: u32 = 8 * 1024;
+/// Most inodes of each list in the reply to one [`MetaOp::ScanBackPointers`].
+pub const BACK_POINTERS_MAX: u32 = 8 * 1024;
 
 /// One request to one shard, or to all shards of an executor.
 ///
@@ -30,11 +30,11 @@ pub const TIES_MAX: u32 = 8 * 1024;
 /// [partitions](crate::partition). In an operation on a name, `parent` is the number of the
 /// partition that has the name by the client's partition map; likewise `dir` in a listing. The
 /// first partition has the directory's own number. A partition that does not have the name replies
-/// [`MetaReply::Parted`]. All other fields, and replies, have the directory's own number.
+/// [`MetaReply::PartitionRecord`]. All other fields, and replies, have the directory's own number.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MetaCall {
-    /// The shard that must reply: the shard of [`MetaOp::target`]. Any shard if the operation [is
-    /// for all shards](MetaOp::is_for_all_shards).
+    /// The shard that must reply: the shard of [`MetaOp::target_inode`]. Any shard if the operation
+    /// [is for all shards](MetaOp::is_for_all_shards).
     pub shard: ShardId,
     /// The caller. A client that is not trusted may only send its own credentials.
     pub cred: Cred,
@@ -44,7 +44,7 @@ pub struct MetaCall {
 
 /// The kind of a new inode, with its contents.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum NewNode {
+pub enum InodeTemplate {
     /// An empty regular file. Its bytes will be at the locations of the layout. No object is
     /// created.
     File(Layout),
@@ -113,7 +113,7 @@ pub enum MetaOp {
     Lookup { parent: Ino, name: Bytes },
     /// Like `Lookup`, but without a request to another node. If the inode is on another node,
     /// returns only its number. → `Attr` or `Leads`
-    Find { parent: Ino, name: Bytes },
+    LookupEntry { parent: Ino, name: Bytes },
     /// Returns the attributes of an inode. → `Attr`
     GetAttr { ino: Ino },
     /// Changes attributes. → `Attr`
@@ -125,7 +125,7 @@ pub enum MetaOp {
     Create {
         parent: Ino,
         name: Bytes,
-        node: NewNode,
+        node: InodeTemplate,
         /// Permission bits before the umask (or default ACL) is applied.
         mode: u16,
         umask: u16,
@@ -139,15 +139,15 @@ pub enum MetaOp {
     /// client may change the bytes. With `noted`, an open for reading by a trusted client is
     /// registered, too, until its `Closed`. A file that loses its last name stays while an open is
     /// registered. → `Opened`
-    Open { ino: Ino, access: Access, noted: bool },
+    Open { ino: Ino, access: Access, registered: bool },
     /// Reports the current state of the bytes. With `close`, the client has no more handles for
     /// writing. → `Attr`
     Commit { ino: Ino, state: Option<DataState>, close: bool },
-    /// Reports a batch of closes: on `inos` (of one node, at most [`CLOSED_MAX`]) this client has
-    /// no handles for writing any more, and nothing to commit. Inodes in `empty` had no object at
-    /// the close. On inodes in `read`, which may also be in the other lists, this client has no
-    /// handle that is only for reading. Deleted inodes are skipped. → `Done`
-    Closed { inos: Vec<Ino>, empty: Vec<Ino>, read: Vec<Ino> },
+    /// Reports a batch of closes: on `inos` (of one node, at most [`REPORT_CLOSED_MAX`]) this
+    /// client has no handles for writing any more, and nothing to commit. Inodes in `empty` had no
+    /// object at the close. On inodes in `read`, which may also be in the other lists, this client
+    /// has no handle that is only for reading. Deleted inodes are skipped. → `Done`
+    ReportClosed { inos: Vec<Ino>, empty: Vec<Ino>, read: Vec<Ino> },
     /// Makes all acknowledged changes survive a power cut. → `Synced`
     Sync,
     /// Removes an entry that is not a directory. With `keep`, an inode that loses its last name
@@ -189,19 +189,19 @@ pub enum MetaOp {
 
     // Housekeeping, for nodes only (trusted connections).
     /// Returns the deleted inodes that may still have objects on `node`. → `Garbage`
-    Garbage { node: NodeId, limit: u32 },
+    ListGarbage { node: NodeId, limit: u32 },
     /// Reports that those objects were removed. → `Done`
-    GarbageDone { node: NodeId, inos: Vec<Ino> },
+    ReportGarbageRemoved { node: NodeId, inos: Vec<Ino> },
     /// Ends a client that is gone for good: releases all inodes that were kept for it. Files that
     /// it had open for writing go to the list of `Unsettled`. → `Done`
     ExpireClient { client: crate::ClientId },
     /// Returns the clients with kept or open inodes on this shard. → `Clients`
-    Clients,
+    ListClients,
     /// Returns the files with a pending size recovery: their writer died before its close, so the
     /// size must be recovered from the objects. → `Unsettled`
-    Unsettled { limit: u32 },
+    ListPendingRecovery { limit: u32 },
     /// Sets the recovered size. It is at least the size that was committed before. → `Done`
-    Settle { ino: Ino, state: Option<DataState> },
+    SetRecoveredSize { ino: Ino, state: Option<DataState> },
     /// Returns the inodes above `after` in number order, for a check. → `Inodes`
     ScanInodes { after: Ino, limit: u32 },
     /// Checks the shard's own records (entries ↔ inodes ↔ link counts) of inodes above `after`.
@@ -214,7 +214,7 @@ pub enum MetaOp {
     /// in-flight changes. They are open for writing, have a pending size recovery, or are deleted
     /// with objects still to be removed from `node`. A check must not report them as errors. →
     /// `InFlux`
-    InFlux { node: NodeId, inos: Vec<Ino> },
+    ListInFlight { node: NodeId, inos: Vec<Ino> },
 
     // Tiled files, see `tiles`.
     /// Creates pieces with consecutive numbers: the given count on each of the nodes. The file is
@@ -224,22 +224,22 @@ pub enum MetaOp {
     /// Replaces the tiles of some pieces and adds cuts, atomically. `base` is the state of piece 0,
     /// if it was written. Permission as for `AddPieces`. `ESTALE` if a piece is closed or deleted
     /// (because the file was truncated to nothing), `EINVAL` for tiles that do not decode. → `Attr`
-    Publish { ino: Ino, parts: Vec<Part>, cuts: Vec<Cut>, base: Option<DataState> },
+    Publish { ino: Ino, updates: Vec<PieceUpdate>, cuts: Vec<Cut>, base: Option<DataState> },
     /// Returns the pieces above `after`, at most `limit`. → `Tiles`
-    Tiles { ino: Ino, after: u32, limit: u32 },
+    ListTiles { ino: Ino, after: u32, limit: u32 },
     /// Housekeeping: returns the objects on `node` that are garbage although their inode exists. →
     /// `GarbagePieces`
-    GarbagePieces { node: NodeId, limit: u32 },
+    ListGarbagePieces { node: NodeId, limit: u32 },
     /// Housekeeping: reports that those objects were removed. → `Done`
-    GarbagePiecesDone { node: NodeId, pieces: Vec<(Ino, Piece)> },
+    ReportPiecesRemoved { node: NodeId, pieces: Vec<(Ino, Piece)> },
 
     // Re-layout of a file: a client copies the bytes into new objects that no other client knows.
     // Then the new objects replace the old ones.
     /// Reserves an object of a new piece on each of these nodes, at most
-    /// [`RESERVE_MAX`](crate::tiles::RESERVE_MAX), with consecutive numbers. This client must have
-    /// the file open for writing. The objects become garbage when it closes the file. `EBUSY` while
-    /// another client has the file open for writing, or its size recovery is pending. Stamps as for
-    /// `AddPieces`. → `Pieces`
+    /// [`RESERVE_MAX`](crate::tiles::RESERVE_PIECES_MAX), with consecutive numbers. This client
+    /// must have the file open for writing. The objects become garbage when it closes the file.
+    /// `EBUSY` while another client has the file open for writing, or its size recovery is pending.
+    /// Stamps as for `AddPieces`. → `Pieces`
     Reserve { ino: Ino, nodes: Vec<NodeId> },
     /// Re-lays the file out. It gets these pieces, and as its base the piece with this number on
     /// this node, in the state `state`. This client must have reserved all of them. The old
@@ -252,42 +252,42 @@ pub enum MetaOp {
     /// Housekeeping: returns the back-pointers and entries on the node of `shard` for a comparison.
     /// These are the inodes above `after`, up to `last`, on that node, and the entries on that node
     /// that lead to inodes of that range on any node. At most `limit` inodes of each (8 to
-    /// [`TIES_MAX`]). → `Ties`
-    Ties { shard: ShardId, after: Ino, last: Ino, limit: u32 },
+    /// [`BACK_POINTERS_MAX`]). → `Ties`
+    ScanBackPointers { shard: ShardId, after: Ino, last: Ino, limit: u32 },
     /// Returns the partitions of a directory. → `Partitions`
-    Partitions { dir: Ino },
+    ListPartitions { dir: Ino },
     /// Housekeeping: splits a partition with more than `above` entries, if the split spreads it
     /// over more nodes. → `Done`
-    Split { part: Ino, above: u64 },
+    SplitPartition { partition: Ino, above: u64 },
     /// An operation on locks, see [`crate::lock`]. The node keeps locks outside of the namespace.
     /// `session` is the number of the client's session at the node, or 0 if it has no locks there.
     /// → `Locks`
     Locks { ino: Ino, session: u64, op: LockOp },
 
     // Batches, see `act`.
-    /// Executes operations of one node, at most [`ACTS_MAX`](crate::act::ACTS_MAX), each
+    /// Executes operations of one node, at most [`ACTS_MAX`](crate::act::BATCH_OPS_MAX), each
     /// independently. → `Acted`, in the same order
-    Acts { acts: Vec<Act> },
+    Batch { operations: Vec<BatchOp> },
     /// Removes the entries of `dir` that `ReadDir` would list and that are not directories, each
     /// like `Unlink`. With `tell`, the reply has their names. Requires permission to read the
     /// directory. → `Cleared`
-    Clear { dir: Ino, after: u64, limit: u32, tell: bool },
+    ClearDir { dir: Ino, after: u64, limit: u32, with_names: bool },
     /// Sums up the inodes of the entries of `dir` that `ReadDir` would list. Requires permission to
     /// see their attributes: to read and to search the directory. → `Summed`
-    Sum { dir: Ino, after: u64, limit: u32 },
+    SumDir { dir: Ino, after: u64, limit: u32 },
 
     // Consistency checks of several nodes, see `mend`.
     /// Housekeeping: returns the entries on the node of `shard` that lead to these inodes, at most
-    /// [`NAMED_MAX`](crate::mend::NAMED_MAX) of both. → `Named`
-    NamesOf { shard: ShardId, inos: Vec<Ino> },
+    /// [`NAMED_MAX`](crate::mend::LOCATED_ENTRIES_MAX) of both. → `Named`
+    ListEntriesOf { shard: ShardId, inos: Vec<Ino> },
     /// Housekeeping: repairs the connection of a name and this inode, if both still are as the
     /// caller saw them. → `Mended`
-    Mend { ino: Ino, mend: Mend },
+    Repair { ino: Ino, repair: Repair },
     /// Housekeeping: returns the directories and partitions on the node of `shard`, above `after`
     /// in number order, that have split. → `Parts`
-    Parts { shard: ShardId, after: Ino },
-    /// Like `Sync`, for these inodes, at most [`SYNCED_MAX`]. The reply names the other executors
-    /// that took part in changes of their names. → `NamesSynced`
+    ScanPartitions { shard: ShardId, after: Ino },
+    /// Like `Sync`, for these inodes, at most [`SYNC_NAMES_MAX`]. The reply names the other
+    /// executors that took part in changes of their names. → `NamesSynced`
     SyncNames { inos: Vec<Ino> },
 
     /// An operation on the shared state of a collective open, see [`crate::job`]. `open` is the
@@ -303,7 +303,7 @@ impl MetaOp {
         use MetaOp::*;
         match self {
             Lookup { .. }
-            | Find { .. }
+            | LookupEntry { .. }
             | GetAttr { .. }
             | Readlink { .. }
             | ReadDir { .. }
@@ -312,28 +312,28 @@ impl MetaOp {
             | StatVolume
             | Sync
             | SyncNames { .. }
-            | Garbage { .. }
-            | Clients
-            | Unsettled { .. }
-            | InFlux { .. }
-            | Tiles { .. }
-            | GarbagePieces { .. }
-            | Ties { .. }
-            | Partitions { .. }
+            | ListGarbage { .. }
+            | ListClients
+            | ListPendingRecovery { .. }
+            | ListInFlight { .. }
+            | ListTiles { .. }
+            | ListGarbagePieces { .. }
+            | ScanBackPointers { .. }
+            | ListPartitions { .. }
             // Repeating these at once has no further effect.
             | Locks { .. }
-            | Sum { .. }
-            | NamesOf { .. }
-            | Parts { .. }
+            | SumDir { .. }
+            | ListEntriesOf { .. }
+            | ScanPartitions { .. }
             | ScanInodes { .. } => false,
-            Acts { acts } => acts.iter().any(Act::is_mutation),
+            Batch { operations: acts } => acts.iter().any(BatchOp::is_mutation),
             Open { access, .. } => access.write,
             Check { repair, .. } => *repair,
             SetAttr { .. }
             | Create { .. }
             | Tmpfile { .. }
             | Commit { .. }
-            | Closed { .. }
+            | ReportClosed { .. }
             | Unlink { .. }
             | Rmdir { .. }
             | Rename { .. }
@@ -341,18 +341,18 @@ impl MetaOp {
             | SetXattr { .. }
             | RemoveXattr { .. }
             | Release { .. }
-            | GarbageDone { .. }
-            | GarbagePiecesDone { .. }
+            | ReportGarbageRemoved { .. }
+            | ReportPiecesRemoved { .. }
             | AddPieces { .. }
             | Publish { .. }
             | Reserve { .. }
             | Relayout { .. }
             | ExpireClient { .. }
-            | Split { .. }
-            | Clear { .. }
-            | Mend { .. }
+            | SplitPartition { .. }
+            | ClearDir { .. }
+            | Repair { .. }
             | Job { .. }
-            | Settle { .. } => true,
+            | SetRecoveredSize { .. } => true,
         }
     }
 
@@ -361,22 +361,22 @@ impl MetaOp {
         use MetaOp::*;
         matches!(
             self,
-            Garbage { .. }
-                | GarbageDone { .. }
-                | GarbagePieces { .. }
-                | GarbagePiecesDone { .. }
+            ListGarbage { .. }
+                | ReportGarbageRemoved { .. }
+                | ListGarbagePieces { .. }
+                | ReportPiecesRemoved { .. }
                 | ExpireClient { .. }
-                | Clients
-                | Unsettled { .. }
-                | Settle { .. }
+                | ListClients
+                | ListPendingRecovery { .. }
+                | SetRecoveredSize { .. }
                 | ScanInodes { .. }
                 | Check { .. }
-                | Ties { .. }
-                | Split { .. }
-                | NamesOf { .. }
-                | Parts { .. }
-                | Mend { .. }
-                | InFlux { .. }
+                | ScanBackPointers { .. }
+                | SplitPartition { .. }
+                | ListEntriesOf { .. }
+                | ScanPartitions { .. }
+                | Repair { .. }
+                | ListInFlight { .. }
         )
     }
 
@@ -387,27 +387,27 @@ impl MetaOp {
             self,
             Sync | SyncNames { .. }
                 | StatVolume
-                | Garbage { .. }
-                | GarbageDone { .. }
-                | GarbagePieces { .. }
-                | GarbagePiecesDone { .. }
+                | ListGarbage { .. }
+                | ReportGarbageRemoved { .. }
+                | ListGarbagePieces { .. }
+                | ReportPiecesRemoved { .. }
                 | ExpireClient { .. }
-                | Clients
-                | Unsettled { .. }
-                | Ties { .. }
-                | NamesOf { .. }
-                | Parts { .. }
+                | ListClients
+                | ListPendingRecovery { .. }
+                | ScanBackPointers { .. }
+                | ListEntriesOf { .. }
+                | ScanPartitions { .. }
                 | ScanInodes { .. }
         )
     }
 
     /// Returns the directory and name of the one entry that the operation looks up, creates or
     /// removes. `None` for operations on no entry, or on two.
-    pub fn entry(&self) -> Option<(Ino, &Bytes)> {
+    pub fn named_entry(&self) -> Option<(Ino, &Bytes)> {
         use MetaOp::*;
         match self {
             Lookup { parent, name }
-            | Find { parent, name }
+            | LookupEntry { parent, name }
             | Create { parent, name, .. }
             | Unlink { parent, name, .. }
             | Rmdir { parent, name, .. }
@@ -417,19 +417,19 @@ impl MetaOp {
     }
 
     /// Returns the directory that may be delegated with the reply. This is the directory of
-    /// [`MetaOp::entry`], or the directory of a listing with attributes, because clients often
-    /// request these one by one next.
-    pub fn shown_dir(&self) -> Option<Ino> {
+    /// [`MetaOp::named_entry`], or the directory of a listing with attributes, because clients
+    /// often request these one by one next.
+    pub fn delegable_dir(&self) -> Option<Ino> {
         match self {
             MetaOp::ReadDir { dir, plus: true, .. } => Some(*dir),
-            _ => self.entry().map(|(dir, _)| dir),
+            _ => self.named_entry().map(|(dir, _)| dir),
         }
     }
 
     /// Calls `place` with each directory of the operation and the hash of its name, so that the
     /// caller can replace the directory by a partition. For a listing, the hash is the first one
     /// that may be listed.
-    pub fn for_each_place(&mut self, seed: u64, mut place: impl FnMut(&mut Ino, u64)) {
+    pub fn for_each_directory(&mut self, seed: u64, mut place: impl FnMut(&mut Ino, u64)) {
         use MetaOp::*;
         let mut named = |dir: &mut Ino, name: &Bytes| {
             if !matches!(name.as_slice(), b"." | b"..") {
@@ -438,7 +438,7 @@ impl MetaOp {
         };
         match self {
             Lookup { parent, name }
-            | Find { parent, name }
+            | LookupEntry { parent, name }
             | Create { parent, name, .. }
             | Unlink { parent, name, .. }
             | Rmdir { parent, name, .. }
@@ -447,20 +447,24 @@ impl MetaOp {
                 named(parent, name);
                 named(new_parent, new_name);
             }
-            ReadDir { dir, after, .. } | Clear { dir, after, .. } | Sum { dir, after, .. } => {
+            ReadDir { dir, after, .. }
+            | ClearDir { dir, after, .. }
+            | SumDir { dir, after, .. } => {
                 place(dir, after.saturating_add(1));
             }
-            Acts { acts } => acts.iter_mut().for_each(|act| act.for_each_place(seed, &mut place)),
+            Batch { operations: acts } => {
+                acts.iter_mut().for_each(|act| act.for_each_directory(seed, &mut place))
+            }
             _ => {}
         }
     }
 
     /// Returns the inode that selects the owner shard for the request.
-    pub fn target(&self) -> Ino {
+    pub fn target_inode(&self) -> Ino {
         use MetaOp::*;
         match self {
             Lookup { parent, .. }
-            | Find { parent, .. }
+            | LookupEntry { parent, .. }
             | Create { parent, .. }
             | Tmpfile { parent, .. }
             | Unlink { parent, .. }
@@ -481,32 +485,35 @@ impl MetaOp {
             | Publish { ino, .. }
             | Reserve { ino, .. }
             | Relayout { ino, .. }
-            | Tiles { ino, .. }
+            | ListTiles { ino, .. }
             | Locks { ino, .. }
             | Job { ino, .. }
-            | Settle { ino, .. } => *ino,
-            ReadDir { dir, .. } | Partitions { dir } | Clear { dir, .. } | Sum { dir, .. } => *dir,
-            Acts { acts } => acts.first().map_or(Ino::ROOT, Act::target),
-            Split { part, .. } => *part,
-            InFlux { inos, .. } => inos.first().copied().unwrap_or(Ino::ROOT),
-            Closed { inos, empty, read } => {
+            | SetRecoveredSize { ino, .. } => *ino,
+            ReadDir { dir, .. }
+            | ListPartitions { dir }
+            | ClearDir { dir, .. }
+            | SumDir { dir, .. } => *dir,
+            Batch { operations: acts } => acts.first().map_or(Ino::ROOT, BatchOp::target_inode),
+            SplitPartition { partition: part, .. } => *part,
+            ListInFlight { inos, .. } => inos.first().copied().unwrap_or(Ino::ROOT),
+            ReportClosed { inos, empty, read } => {
                 inos.iter().chain(empty).chain(read).next().copied().unwrap_or(Ino::ROOT)
             }
             ScanInodes { after, .. } | Check { after, .. } => *after,
-            Ties { shard, .. } | NamesOf { shard, .. } | Parts { shard, .. } => {
-                Ino::first_of(*shard)
-            }
-            Mend { ino, mend } => mend.part().unwrap_or(*ino),
+            ScanBackPointers { shard, .. }
+            | ListEntriesOf { shard, .. }
+            | ScanPartitions { shard, .. } => Ino::first_in_shard(*shard),
+            Repair { ino, repair: mend } => mend.target_partition().unwrap_or(*ino),
             Sync
             | SyncNames { .. }
             | StatVolume
-            | Garbage { .. }
-            | GarbageDone { .. }
-            | GarbagePieces { .. }
-            | GarbagePiecesDone { .. }
+            | ListGarbage { .. }
+            | ReportGarbageRemoved { .. }
+            | ListGarbagePieces { .. }
+            | ReportPiecesRemoved { .. }
             | ExpireClient { .. }
-            | Clients
-            | Unsettled { .. } => Ino::ROOT,
+            | ListClients
+            | ListPendingRecovery { .. } => Ino::ROOT,
         }
     }
 }
@@ -568,7 +575,7 @@ pub enum MetaReply {
     /// Clients with kept or open inodes.
     Clients(Vec<crate::ClientId>),
     /// Files with a pending size recovery.
-    Unsettled(Vec<Attr>),
+    PendingRecovery(Vec<Attr>),
     /// Inodes for a check.
     Inodes {
         /// The inodes in number order.
@@ -586,7 +593,7 @@ pub enum MetaReply {
         next: Option<Ino>,
     },
     /// The inodes with in-flight changes.
-    InFlux(Vec<Ino>),
+    InFlight(Vec<Ino>),
     /// New pieces.
     Pieces {
         /// Number of the first piece.
@@ -595,7 +602,7 @@ pub enum MetaReply {
         stamp: u64,
     },
     /// A page of the tiled file's records.
-    Tiles(Page),
+    Tiles(TilePage),
     /// Objects on a node that can be deleted.
     GarbagePieces(Vec<(Ino, Piece)>),
     /// The reply to an operation on locks.
@@ -603,58 +610,58 @@ pub enum MetaReply {
         /// The client's session at the node from now on.
         session: u64,
         /// The reply.
-        told: LockTold,
+        reply: LockOpReply,
     },
     /// The executor does not serve this shard, because the client's shard map is stale. Nothing was
     /// done.
-    Elsewhere {
+    WrongShard {
         /// Epoch of the server's shard map.
         epoch: u64,
     },
     /// A referral: the inode of an entry is on another node than the entry, and the client must ask
     /// that node.
-    Leads(Ino),
+    Referral(Ino),
     /// Other nodes did not reply in time. Nothing was done. The client may repeat the request.
-    Later,
+    TryLater,
     /// Names and inodes, for a comparison with those of other nodes.
-    Ties {
+    BackPointers {
         /// The inodes in number order.
-        inodes: Vec<Tied>,
+        inodes: Vec<BackPointer>,
         /// The entries, ordered by their inodes.
-        names: Vec<Naming>,
+        names: Vec<InodeEntries>,
         /// The reply is complete up to this inode. `None`: it is complete.
         upto: Option<Ino>,
     },
     /// The addressed partition does not have the name: it has only names with these hashes. Nothing
     /// was done. The client corrects its partition map and [locates the name
     /// again](crate::partition::Partitions).
-    Parted {
+    WrongPartition {
         /// The partition.
         part: Ino,
         /// Its names.
-        range: Range,
+        range: HashRange,
     },
     /// The partitions of a directory, ordered by range.
-    Partitions(Vec<Partition>),
+    Partitions(Vec<PartitionInfo>),
     /// The result of each operation of a batch.
-    Acted(Vec<Acted>),
+    BatchResults(Vec<BatchResult>),
     /// The result of clearing a stretch of a directory.
-    Cleared {
+    DirCleared {
         /// Number of removed entries.
         removed: u32,
         /// Their names, if requested.
         names: Vec<Bytes>,
         /// The entries that were not removed.
-        left: Vec<Left>,
+        retained: Vec<RetainedEntry>,
         /// See [`MetaReply::Entries`].
         end: bool,
         /// See [`MetaReply::Entries`].
         upto: u64,
     },
     /// The sums over a stretch of a directory.
-    Summed {
+    DirTotals {
         /// The sums.
-        sum: Sum,
+        totals: DirTotals,
         /// See [`MetaReply::Entries`].
         end: bool,
         /// See [`MetaReply::Entries`].
@@ -667,19 +674,19 @@ pub enum MetaReply {
         epoch: u64,
     },
     /// Entries that lead to the requested inodes, in no order.
-    Named {
+    LocatedEntries {
         /// The entries.
-        names: Vec<Named>,
+        names: Vec<LocatedEntry>,
         /// The reply is incomplete.
         more: bool,
     },
     /// True: repaired. False: nothing was done, because the records have changed since the caller
     /// saw them.
-    Mended(bool),
+    Repaired(bool),
     /// Directories and partitions that have split.
-    Parts {
+    PartitionRecords {
         /// The directories and partitions in number order.
-        parts: Vec<Parted>,
+        parts: Vec<PartitionRecord>,
         /// The last inode checked; `None` at the end.
         next: Option<Ino>,
     },
@@ -688,7 +695,7 @@ pub enum MetaReply {
         /// See [`MetaReply::Synced`].
         epoch: u64,
         /// Participants of decided transactions that may still lose their parts in a power cut.
-        also: Vec<ExecutorId>,
+        unsynced: Vec<ExecutorId>,
     },
     /// An entry was moved.
     Renamed {
@@ -705,15 +712,15 @@ pub enum MetaReply {
         /// The open had no shared state before.
         first: bool,
         /// The reply.
-        told: JobTold,
+        told: JobReply,
     },
 }
 
 /// A partition of a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Partition {
+pub struct PartitionInfo {
     /// The hashes of its names.
-    pub range: Range,
+    pub range: HashRange,
     /// The shard that has it.
     pub shard: ShardId,
     /// Number of entries.
@@ -728,7 +735,7 @@ pub struct DirEntry {
     /// Its inode.
     pub ino: Ino,
     /// Type of the inode.
-    pub kind: Kind,
+    pub kind: InodeKind,
     /// The position in the listing. It stays the same while the entry exists. Above 0, below 2^63.
     pub cookie: u64,
     /// Attributes of the inode, if requested, and if the inode is on the node of the entry.
@@ -737,11 +744,11 @@ pub struct DirEntry {
 
 /// An inode's record of its names.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Tied {
+pub struct BackPointer {
     /// Number of the inode.
     pub ino: Ino,
     /// Type of the inode; `None` if its record does not decode.
-    pub kind: Option<Kind>,
+    pub kind: Option<InodeKind>,
     /// Link count of the inode.
     pub nlink: u32,
     /// The inode is kept after its last name.
@@ -756,11 +763,11 @@ pub struct Tied {
 
 /// Entries that lead to one inode and record the same kind.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Naming {
+pub struct InodeEntries {
     /// The inode.
     pub ino: Ino,
     /// The kind of the inode by these entries.
-    pub kind: Kind,
+    pub kind: InodeKind,
     /// The directory of one of them.
     pub dir: Ino,
     /// Number of entries.

@@ -16,7 +16,7 @@ pub struct ObjectCall {
 
 /// The target of an lseek(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum SeekFor {
+pub enum SeekTarget {
     /// `SEEK_DATA`
     Data,
     /// `SEEK_HOLE`
@@ -54,7 +54,7 @@ pub enum ObjectOp {
     /// fallocate(2). → `State`
     Allocate { mode: AllocMode, offset: u64, len: u64 },
     /// lseek(2). → `Offset`, or `ENXIO`
-    Seek { what: SeekFor, offset: u64 },
+    Seek { what: SeekTarget, offset: u64 },
     /// Makes all earlier writes survive a power cut. → `State`
     Sync { data_only: bool },
     /// Returns size and storage. → `State`
@@ -69,23 +69,23 @@ pub enum ObjectOp {
     /// Creates a table of spare files with a number that the client chooses. The daemon lends the
     /// client empty files through this table. Only over a UNIX socket, and for trusted clients. The
     /// table ends with the connection. → `Opened` with one descriptor
-    Borrow { table: u64 },
+    CreateSpareTable { table: u64 },
     /// Returns an empty file for a slot of a table, open for reading and writing. The slot's
     /// previous file has become an object before the reply. `ENOENT` if the table does not exist;
     /// then all files that it had lent are objects. → `Opened` with one descriptor
-    Spare { table: u64, slot: u16 },
+    GetSpare { table: u64, slot: u16 },
     /// Like `OpenFd` with `create`, for the object and for `more` of the same inode, at most
-    /// [`OPEN_MAX`] together. A writer gets all descriptors of its piece with one request. →
-    /// `Opened` with one descriptor for each, in this order
+    /// [`OPEN_DESCRIPTORS_MAX`] together. A writer gets all descriptors of its piece with one
+    /// request. → `Opened` with one descriptor for each, in this order
     OpenSeveral { more: Vec<Piece> },
 }
 
 /// Most descriptors in one reply. The kernel passes at most 253 at a time (`SCM_MAX_FD`).
-pub const OPEN_MAX: usize = 128;
+pub const OPEN_DESCRIPTORS_MAX: usize = 128;
 
 impl ObjectOp {
     /// Returns the access that the capability must allow.
-    pub fn wants(&self) -> crate::Access {
+    pub fn required_access(&self) -> crate::Access {
         use crate::Access;
         match self {
             ObjectOp::Read { .. } | ObjectOp::Seek { .. } => Access::READ,
@@ -94,8 +94,8 @@ impl ObjectOp {
             | ObjectOp::Truncate { .. }
             | ObjectOp::Allocate { .. }
             | ObjectOp::CopyFrom { .. }
-            | ObjectOp::Borrow { .. }
-            | ObjectOp::Spare { .. }
+            | ObjectOp::CreateSpareTable { .. }
+            | ObjectOp::GetSpare { .. }
             | ObjectOp::OpenSeveral { .. } => Access::WRITE,
             ObjectOp::OpenFd { create } => Access { read: false, write: *create },
             ObjectOp::Sync { .. } | ObjectOp::Stat => Access { read: false, write: false },
@@ -117,8 +117,8 @@ pub struct ObjectState {
     /// Last change of any kind, by the disk's clock. No call can set it, so it orders two states of
     /// one object.
     pub changed: Timestamp,
-    /// The machine that has it was started anew since the last change of the bytes: a power cut may have taken a part of them
-    /// that was not synced.
+    /// The machine that has it was started anew since the last change of the bytes: a power cut may
+    /// have taken a part of them that was not synced.
     pub is_restarted: bool,
 }
 

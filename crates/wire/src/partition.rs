@@ -10,7 +10,7 @@
 //! A partition has a number like an inode: the directory's number, with the partition's shard as
 //! the owner shard. The first partition has the directory's own number.
 
-use crate::act::Act;
+use crate::batch::BatchOp;
 use crate::meta::MetaOp;
 use crate::{Ino, ShardId, ShardMap, VolumeId};
 use serde::{Deserialize, Serialize};
@@ -38,173 +38,186 @@ pub fn name_hash(seed: u64, name: &[u8]) -> u64 {
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
-pub struct Range {
+pub struct HashRange {
     /// The lowest hash (0 stands for no name).
     pub from: u64,
     /// Number of leading bits of the hash that select the range; 0 for all names.
     pub bits: u8,
 }
 
-impl Range {
+impl HashRange {
     /// All names.
-    pub const ALL: Range = Range { from: 0, bits: 0 };
+    pub const ALL: HashRange = HashRange { from: 0, bits: 0 };
 
     /// Returns the range with this prefix length that has this hash.
-    pub fn around(hash: u64, bits: u8) -> Range {
-        Range { from: begin(hash, bits), bits }
+    pub fn around_hash(hash: u64, bits: u8) -> HashRange {
+        HashRange { from: range_start(hash, bits), bits }
     }
 
     /// Checks that such a range can exist.
     pub fn is_valid(self) -> bool {
         u32::from(self.bits) <= HASH_BITS
             && self.from >> HASH_BITS == 0
-            && begin(self.from, self.bits) == self.from
+            && range_start(self.from, self.bits) == self.from
     }
 
     /// Checks whether the range has this hash.
-    pub fn has(self, hash: u64) -> bool {
-        begin(hash, self.bits) == self.from
+    pub fn contains(self, hash: u64) -> bool {
+        range_start(hash, self.bits) == self.from
     }
 
     /// Returns the highest hash of the range.
-    pub fn last(self) -> u64 {
-        self.from | low(self.bits)
+    pub fn last_hash(self) -> u64 {
+        self.from | low_bits_mask(self.bits)
     }
 
     /// Checks whether the range ends at the highest hash.
     pub fn is_last(self) -> bool {
-        self.last() == low(0)
+        self.last_hash() == low_bits_mask(0)
     }
 }
 
 /// Returns a mask of the hash bits below the prefix.
-fn low(bits: u8) -> u64 {
+fn low_bits_mask(bits: u8) -> u64 {
     (1u64 << HASH_BITS.saturating_sub(u32::from(bits))) - 1
 }
 
 /// Returns the first hash of the range with this prefix length that has this hash.
-fn begin(hash: u64, bits: u8) -> u64 {
-    hash & !low(bits)
+fn range_start(hash: u64, bits: u8) -> u64 {
+    hash & !low_bits_mask(bits)
 }
 
 /// The mapping of partitions to shards.
 impl ShardMap {
     /// Returns the number of bits of a shard number.
-    fn bits(&self) -> u8 {
-        self.count().trailing_zeros() as u8
+    fn shard_bits(&self) -> u8 {
+        self.shard_count().trailing_zeros() as u8
     }
 
     /// Returns the prefix length after a split of a range with this prefix length. `None` if no
     /// more shards are left to split over.
-    pub fn finer(&self, bits: u8) -> Option<u8> {
-        let most = self.bits();
+    pub fn bits_after_split(&self, bits: u8) -> Option<u8> {
+        let most = self.shard_bits();
         (bits < most).then(|| most.min(bits + FAN_OUT.trailing_zeros() as u8))
     }
 
     /// Returns the prefix length of the range that begins here, when it was created.
-    fn made(&self, from: u64) -> u8 {
+    fn bits_at_creation(&self, from: u64) -> u8 {
         let mut bits = 0;
-        while begin(from, bits) != from
-            && let Some(finer) = self.finer(bits)
+        while range_start(from, bits) != from
+            && let Some(finer) = self.bits_after_split(bits)
         {
             bits = finer;
         }
         bits
     }
 
-    fn steps(&self, from: u64) -> u64 {
-        from >> (HASH_BITS - u32::from(self.bits()))
+    fn ring_steps(&self, from: u64) -> u64 {
+        from >> (HASH_BITS - u32::from(self.shard_bits()))
     }
 
     /// Returns the number of the partition of `dir` with the range that begins at `from`.
-    pub fn partition(&self, dir: Ino, from: u64) -> Ino {
-        Ino::new(self.further(dir.shard(), self.steps(from)), dir.birth(), dir.counter())
+    pub fn partition_number(&self, dir: Ino, from: u64) -> Ino {
+        Ino::new(
+            self.shard_after(dir.owner_shard(), self.ring_steps(from)),
+            dir.allocating_shard(),
+            dir.counter(),
+        )
     }
 
     /// Returns the directory of the partition `part` with the range that begins at `from`.
-    pub fn whole(&self, part: Ino, from: u64) -> Ino {
-        let back = self.count() as u64 - self.steps(from);
-        Ino::new(self.further(part.shard(), back), part.birth(), part.counter())
+    pub fn directory_of_range(&self, part: Ino, from: u64) -> Ino {
+        let back = self.shard_count() as u64 - self.ring_steps(from);
+        Ino::new(
+            self.shard_after(part.owner_shard(), back),
+            part.allocating_shard(),
+            part.counter(),
+        )
     }
 
     /// Returns the directory of the partition `part`.
     pub fn directory_of(&self, part: Ino) -> Ino {
-        let (birth, counter) = (part.birth(), part.counter());
+        let (birth, counter) = (part.allocating_shard(), part.counter());
         match Ino::new(ShardId(0), birth, counter) {
             Ino::ROOT => Ino::ROOT,
-            _ => self.directory(birth, counter),
+            _ => self.directory_number(birth, counter),
         }
     }
 
     /// Checks whether more than one executor serves the shards over which the partition `part`
     /// could spread.
-    pub fn spans_nodes(&self, part: Ino, range: Range) -> bool {
-        self.run(part.shard()) < self.count() >> range.bits.min(self.bits())
+    pub fn spans_nodes(&self, part: Ino, range: HashRange) -> bool {
+        self.run_length(part.owner_shard())
+            < self.shard_count() >> range.bits.min(self.shard_bits())
     }
 
     /// Returns the ranges that splits of the partition with the range `range` created.
-    pub fn split_off(&self, range: Range) -> Vec<Range> {
-        let (mut bits, mut all) = (self.made(range.from), Vec::new());
+    pub fn split_off_ranges(&self, range: HashRange) -> Vec<HashRange> {
+        let (mut bits, mut all) = (self.bits_at_creation(range.from), Vec::new());
         while bits < range.bits
-            && let Some(finer) = self.finer(bits)
+            && let Some(finer) = self.bits_after_split(bits)
         {
-            all.extend(self.parts(Range { bits, ..range }, finer).skip(1));
+            all.extend(self.split_range(HashRange { bits, ..range }, finer).skip(1));
             bits = finer;
         }
         all
     }
 
     /// Returns the ranges with this prefix length that make up `range`.
-    pub fn parts(&self, range: Range, bits: u8) -> impl Iterator<Item = Range> + use<> {
-        let step = low(bits) + 1;
+    pub fn split_range(
+        &self,
+        range: HashRange,
+        bits: u8,
+    ) -> impl Iterator<Item = HashRange> + use<> {
+        let step = low_bits_mask(bits) + 1;
         let from = range.from;
         (0..1u64 << bits.saturating_sub(range.bits))
-            .map(move |n| Range { from: from + n * step, bits })
+            .map(move |n| HashRange { from: from + n * step, bits })
     }
 
     /// Returns the range that may have a hash which the partition with `range` does not have. The
     /// range is that of another partition as it was created.
-    pub fn onward(&self, range: Range, hash: u64) -> Range {
-        let mut bits = self.made(range.from);
-        if begin(hash, bits) != range.from {
-            return Range::ALL;
+    pub fn next_range(&self, range: HashRange, hash: u64) -> HashRange {
+        let mut bits = self.bits_at_creation(range.from);
+        if range_start(hash, bits) != range.from {
+            return HashRange::ALL;
         }
-        while let Some(finer) = self.finer(bits) {
+        while let Some(finer) = self.bits_after_split(bits) {
             bits = finer;
-            if begin(hash, bits) != range.from {
+            if range_start(hash, bits) != range.from {
                 break;
             }
         }
-        Range { from: begin(hash, bits), bits }
+        HashRange { from: range_start(hash, bits), bits }
     }
 }
 
 /// A client's cached partition map of one directory. It may be stale. Then the partition that does
 /// not have a name replies with its range, and the client corrects its map (as in GIGA+).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Partitions {
+pub struct PartitionMap {
     /// The prefix length of each range, by its first hash.
     bits: BTreeMap<u64, u8>,
 }
 
-impl Partitions {
+impl PartitionMap {
     /// Records that a partition with this range exists.
-    pub fn learn(&mut self, range: Range) {
+    pub fn record_range(&mut self, range: HashRange) {
         let bits = self.bits.entry(range.from).or_default();
         *bits = range.bits.max(*bits);
     }
 
     /// Returns the first hash of the range that should have this hash.
-    pub fn find(&self, map: &ShardMap, hash: u64) -> u64 {
-        let mut range = Range::ALL;
+    pub fn locate_hash(&self, map: &ShardMap, hash: u64) -> u64 {
+        let mut range = HashRange::ALL;
         loop {
             let known = self.bits.get(&range.from).copied().unwrap_or_default();
             range.bits = range.bits.max(known);
-            if range.has(hash) {
+            if range.contains(hash) {
                 return range.from;
             }
-            let onward = map.onward(range, hash);
-            if onward == range || onward.bits <= map.made(range.from) {
+            let onward = map.next_range(range, hash);
+            if onward == range || onward.bits <= map.bits_at_creation(range.from) {
                 return range.from;
             }
             range = onward;
@@ -214,62 +227,62 @@ impl Partitions {
 
 /// The partition maps of all directories.
 #[derive(Clone, Debug, Default)]
-pub struct Directories {
-    known: BTreeMap<Ino, Partitions>,
+pub struct PartitionMaps {
+    maps: BTreeMap<Ino, PartitionMap>,
 }
 
-impl Directories {
+impl PartitionMaps {
     /// Most directories in the cache. A forgotten one costs a further request.
     const MAX: usize = 4096;
 
     /// Checks that no split directory is known.
     pub fn is_empty(&self) -> bool {
-        self.known.is_empty()
+        self.maps.is_empty()
     }
 
     /// Checks whether the directory is known to have split.
     pub fn is_split(&self, dir: Ino) -> bool {
-        self.known.contains_key(&dir)
+        self.maps.contains_key(&dir)
     }
 
     /// Replaces each directory of the operation by the partition that should have its name.
-    pub fn locate(&self, map: &ShardMap, seed: u64, op: &mut MetaOp) {
-        op.for_each_place(seed, |dir, hash| self.locate_one(map, dir, hash));
+    pub fn locate_op(&self, map: &ShardMap, seed: u64, op: &mut MetaOp) {
+        op.for_each_directory(seed, |dir, hash| self.locate_directory(map, dir, hash));
     }
 
-    /// Like [`Directories::locate`], for an operation of a batch.
-    pub fn locate_act(&self, map: &ShardMap, seed: u64, act: &mut Act) {
+    /// Like [`PartitionMaps::locate_op`], for an operation of a batch.
+    pub fn locate_batch_op(&self, map: &ShardMap, seed: u64, act: &mut BatchOp) {
         if !self.is_empty() {
-            act.for_each_place(seed, &mut |dir, hash| self.locate_one(map, dir, hash));
+            act.for_each_directory(seed, &mut |dir, hash| self.locate_directory(map, dir, hash));
         }
     }
 
     /// Returns the partition of a directory that should have a name with this hash.
-    pub fn find(&self, map: &ShardMap, dir: Ino, hash: u64) -> Ino {
-        match self.known.get(&dir) {
-            Some(parts) => map.partition(dir, parts.find(map, hash)),
+    pub fn find_partition(&self, map: &ShardMap, dir: Ino, hash: u64) -> Ino {
+        match self.maps.get(&dir) {
+            Some(parts) => map.partition_number(dir, parts.locate_hash(map, hash)),
             None => dir,
         }
     }
 
-    fn locate_one(&self, map: &ShardMap, dir: &mut Ino, hash: u64) {
-        *dir = self.find(map, *dir, hash);
+    fn locate_directory(&self, map: &ShardMap, dir: &mut Ino, hash: u64) {
+        *dir = self.find_partition(map, *dir, hash);
     }
 
     /// Records the range of a partition.
-    pub fn learn(&mut self, map: &ShardMap, part: Ino, range: Range) {
-        let dir = map.whole(part, range.from);
-        if self.known.len() >= Directories::MAX && !self.known.contains_key(&dir) {
-            self.known.clear();
+    pub fn record_partition(&mut self, map: &ShardMap, part: Ino, range: HashRange) {
+        let dir = map.directory_of_range(part, range.from);
+        if self.maps.len() >= PartitionMaps::MAX && !self.maps.contains_key(&dir) {
+            self.maps.clear();
         }
-        self.known.entry(dir).or_default().learn(range);
+        self.maps.entry(dir).or_default().record_range(range);
     }
 
     /// Forgets the directories of an operation after a partition was missing. Returns true if there
     /// was one to forget; then the caller must locate the operation again.
-    pub fn forget(&mut self, seed: u64, op: &MetaOp) -> bool {
+    pub fn forget_directories(&mut self, seed: u64, op: &MetaOp) -> bool {
         let (mut op, mut forgotten) = (op.clone(), false);
-        op.for_each_place(seed, |dir, _| forgotten |= self.known.remove(dir).is_some());
+        op.for_each_directory(seed, |dir, _| forgotten |= self.maps.remove(dir).is_some());
         forgotten
     }
 }
@@ -281,25 +294,29 @@ mod tests {
     use proptest::prelude::*;
 
     fn map(count: usize) -> ShardMap {
-        ShardMap::even(1, count, &[0, 1, 2].map(|n| ExecutorId::first(NodeId(n))))
-            .expect("a power of two")
+        ShardMap::with_even_blocks(
+            1,
+            count,
+            &[0, 1, 2].map(|n| ExecutorId::first_of_node(NodeId(n))),
+        )
+        .expect("a power of two")
     }
 
     #[test]
     fn partitions_split_as_long_as_there_are_shards() {
         let levels = |count| {
             let map = map(count);
-            std::iter::successors(Some(0), |bits| map.finer(*bits)).collect::<Vec<_>>()
+            std::iter::successors(Some(0), |bits| map.bits_after_split(*bits)).collect::<Vec<_>>()
         };
         assert_eq!(levels(4096), [0, 4, 8, 12]);
         assert_eq!(levels(64), [0, 4, 6]);
         assert_eq!(levels(8), [0, 3]);
-        let alone = ShardMap::single(ExecutorId::first(NodeId(0)));
-        assert_eq!(alone.finer(0), None);
-        assert!(!alone.spans_nodes(Ino::ROOT, Range::ALL));
+        let alone = ShardMap::with_one_shard(ExecutorId::first_of_node(NodeId(0)));
+        assert_eq!(alone.bits_after_split(0), None);
+        assert!(!alone.spans_nodes(Ino::ROOT, HashRange::ALL));
         let map = map(16);
-        assert!(map.spans_nodes(Ino::ROOT, Range::ALL));
-        assert!(!map.spans_nodes(Ino::ROOT, Range { from: 0, bits: 4 }));
+        assert!(map.spans_nodes(Ino::ROOT, HashRange::ALL));
+        assert!(!map.spans_nodes(Ino::ROOT, HashRange { from: 0, bits: 4 }));
     }
 
     /// Returns the partitions of a directory after random splits.
@@ -308,9 +325,9 @@ mod tests {
         for at in splits {
             let (from, bits) =
                 all.iter().nth(at.index(all.len())).map(|(f, b)| (*f, *b)).expect("one");
-            let range = Range { from, bits };
-            if let Some(finer) = map.finer(bits) {
-                all.extend(map.parts(range, finer).map(|range| (range.from, range.bits)));
+            let range = HashRange { from, bits };
+            if let Some(finer) = map.bits_after_split(bits) {
+                all.extend(map.split_range(range, finer).map(|range| (range.from, range.bits)));
             }
         }
         all
@@ -326,30 +343,30 @@ mod tests {
             dir in 1u64..1000,
         ) {
             let map = map(count);
-            let dir = map.directory(ShardId(3), dir);
+            let dir = map.directory_number(ShardId(3), dir);
             let all = split(&map, &splits);
-            let ranges: Vec<_> = all.iter().map(|(from, bits)| Range { from: *from, bits: *bits }).collect();
+            let ranges: Vec<_> = all.iter().map(|(from, bits)| HashRange { from: *from, bits: *bits }).collect();
             // The ranges cover all names, each once.
             prop_assert_eq!(ranges[0].from, 0);
-            prop_assert!(ranges.windows(2).all(|w| w[0].last() + 1 == w[1].from));
+            prop_assert!(ranges.windows(2).all(|w| w[0].last_hash() + 1 == w[1].from));
             prop_assert!(ranges.last().expect("one").is_last());
             // Each partition has a unique number, and the first one has the directory's.
             let numbers: std::collections::BTreeSet<_> =
-                ranges.iter().map(|range| map.partition(dir, range.from)).collect();
+                ranges.iter().map(|range| map.partition_number(dir, range.from)).collect();
             prop_assert_eq!(numbers.len(), ranges.len());
-            prop_assert_eq!(map.partition(dir, 0), dir);
+            prop_assert_eq!(map.partition_number(dir, 0), dir);
             for range in &ranges {
-                let part = map.partition(dir, range.from);
-                prop_assert_eq!(map.whole(part, range.from), dir);
+                let part = map.partition_number(dir, range.from);
+                prop_assert_eq!(map.directory_of_range(part, range.from), dir);
                 prop_assert_eq!(map.directory_of(part), dir);
                 prop_assert!(range.is_valid());
             }
             // All others are derived from the first one.
-            let mut found = vec![Range { from: 0, bits: all[&0] }];
+            let mut found = vec![HashRange { from: 0, bits: all[&0] }];
             let mut at = 0;
             while at < found.len() {
-                for range in map.split_off(found[at]) {
-                    found.push(Range { bits: all[&range.from], ..range });
+                for range in map.split_off_ranges(found[at]) {
+                    found.push(HashRange { bits: all[&range.from], ..range });
                 }
                 at += 1;
             }
@@ -358,27 +375,27 @@ mod tests {
             // A client that knows some of them finds the right one after a few corrections.
             for hash in names {
                 let hash = (hash >> 1).max(1);
-                let mut parts = Partitions::default();
+                let mut parts = PartitionMap::default();
                 for at in &known {
-                    parts.learn(ranges[at.index(ranges.len())]);
+                    parts.record_range(ranges[at.index(ranges.len())]);
                 }
                 let mut asked = 0;
                 loop {
-                    let from = parts.find(&map, hash);
-                    let range = Range { from, bits: all[&from] };
-                    if range.has(hash) {
+                    let from = parts.locate_hash(&map, hash);
+                    let range = HashRange { from, bits: all[&from] };
+                    if range.contains(hash) {
                         break;
                     }
-                    parts.learn(range);
+                    parts.record_range(range);
                     asked += 1;
                     prop_assert!(asked <= 4);
                 }
                 // A client without a cache finds it from any partition.
                 let mut range = ranges[known.first().map_or(0, |at| at.index(ranges.len()))];
                 let mut asked = 0;
-                while !range.has(hash) {
-                    let from = map.onward(range, hash).from;
-                    range = Range { from, bits: all[&from] };
+                while !range.contains(hash) {
+                    let from = map.next_range(range, hash).from;
+                    range = HashRange { from, bits: all[&from] };
                     asked += 1;
                     prop_assert!(asked <= 5);
                 }

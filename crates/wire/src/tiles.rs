@@ -1,6 +1,6 @@
 //! The shard's records of a tiled file: its pieces, their tiles, and the truncations of the file.
 //!
-//! The bytes of piece *n* are object `Piece::bytes_of(n)` on the node of its writer. The piece's
+//! The bytes of piece *n* are object `Piece::of_bytes(n)` on the node of its writer. The piece's
 //! *tiles* map them to bytes of the file, in the encoding of `tatami_layout::PieceTiles`. A piece
 //! is *open* while its writer may append to it. Then the journal beside the object may have more
 //! tiles than the shard.
@@ -15,17 +15,17 @@ pub const TILES_MAX: usize = 512 * 1024;
 /// Most pieces of a file at a time.
 pub const PIECES_MAX: u32 = 256 * 1024;
 /// Most pieces that one request creates.
-pub const ADD_MAX: u32 = 64 * 1024;
+pub const ADD_PIECES_MAX: u32 = 64 * 1024;
 /// Most parts of one [`Publish`](crate::meta::MetaOp::Publish).
-pub const PARTS_MAX: usize = 16 * 1024;
+pub const PIECE_UPDATES_MAX: usize = 16 * 1024;
 /// Most objects of a re-laid-out file: one for each node of the largest volume.
-pub const RESERVE_MAX: usize = 4096;
+pub const RESERVE_PIECES_MAX: usize = 4096;
 /// Most cuts of a file at a time.
 pub const CUTS_MAX: usize = 4096;
 /// Bytes of tiles at which a page ends.
-pub const PAGE_BYTES: usize = 384 * 1024;
+pub const TILE_PAGE_BYTES: usize = 384 * 1024;
 /// Most pieces in one page.
-pub const PAGE_PIECES: u32 = 16 * 1024;
+pub const TILE_PAGE_PIECES: u32 = 16 * 1024;
 
 /// A truncation of the file to `size` bytes at `stamp`. It removes all bytes at or beyond `size`
 /// that were written before `stamp`.
@@ -39,7 +39,7 @@ pub struct Cut {
 
 /// The state of a piece, sent at sync and close.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Part {
+pub struct PieceUpdate {
     /// Number of the piece.
     pub piece: u32,
     /// All its tiles, at most [`TILES_MAX`] bytes.
@@ -65,7 +65,7 @@ pub struct NewPiece {
 
 /// Which clients may append to a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Growth {
+pub enum PieceGrowth {
     /// None: the published tiles are complete.
     Closed,
     /// A client that has the file open for writing.
@@ -82,14 +82,14 @@ pub struct PieceInfo {
     /// The node of its objects.
     pub node: NodeId,
     /// Whether the journal may have more tiles.
-    pub growth: Growth,
+    pub growth: PieceGrowth,
     /// The tiles that were published last. Empty if there were none.
     pub tiles: Bytes,
 }
 
 /// A part of a tiled file's records.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Page {
+pub struct TilePage {
     /// The pieces in number order.
     pub pieces: Vec<PieceInfo>,
     /// This page is the last.

@@ -21,7 +21,7 @@ pub struct Txid {
     /// The coordinator.
     pub executor: ExecutorId,
     /// The incarnation of the coordinator that began the attempt.
-    pub life: u64,
+    pub incarnation: u64,
     /// A counter within that incarnation.
     pub number: u64,
 }
@@ -29,21 +29,21 @@ pub struct Txid {
 /// Age of an operation, for wound-wait and wait-die. The older of two conflicting operations goes
 /// first; it is the lesser one. All attempts of an operation have one age.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Age {
+pub struct TransactionAge {
     /// The start of the operation, by the coordinator's clock.
     pub since: Timestamp,
     /// The first attempt. Orders operations that start at the same time.
-    pub first: Txid,
+    pub first_attempt: Txid,
 }
 
 /// Digest of a record that an operation has read. The record must be unchanged at the commit (read
 /// validation).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Digest(pub [u8; 16]);
+pub struct RecordDigest(pub [u8; 16]);
 
 /// A record's key with its old or new value.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Item<T> {
+pub struct RecordItem<T> {
     /// The key in the store.
     pub key: Bytes,
     /// The value; `None` if the record does not exist.
@@ -54,14 +54,14 @@ pub struct Item<T> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Refusal {
     /// A record has changed since the coordinator read it, or an older operation has the lock.
-    Again,
+    Retry,
     /// The disk is full.
-    Full,
+    DiskFull,
 }
 
 /// A chunk of a shard migration, sent from the source to the destination executor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Cargo {
+pub enum MigrationChunk {
     /// The shards, each with its number of earlier migrations.
     Shards {
         /// The first shard.
@@ -74,7 +74,7 @@ pub enum Cargo {
     /// Some of the registered opens of clients. They are not in the records.
     Opens(Vec<(Ino, ClientId)>),
     /// The last chunk.
-    End {
+    Last {
         /// Number of inodes in the shards.
         inodes: u64,
         /// Inode numbers up to this one have been given out.
@@ -89,9 +89,9 @@ pub enum Cargo {
 #[allow(missing_docs)] // each message documents its fields
 pub enum PeerMessage {
     /// Requests a consistent snapshot of these records. → `Fetched`
-    Fetch { request: Txid, age: Age, keys: Vec<Bytes> },
+    FetchRecords { request: Txid, age: TransactionAge, keys: Vec<Bytes> },
     /// Returns the values in the order of the request. `life` is the executor's incarnation.
-    Fetched { request: Txid, life: u64, values: Vec<Option<Bytes>> },
+    RecordsFetched { request: Txid, incarnation: u64, values: Vec<Option<Bytes>> },
     /// Locks these records for the transaction and returns their values. Records to read are locked
     /// against writes, and records to write against reads, too. `life` is the incarnation in which
     /// the executor granted the transaction's first locks, if it did. The executor refuses unless
@@ -100,9 +100,9 @@ pub enum PeerMessage {
     /// without risk of a deadlock. → `Locked` or `Refused`
     Lock {
         txid: Txid,
-        age: Age,
-        life: Option<u64>,
-        question: u32,
+        age: TransactionAge,
+        incarnation: Option<u64>,
+        request: u32,
         waits: bool,
         reads: Vec<Bytes>,
         writes: Vec<Bytes>,
@@ -110,12 +110,18 @@ pub enum PeerMessage {
     /// The records are locked, durably. Returns the values of the reads, then of the writes. The
     /// first locks were granted in incarnation `life`. Without `room`, the disk takes no further
     /// records.
-    Locked { txid: Txid, life: u64, question: u32, room: bool, values: Vec<Option<Bytes>> },
+    Locked { txid: Txid, incarnation: u64, request: u32, room: bool, values: Vec<Option<Bytes>> },
     /// Prepares the transaction: checks that the read records are unchanged, and locks them and the
     /// records to write. `life` is the incarnation that returned the values. Another incarnation
     /// refuses, because a restart forgets the transactions that have ended. → `Prepared` or
     /// `Refused`
-    Prepare { txid: Txid, age: Age, life: u64, reads: Vec<Item<Digest>>, writes: Vec<Item<Bytes>> },
+    Prepare {
+        txid: Txid,
+        age: TransactionAge,
+        incarnation: u64,
+        reads: Vec<RecordItem<RecordDigest>>,
+        writes: Vec<RecordItem<Bytes>>,
+    },
     /// The transaction is prepared, durably.
     Prepared { txid: Txid },
     /// The participant has not prepared, and keeps nothing of the transaction.
@@ -123,26 +129,26 @@ pub enum PeerMessage {
     /// The transaction is committed. Write the prepared values and these ones, and release the
     /// locks, if they were granted in incarnation `life`. Otherwise this was done before. →
     /// `Finished`
-    Finish { txid: Txid, life: u64, writes: Vec<Item<Bytes>> },
+    Finish { txid: Txid, incarnation: u64, writes: Vec<RecordItem<Bytes>> },
     /// The transaction writes nothing here, or nothing more. Release the locks.
     Release { txid: Txid },
     /// These transactions are finished, durably.
     Finished { txids: Vec<Txid> },
     /// Requests the outcome. With `abort`, an older operation waits for the locks, so the
     /// coordinator aborts (wound). → `Finish` or `Release`; no reply while undecided
-    Status { txid: Txid, abort: Option<Age> },
+    QueryOutcome { txid: Txid, abort: Option<TransactionAge> },
     /// The sender's nodes and shard map. With `ask`, a receiver with a newer map must reply with
     /// it.
     Map { map: Box<ClusterMap>, ask: bool },
     /// A chunk of a shard migration, numbered from 0. It takes effect only when the source, which
     /// owns the shards, gives them away in its map. → `Carried`
-    Carry { txid: Txid, part: u32, cargo: Cargo },
+    CopyChunk { txid: Txid, number: u32, chunk: MigrationChunk },
     /// The chunk is stored, durably; the last chunk also survives a power cut. With `refused`, the
     /// migration must fail.
-    Carried { txid: Txid, part: u32, refused: Option<Errno> },
+    ChunkCopied { txid: Txid, number: u32, refused: Option<Errno> },
     /// Requests the outcome of a migration. → `Moving`
-    Moved { txid: Txid },
+    QueryMigration { txid: Txid },
     /// The migration is under way, or over. If it is over and not in this map, it has failed for
     /// ever.
-    Moving { txid: Txid, under_way: bool, map: Box<ClusterMap> },
+    MigrationStatus { txid: Txid, under_way: bool, map: Box<ClusterMap> },
 }

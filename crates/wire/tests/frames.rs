@@ -5,12 +5,14 @@
 
 use proptest::prelude::*;
 use tatami_wire::admin::{AdminCall, AdminResult, ClusterMap, NodeInfo};
-use tatami_wire::delegation::{RecallCall, RecallNote};
-use tatami_wire::frame::{self, BODY_MAX, Class, FrameError, PAYLOAD_MAX};
-use tatami_wire::lock::{Conflict, Lock, LockKind, LockOp, LockSort, LockTold, Span};
-use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult, NewNode, RenameMode};
+use tatami_wire::delegation::{RecallCall, RecallNotice};
+use tatami_wire::frame::{self, BODY_MAX, FrameClass, FrameError, PAYLOAD_MAX};
+use tatami_wire::lock::{ByteRange, Conflict, Lock, LockKind, LockOp, LockOpReply, LockSort};
+use tatami_wire::meta::{InodeTemplate, MetaCall, MetaOp, MetaReply, MetaResult, RenameMode};
 use tatami_wire::object::{ObjectCall, ObjectOp, ObjectResult};
-use tatami_wire::transaction::{Age, Cargo, Digest, Item, PeerMessage, Refusal, Txid};
+use tatami_wire::transaction::{
+    MigrationChunk, PeerMessage, RecordDigest, RecordItem, Refusal, TransactionAge, Txid,
+};
 use tatami_wire::*;
 
 fn names() -> impl Strategy<Value = meta::Bytes> {
@@ -27,7 +29,7 @@ fn locks() -> impl Strategy<Value = Lock> {
             sort: if whole { LockSort::Whole } else { LockSort::Range },
             owner,
             pid,
-            span: Span { start, end },
+            span: ByteRange { start, end },
             kind: if whole { LockKind::Shared } else { LockKind::Exclusive },
         },
     )
@@ -44,10 +46,10 @@ fn lock_ops() -> impl Strategy<Value = LockOp> {
         locks().prop_map(|Lock { sort, owner, span, .. }| LockOp::Free { sort, owner, span }),
         locks().prop_map(|lock| LockOp::Test { lock }),
         (any::<u64>(), locks()).prop_map(|(wait, lock)| LockOp::Cancel { wait, lock }),
-        prop::collection::vec(locks(), 0..5).prop_map(|locks| LockOp::Return { locks }),
+        prop::collection::vec(locks(), 0..5).prop_map(|locks| LockOp::ReturnDelegation { locks }),
         (prop::collection::vec((inos(), locks()), 0..5), any::<bool>(), any::<bool>())
             .prop_map(|(locks, first, last)| LockOp::Reclaim { locks, first, last, shards: 7 }),
-        Just(LockOp::End),
+        Just(LockOp::EndSession),
     ]
 }
 
@@ -60,7 +62,7 @@ fn ops() -> impl Strategy<Value = MetaOp> {
             MetaOp::Create {
                 parent,
                 name,
-                node: NewNode::File(layout),
+                node: InodeTemplate::File(layout),
                 mode,
                 umask: 0o22,
                 exclusive: ex,
@@ -70,7 +72,7 @@ fn ops() -> impl Strategy<Value = MetaOp> {
         (inos(), names(), names()).prop_map(|(parent, name, target)| MetaOp::Create {
             parent,
             name,
-            node: NewNode::Symlink(target),
+            node: InodeTemplate::Symlink(target),
             mode: 0o777,
             umask: 0,
             exclusive: true,
@@ -87,9 +89,9 @@ fn ops() -> impl Strategy<Value = MetaOp> {
             }
         }),
         (inos(), names(), any::<u32>(), any::<bool>()).prop_map(|(ino, tiles, piece, close)| {
-            let parts = vec![tiles::Part { piece, tiles, blocks: 8, close }];
+            let updates = vec![tiles::PieceUpdate { piece, tiles, blocks: 8, close }];
             let cuts = vec![tiles::Cut { stamp: 5, size: u64::from(piece) }];
-            MetaOp::Publish { ino, parts, cuts, base: None }
+            MetaOp::Publish { ino, updates, cuts, base: None }
         }),
         (inos(), any::<u16>(), any::<u32>()).prop_map(|(ino, node, count)| MetaOp::AddPieces {
             ino,
@@ -130,7 +132,7 @@ fn calls() -> impl Strategy<Value = MetaCall> {
 
 /// Decodes the bytes as every type that a server or client would.
 fn digest(bytes: &[u8]) {
-    if let Ok(Some((header, body))) = frame::split(bytes) {
+    if let Ok(Some((header, body))) = frame::split_frame(bytes) {
         let _ = frame::decode_body::<MetaCall>(body);
         let _ = frame::decode_body::<MetaResult>(body);
         let _ = frame::decode_body::<ObjectCall>(body);
@@ -139,7 +141,7 @@ fn digest(bytes: &[u8]) {
         let _ = frame::decode_body::<AdminResult>(body);
         let _ = frame::decode_body::<PeerMessage>(body);
         let _ = frame::decode_body::<RecallCall>(body);
-        let _ = frame::decode_body::<RecallNote>(body);
+        let _ = frame::decode_body::<RecallNotice>(body);
         assert!(header.payload_len as usize <= PAYLOAD_MAX);
     }
 }
@@ -149,77 +151,75 @@ fn peer_messages() -> impl Strategy<Value = PeerMessage> {
         .prop_map(|(node, index)| ExecutorId { node: NodeId(node), index });
     let txids = (executors, any::<u64>(), any::<u64>()).prop_map(|(executor, life, number)| Txid {
         executor,
-        life,
+        incarnation: life,
         number,
     });
-    let ages = (txids.clone(), any::<i64>())
-        .prop_map(|(first, sec)| Age { since: Timestamp::from_sec(sec), first });
+    let ages = (txids.clone(), any::<i64>()).prop_map(|(first, sec)| TransactionAge {
+        since: Timestamp::from_sec(sec),
+        first_attempt: first,
+    });
     let values = || prop::collection::vec(prop::option::of(names()), 0..5);
     let reads = prop::collection::vec((names(), prop::option::of(any::<[u8; 16]>())), 0..5)
         .prop_map(|all| {
-            all.into_iter().map(|(key, v)| Item { key, value: v.map(Digest) }).collect()
+            all.into_iter().map(|(key, v)| RecordItem { key, value: v.map(RecordDigest) }).collect()
         });
     let writes = || {
         prop::collection::vec((names(), prop::option::of(names())), 0..5)
-            .prop_map(|all| all.into_iter().map(|(key, value)| Item { key, value }).collect())
+            .prop_map(|all| all.into_iter().map(|(key, value)| RecordItem { key, value }).collect())
     };
     let keys = || prop::collection::vec(names(), 0..5);
     prop_oneof![
-        (txids.clone(), ages.clone(), keys()).prop_map(|(request, age, keys)| PeerMessage::Fetch {
-            request,
-            age,
-            keys
+        (txids.clone(), ages.clone(), keys())
+            .prop_map(|(request, age, keys)| PeerMessage::FetchRecords { request, age, keys }),
+        (txids.clone(), any::<u64>(), values()).prop_map(|(request, incarnation, values)| {
+            PeerMessage::RecordsFetched { request, incarnation, values }
         }),
-        (txids.clone(), any::<u64>(), values())
-            .prop_map(|(request, life, values)| PeerMessage::Fetched { request, life, values }),
         (txids.clone(), ages.clone(), any::<u64>(), reads, writes()).prop_map(
-            |(txid, age, life, reads, writes)| PeerMessage::Prepare {
+            |(txid, age, incarnation, reads, writes)| PeerMessage::Prepare {
                 txid,
                 age,
-                life,
+                incarnation,
                 reads,
                 writes,
             },
         ),
         txids.clone().prop_map(|txid| PeerMessage::Prepared { txid }),
-        txids.clone().prop_map(|txid| PeerMessage::Refused { txid, why: Refusal::Again }),
-        (txids.clone(), any::<u64>(), writes())
-            .prop_map(|(txid, life, writes)| { PeerMessage::Finish { txid, life, writes } }),
+        txids.clone().prop_map(|txid| PeerMessage::Refused { txid, why: Refusal::Retry }),
+        (txids.clone(), any::<u64>(), writes()).prop_map(|(txid, incarnation, writes)| {
+            PeerMessage::Finish { txid, incarnation, writes }
+        }),
         txids.clone().prop_map(|txid| PeerMessage::Release { txid }),
         prop::collection::vec(txids.clone(), 0..5)
             .prop_map(|txids| PeerMessage::Finished { txids }),
         (txids.clone(), prop::option::of(ages.clone()))
-            .prop_map(|(txid, abort)| PeerMessage::Status { txid, abort }),
+            .prop_map(|(txid, abort)| PeerMessage::QueryOutcome { txid, abort }),
         (txids.clone(), ages, prop::option::of(any::<u64>()), any::<u32>(), keys(), keys())
-            .prop_map(|(txid, age, life, question, reads, writes)| PeerMessage::Lock {
+            .prop_map(|(txid, age, incarnation, request, reads, writes)| PeerMessage::Lock {
                 txid,
                 age,
-                life,
-                question,
-                waits: life.is_some(),
+                incarnation,
+                request,
+                waits: incarnation.is_some(),
                 reads,
                 writes,
             }),
         (txids.clone(), any::<u64>(), any::<u32>(), any::<bool>(), values()).prop_map(
-            |(txid, life, question, room, values)| PeerMessage::Locked {
+            |(txid, incarnation, request, room, values)| PeerMessage::Locked {
                 txid,
-                life,
-                question,
+                incarnation,
+                request,
                 room,
                 values,
             }
         ),
         any::<bool>().prop_map(|ask| PeerMessage::Map { map: Box::new(map()), ask }),
-        (txids.clone(), any::<u32>(), cargo()).prop_map(|(txid, part, cargo)| PeerMessage::Carry {
-            txid,
-            part,
-            cargo
+        (txids.clone(), any::<u32>(), cargo())
+            .prop_map(|(txid, number, chunk)| PeerMessage::CopyChunk { txid, number, chunk }),
+        (txids.clone(), any::<u32>(), any::<bool>()).prop_map(|(txid, number, refused)| {
+            PeerMessage::ChunkCopied { txid, number, refused: refused.then_some(Errno::ENOSPC) }
         }),
-        (txids.clone(), any::<u32>(), any::<bool>()).prop_map(|(txid, part, refused)| {
-            PeerMessage::Carried { txid, part, refused: refused.then_some(Errno::ENOSPC) }
-        }),
-        txids.clone().prop_map(|txid| PeerMessage::Moved { txid }),
-        (txids, any::<bool>()).prop_map(|(txid, under_way)| PeerMessage::Moving {
+        txids.clone().prop_map(|txid| PeerMessage::QueryMigration { txid }),
+        (txids, any::<bool>()).prop_map(|(txid, under_way)| PeerMessage::MigrationStatus {
             txid,
             under_way,
             map: Box::new(map()),
@@ -246,16 +246,16 @@ fn map() -> ClusterMap {
     }
 }
 
-fn cargo() -> impl Strategy<Value = Cargo> {
+fn cargo() -> impl Strategy<Value = MigrationChunk> {
     let records = prop::collection::vec((names(), names()), 0..5);
     prop_oneof![
         (any::<u16>(), prop::collection::vec(any::<u32>(), 0..9))
-            .prop_map(|(first, moves)| Cargo::Shards { first, moves }),
-        records.prop_map(Cargo::Records),
+            .prop_map(|(first, moves)| MigrationChunk::Shards { first, moves }),
+        records.prop_map(MigrationChunk::Records),
         (any::<u64>(), any::<u64>(), prop::collection::vec(any::<[u8; 16]>(), 0..3)).prop_map(
             |(inodes, reserved, lockers)| {
                 let lockers = lockers.into_iter().map(ClientId).collect();
-                Cargo::End { inodes, reserved, lockers }
+                MigrationChunk::Last { inodes, reserved, lockers }
             }
         ),
     ]
@@ -265,24 +265,26 @@ fn cargo() -> impl Strategy<Value = Cargo> {
 fn what_is_too_long_for_a_frame_leaves_nothing() {
     let mut bytes = vec![1, 2, 3];
     let long = vec![Ino(u64::MAX); BODY_MAX / 4];
-    assert!(!frame::encode_if_fits(&mut bytes, Class::Peer, 0, &long, 0));
+    assert!(!frame::encode_frame_if_fits(&mut bytes, FrameClass::Peer, 0, &long, 0));
     assert_eq!(bytes, [1, 2, 3]);
-    assert!(frame::encode_if_fits(&mut bytes, Class::Peer, 0, &Ino(1), 0));
-    assert!(matches!(frame::split(&bytes[3..]), Ok(Some((h, _))) if h.class == Class::Peer));
+    assert!(frame::encode_frame_if_fits(&mut bytes, FrameClass::Peer, 0, &Ino(1), 0));
+    assert!(
+        matches!(frame::split_frame(&bytes[3..]), Ok(Some((h, _))) if h.class == FrameClass::Peer)
+    );
 }
 
 proptest! {
     #[test]
     fn what_is_sent_is_received(call in calls(), seq: u64, payload in 0..PAYLOAD_MAX) {
         let mut bytes = vec![0xee; 3];
-        frame::encode(&mut bytes, Class::Meta, seq, &call, payload);
-        let (header, body) = frame::split(&bytes[3..]).unwrap().unwrap();
-        prop_assert_eq!((header.class, header.seq), (Class::Meta, seq));
+        frame::encode_frame(&mut bytes, FrameClass::Meta, seq, &call, payload);
+        let (header, body) = frame::split_frame(&bytes[3..]).unwrap().unwrap();
+        prop_assert_eq!((header.class, header.seq), (FrameClass::Meta, seq));
         prop_assert_eq!(header.payload_len as usize, payload);
         prop_assert_eq!(frame::decode_body::<MetaCall>(body).unwrap(), call.clone());
         let mut stream = &bytes[3..];
         let mut read_body = Vec::new();
-        prop_assert_eq!(frame::read(&mut stream, &mut read_body).unwrap(), header);
+        prop_assert_eq!(frame::read_frame(&mut stream, &mut read_body).unwrap(), header);
         prop_assert_eq!(&read_body[..], body);
     }
 
@@ -292,8 +294,8 @@ proptest! {
         edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
     ) {
         let mut bytes = Vec::new();
-        frame::encode(&mut bytes, Class::Meta, 1, &message, 0);
-        let (_, body) = frame::split(&bytes).unwrap().unwrap();
+        frame::encode_frame(&mut bytes, FrameClass::Meta, 1, &message, 0);
+        let (_, body) = frame::split_frame(&bytes).unwrap().unwrap();
         prop_assert_eq!(frame::decode_body::<PeerMessage>(body).unwrap(), message);
         let mut body = body.to_vec();
         for (at, to) in edits {
@@ -311,18 +313,18 @@ proptest! {
         conflict in prop::option::of(locks()),
         edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
     ) {
-        let note = RecallNote::Locks { wanted, ready };
+        let note = RecallNotice::LockNotices { recalled: wanted, ready };
         let body = postcard::to_allocvec(&note).unwrap();
-        prop_assert_eq!(frame::decode_body::<RecallNote>(&body).unwrap(), note);
+        prop_assert_eq!(frame::decode_body::<RecallNotice>(&body).unwrap(), note);
         let Lock { span, kind, pid, .. } = conflict.unwrap_or(Lock {
             sort: LockSort::Whole,
             owner: 0,
             pid: 0,
-            span: Span::ALL,
+            span: ByteRange::ALL,
             kind: LockKind::Shared,
         });
-        let told = LockTold::Held(conflict.map(|_| Conflict { span, kind, pid }));
-        let answer: MetaResult = Ok(MetaReply::Locks { session, told });
+        let told = LockOpReply::ConflictsWith(conflict.map(|_| Conflict { span, kind, pid }));
+        let answer: MetaResult = Ok(MetaReply::Locks { session, reply: told });
         let mut other = postcard::to_allocvec(&answer).unwrap();
         prop_assert_eq!(frame::decode_body::<MetaResult>(&other).unwrap(), answer);
         for (at, to) in edits {
@@ -335,11 +337,11 @@ proptest! {
     #[test]
     fn one_changed_byte_is_noticed(call in calls(), at: prop::sample::Index, flip in 1u8..) {
         let mut bytes = Vec::new();
-        frame::encode(&mut bytes, Class::Meta, 7, &call, 0);
+        frame::encode_frame(&mut bytes, FrameClass::Meta, 7, &call, 0);
         let at = at.index(bytes.len());
         bytes[at] ^= flip;
         // The changed lengths may ask for more bytes. Then the frame never completes.
-        match frame::split(&bytes) {
+        match frame::split_frame(&bytes) {
             Ok(Some(_)) => prop_assert!(false, "a change at {at} went through"),
             Ok(None) => prop_assert!((4..12).contains(&at)),
             Err(_) => {}
@@ -370,7 +372,7 @@ proptest! {
         let _ = frame::decode_body::<MetaResult>(&bytes);
         let _ = frame::decode_body::<AdminResult>(&bytes);
         let mut body = Vec::new();
-        let _ = frame::read(&mut &bytes[..], &mut body);
+        let _ = frame::read_frame(&mut &bytes[..], &mut body);
         prop_assert!(body.capacity() <= BODY_MAX);
     }
 }
@@ -378,11 +380,11 @@ proptest! {
 #[test]
 fn lengths_over_the_bound_are_refused_before_anything_is_allocated() {
     let mut bytes = Vec::new();
-    frame::encode(&mut bytes, Class::Admin, 1, &AdminCall::Ping, 0);
+    frame::encode_frame(&mut bytes, FrameClass::Admin, 1, &AdminCall::Ping, 0);
     bytes[4..8].copy_from_slice(&u32::MAX.to_le_bytes());
-    assert!(matches!(frame::split(&bytes), Err(FrameError::TooLong(u32::MAX, 0))));
+    assert!(matches!(frame::split_frame(&bytes), Err(FrameError::TooLong(u32::MAX, 0))));
     let mut body = Vec::new();
-    assert!(frame::read(&mut &bytes[..], &mut body).is_err());
+    assert!(frame::read_frame(&mut &bytes[..], &mut body).is_err());
     assert_eq!(body.capacity(), 0);
 }
 
@@ -399,15 +401,15 @@ fn a_length_inside_a_body_allocates_no_more_than_the_body_has() {
 #[test]
 fn a_frame_cut_short_waits_for_the_rest() {
     let mut bytes = Vec::new();
-    frame::encode(&mut bytes, Class::Object, 9, &ObjectOp::Append, 0);
+    frame::encode_frame(&mut bytes, FrameClass::Object, 9, &ObjectOp::Append, 0);
     for cut in 0..bytes.len() {
-        assert!(matches!(frame::split(&bytes[..cut]), Ok(None)), "cut at {cut}");
+        assert!(matches!(frame::split_frame(&bytes[..cut]), Ok(None)), "cut at {cut}");
     }
-    assert!(frame::split(&bytes).unwrap().is_some());
+    assert!(frame::split_frame(&bytes).unwrap().is_some());
     let mut body = Vec::new();
-    assert!(matches!(frame::read(&mut &bytes[..0], &mut body), Err(FrameError::Closed)));
+    assert!(matches!(frame::read_frame(&mut &bytes[..0], &mut body), Err(FrameError::Closed)));
     assert!(matches!(
-        frame::read(&mut &bytes[..bytes.len() - 1], &mut body),
+        frame::read_frame(&mut &bytes[..bytes.len() - 1], &mut body),
         Err(FrameError::Io(_))
     ));
 }

@@ -10,8 +10,8 @@ use std::thread;
 use tatami_wire::handshake::*;
 use tatami_wire::{ClientId, EXECUTORS_MAX, NodeId, PROTOCOL_VERSION, VolumeId, VolumeKey};
 
-fn identity() -> Identity {
-    Identity { volume: VolumeId([9; 16]), node: NodeId(3), key: VolumeKey::new([1; 32]) }
+fn identity() -> ServerIdentity {
+    ServerIdentity { volume: VolumeId([9; 16]), node: NodeId(3), key: VolumeKey::new([1; 32]) }
 }
 
 fn hello() -> Hello {
@@ -34,13 +34,13 @@ fn meet(
 ) -> (Result<Welcome, HandshakeError>, Result<Hello, HandshakeError>) {
     let (mut ours, mut theirs) = UnixStream::pair().unwrap();
     let server = thread::spawn(move || {
-        let met = accept(&mut theirs, transport, &identity(), [2; 16]);
+        let met = accept_client(&mut theirs, transport, &identity(), [2; 16]);
         if met.is_ok() {
-            admit(&mut theirs).unwrap();
+            admit_client(&mut theirs).unwrap();
         }
         met
     });
-    let met = connect(&mut ours, transport, &hello, key.as_ref(), [1; 16]);
+    let met = connect_client(&mut ours, transport, &hello, key.as_ref(), [1; 16]);
     drop(ours);
     (met, server.join().unwrap())
 }
@@ -85,7 +85,7 @@ fn a_wrong_key_is_noticed_by_both_sides() {
     // A client that ignores the wrong proof is refused, too.
     let (mut ours, mut theirs) = UnixStream::pair().unwrap();
     let server =
-        thread::spawn(move || accept(&mut theirs, Transport::Remote, &identity(), [2; 16]));
+        thread::spawn(move || accept_client(&mut theirs, Transport::Remote, &identity(), [2; 16]));
     // The server would wait for a hello of another length than this.
     ours.set_read_timeout(Some(std::time::Duration::from_secs(60))).unwrap();
     let mut bytes = [0; 71];
@@ -109,17 +109,17 @@ fn a_proof_can_not_be_used_again() {
     let mut recorded = Recorder::default();
     let (mut ours, mut theirs) = UnixStream::pair().unwrap();
     let server = thread::spawn(move || {
-        accept(&mut theirs, Transport::Remote, &identity(), [2; 16]).unwrap();
-        admit(&mut theirs).unwrap();
+        accept_client(&mut theirs, Transport::Remote, &identity(), [2; 16]).unwrap();
+        admit_client(&mut theirs).unwrap();
     });
     recorded.stream = Some(ours.try_clone().unwrap());
-    connect(&mut recorded, Transport::Remote, &hello(), Some(&key), [1; 16]).unwrap();
+    connect_client(&mut recorded, Transport::Remote, &hello(), Some(&key), [1; 16]).unwrap();
     server.join().unwrap();
     drop(ours);
 
     (ours, theirs) = UnixStream::pair().unwrap();
     let server =
-        thread::spawn(move || accept(&mut theirs, Transport::Remote, &identity(), [3; 16]));
+        thread::spawn(move || accept_client(&mut theirs, Transport::Remote, &identity(), [3; 16]));
     ours.write_all(&recorded.sent).unwrap();
     assert!(matches!(server.join().unwrap(), Err(HandshakeError::Key)));
 }
@@ -158,7 +158,8 @@ fn another_volume_is_another_volume() {
 fn both_sides_name_the_versions_when_they_differ() {
     // A client of version 99 connects to this server.
     let (mut ours, mut theirs) = UnixStream::pair().unwrap();
-    let server = thread::spawn(move || accept(&mut theirs, Transport::Local, &identity(), [2; 16]));
+    let server =
+        thread::spawn(move || accept_client(&mut theirs, Transport::Local, &identity(), [2; 16]));
     let mut bytes = b"TATAMI\r\n".to_vec();
     bytes.extend_from_slice(&99u32.to_le_bytes());
     ours.write_all(&bytes).unwrap();
@@ -172,7 +173,7 @@ fn both_sides_name_the_versions_when_they_differ() {
     // This client connects to a server of version 99.
     let (mut ours, mut theirs) = UnixStream::pair().unwrap();
     theirs.write_all(&bytes).unwrap();
-    let e = connect(&mut ours, Transport::Local, &hello(), None, [1; 16]).unwrap_err();
+    let e = connect_client(&mut ours, Transport::Local, &hello(), None, [1; 16]).unwrap_err();
     assert!(matches!(e, HandshakeError::Version { theirs: 99, .. }), "{e}");
     assert!(e.to_string().contains("99"));
 }
@@ -181,10 +182,10 @@ fn both_sides_name_the_versions_when_they_differ() {
 fn a_refusal_brings_its_reason() {
     let (mut ours, mut theirs) = UnixStream::pair().unwrap();
     let server = thread::spawn(move || {
-        accept(&mut theirs, Transport::Local, &identity(), [2; 16]).unwrap();
-        refuse(&mut theirs, &"too many connections: é".repeat(20)).unwrap();
+        accept_client(&mut theirs, Transport::Local, &identity(), [2; 16]).unwrap();
+        refuse_client(&mut theirs, &"too many connections: é".repeat(20)).unwrap();
     });
-    let e = connect(&mut ours, Transport::Local, &hello(), None, [1; 16]).unwrap_err();
+    let e = connect_client(&mut ours, Transport::Local, &hello(), None, [1; 16]).unwrap_err();
     assert!(e.to_string().contains("too many connections"), "{e}");
     server.join().unwrap();
 }
@@ -201,10 +202,10 @@ proptest! {
         };
         bytes.extend_from_slice(&noise);
         let mut peer = Script { input: &bytes, at: 0 };
-        prop_assert!(accept(&mut peer, Transport::Remote, &identity(), [2; 16]).is_err());
+        prop_assert!(accept_client(&mut peer, Transport::Remote, &identity(), [2; 16]).is_err());
         let mut peer = Script { input: &bytes, at: 0 };
         let key = VolumeKey::new([1; 32]);
-        let met = connect(&mut peer, Transport::Remote, &hello(), Some(&key), [1; 16]);
+        let met = connect_client(&mut peer, Transport::Remote, &hello(), Some(&key), [1; 16]);
         prop_assert!(met.is_err());
     }
 }

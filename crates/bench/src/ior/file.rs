@@ -1,8 +1,8 @@
 //! The open test file of one process: by system calls, through a mapping, or
 //! through the client library.
 
-use crate::error::{BenchError, at, on};
-use crate::reach::Reach;
+use crate::error::{BenchError, path_error, volume_error};
+use crate::volume_access::VolumeAccess;
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags};
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
@@ -10,12 +10,12 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tatami_client::{Client, DataFile};
-use tatami_wire::meta::{DataState, NewNode};
+use tatami_wire::meta::{DataState, InodeTemplate};
 use tatami_wire::{Access, Cred, Ino};
 
 /// How system calls reach the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Method {
+pub enum IoMethod {
     /// pread and pwrite.
     Buffered,
     /// pread and pwrite with `O_DIRECT`.
@@ -26,11 +26,11 @@ pub enum Method {
 
 /// The place of the test file.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub enum FilePlace {
+pub enum TestFilePlace {
     /// By path.
-    Path(PathBuf, Method),
+    Path(PathBuf, IoMethod),
     /// In the volume, by a path from its root.
-    Library(Reach, String),
+    Library(VolumeAccess, String),
 }
 
 /// An open test file.
@@ -38,7 +38,7 @@ pub enum TestFile {
     /// pread and pwrite.
     Path(File, PathBuf),
     /// A mapping.
-    Mapped(Map, File, PathBuf),
+    Mapped(FileMapping, File, PathBuf),
     /// Library calls.
     Library {
         /// The session.
@@ -53,19 +53,19 @@ pub enum TestFile {
 }
 
 /// Returns the user of requests through the library.
-fn cred() -> Cred {
+fn caller_cred() -> Cred {
     crate::mdtest::own_cred()
 }
 
 /// Returns the directory and the last name of a path from the volume's root.
-fn resolve(client: &Client, path: &str) -> Result<(Ino, Vec<u8>), BenchError> {
+fn resolve_parent(client: &Client, path: &str) -> Result<(Ino, Vec<u8>), BenchError> {
     let mut names: Vec<&str> = path.split('/').filter(|n| !n.is_empty()).collect();
     let last = names.pop().ok_or_else(|| BenchError::Usage(format!("'{path}' names no file")))?;
     let mut dir = Ino::ROOT;
     for name in names {
         dir = client
-            .lookup(&cred(), dir, name.as_bytes())
-            .map_err(on("looking up", name.as_bytes()))?
+            .lookup(&caller_cred(), dir, name.as_bytes())
+            .map_err(volume_error("looking up", name.as_bytes()))?
             .ino;
     }
     Ok((dir, last.as_bytes().to_vec()))
@@ -75,17 +75,21 @@ fn resolve(client: &Client, path: &str) -> Result<(Ino, Vec<u8>), BenchError> {
 ///
 /// # Errors
 /// When it exists and can't be removed.
-pub fn remove(place: &FilePlace) -> Result<(), BenchError> {
+pub fn remove_file(place: &TestFilePlace) -> Result<(), BenchError> {
     match place {
-        FilePlace::Path(path, _) => match std::fs::remove_file(path) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(at("removing", path)(e)),
+        TestFilePlace::Path(path, _) => match std::fs::remove_file(path) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                Err(path_error("removing", path)(e))
+            }
             _ => Ok(()),
         },
-        FilePlace::Library(reach, path) => {
-            let client = reach.client()?;
-            let (dir, name) = resolve(&client, path)?;
-            match client.unlink(&cred(), dir, &name, false) {
-                Err(e) if e != tatami_wire::Errno::ENOENT => Err(on("removing", &name)(e)),
+        TestFilePlace::Library(reach, path) => {
+            let client = reach.connect_client()?;
+            let (dir, name) = resolve_parent(&client, path)?;
+            match client.unlink(&caller_cred(), dir, &name, false) {
+                Err(e) if e != tatami_wire::Errno::ENOENT => {
+                    Err(volume_error("removing", &name)(e))
+                }
                 _ => Ok(()),
             }
         }
@@ -96,15 +100,18 @@ pub fn remove(place: &FilePlace) -> Result<(), BenchError> {
 ///
 /// # Errors
 /// Those of open(2) and ftruncate(2), or of the library's calls.
-pub fn cut(place: &FilePlace) -> Result<(), BenchError> {
+pub fn truncate_file(place: &TestFilePlace) -> Result<(), BenchError> {
     match place {
-        FilePlace::Path(path, _) => {
-            std::fs::File::create(path).map(drop).map_err(at("cutting", path))
+        TestFilePlace::Path(path, _) => {
+            std::fs::File::create(path).map(drop).map_err(path_error("cutting", path))
         }
-        FilePlace::Library(reach, path) => {
-            let tree = tatami_client::tree::Tree::new(Arc::new(reach.client()?), cred());
+        TestFilePlace::Library(reach, path) => {
+            let tree = tatami_client::tree::VolumeTree::new(
+                Arc::new(reach.connect_client()?),
+                caller_cred(),
+            );
             let done = tree.create(path.as_bytes(), 0o664, 0o022).and_then(|f| f.close());
-            done.map(drop).map_err(on("cutting", path.as_bytes()))
+            done.map(drop).map_err(volume_error("cutting", path.as_bytes()))
         }
     }
 }
@@ -115,50 +122,62 @@ impl TestFile {
     ///
     /// # Errors
     /// Those of open(2), ftruncate(2), mmap(2), or of the library's calls.
-    pub fn open(place: &FilePlace, write: bool, size: u64) -> Result<TestFile, BenchError> {
+    pub fn open(place: &TestFilePlace, write: bool, size: u64) -> Result<TestFile, BenchError> {
         let (path, method) = match place {
-            FilePlace::Path(path, method) => (path, *method),
-            FilePlace::Library(reach, path) => return Self::open_library(reach, path, write),
+            TestFilePlace::Path(path, method) => (path, *method),
+            TestFilePlace::Library(reach, path) => return Self::open_library(reach, path, write),
         };
-        let flags = if method == Method::Direct { libc::O_DIRECT } else { 0 };
+        let flags = if method == IoMethod::Direct { libc::O_DIRECT } else { 0 };
         let mut options = OpenOptions::new();
         options.read(true).write(write).create(write).custom_flags(flags);
-        let file = options.open(path).map_err(at("opening", path))?;
-        if method != Method::Mapped {
+        let file = options.open(path).map_err(path_error("opening", path))?;
+        if method != IoMethod::Mapped {
             return Ok(TestFile::Path(file, path.clone()));
         }
         if write {
-            file.set_len(size).map_err(at("setting the size of", path))?;
+            file.set_len(size).map_err(path_error("setting the size of", path))?;
         }
-        let there = file.metadata().map_err(at("looking at", path))?.len();
+        let there = file.metadata().map_err(path_error("looking at", path))?.len();
         if there < size {
-            return Err(short(path.display(), there, size as usize, 0));
+            return Err(short_error(path.display(), there, size as usize, 0));
         }
-        let map = Map::new(&file, size as usize, write).map_err(at("mapping", path))?;
+        let map =
+            FileMapping::new(&file, size as usize, write).map_err(path_error("mapping", path))?;
         Ok(TestFile::Mapped(map, file, path.clone()))
     }
 
-    fn open_library(reach: &Reach, path: &str, write: bool) -> Result<TestFile, BenchError> {
-        let client = Arc::new(reach.client()?);
-        let (dir, name) = resolve(&client, path)?;
+    fn open_library(reach: &VolumeAccess, path: &str, write: bool) -> Result<TestFile, BenchError> {
+        let client = Arc::new(reach.connect_client()?);
+        let (dir, name) = resolve_parent(&client, path)?;
         let (attr, cap) = if write {
-            let node = NewNode::File(client.new_layout());
-            let made =
-                client.create(&cred(), dir, &name, node, 0o664, 0o022, false, Some(Access::BOTH));
-            let made = made.map_err(on("creating", &name))?;
+            let node = InodeTemplate::File(client.new_layout());
+            let made = client.create(
+                &caller_cred(),
+                dir,
+                &name,
+                node,
+                0o664,
+                0o022,
+                false,
+                Some(Access::BOTH),
+            );
+            let made = made.map_err(volume_error("creating", &name))?;
             (made.attr, made.cap)
         } else {
-            let attr = client.lookup(&cred(), dir, &name).map_err(on("looking up", &name))?;
-            let (attr, cap) =
-                client.open(&cred(), attr.ino, Access::READ).map_err(on("opening", &name))?;
+            let attr = client
+                .lookup(&caller_cred(), dir, &name)
+                .map_err(volume_error("looking up", &name))?;
+            let (attr, cap) = client
+                .open(&caller_cred(), attr.ino, Access::READ)
+                .map_err(volume_error("opening", &name))?;
             (attr, Some(cap))
         };
-        let cap = cap.ok_or(tatami_wire::Errno::EPROTO).map_err(on("opening", &name))?;
-        let data = client.data(&attr, cap).map_err(on("opening", &name))?;
+        let cap = cap.ok_or(tatami_wire::Errno::EPROTO).map_err(volume_error("opening", &name))?;
+        let data = client.open_data(&attr, cap).map_err(volume_error("opening", &name))?;
         Ok(TestFile::Library { client, data, ino: attr.ino, path: path.into() })
     }
 
-    fn name(&self) -> String {
+    fn display_name(&self) -> String {
         match self {
             TestFile::Path(_, path) | TestFile::Mapped(_, _, path) => path.display().to_string(),
             TestFile::Library { path, .. } => path.clone(),
@@ -172,7 +191,7 @@ impl TestFile {
     pub fn write(&mut self, mut data: &[u8], mut offset: u64) -> Result<(), BenchError> {
         match self {
             TestFile::Path(file, path) => {
-                file.write_all_at(data, offset).map_err(at("writing", path))
+                file.write_all_at(data, offset).map_err(path_error("writing", path))
             }
             TestFile::Mapped(map, _, _) => {
                 map.write(data, offset as usize);
@@ -180,9 +199,11 @@ impl TestFile {
             }
             TestFile::Library { data: file, path, .. } => {
                 while !data.is_empty() {
-                    let n = file.write_at(data, offset).map_err(on("writing", path.as_bytes()))?;
+                    let n = file
+                        .write_at(data, offset)
+                        .map_err(volume_error("writing", path.as_bytes()))?;
                     if n == 0 {
-                        return Err(short(path, offset, data.len(), 0));
+                        return Err(short_error(path, offset, data.len(), 0));
                     }
                     data = &data[n..];
                     offset += n as u64;
@@ -203,16 +224,16 @@ impl TestFile {
                 TestFile::Path(file, path) => {
                     match file.read_at(&mut buffer[got..], offset + got as u64) {
                         Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
-                        n => n.map_err(at("reading", path))?,
+                        n => n.map_err(path_error("reading", path))?,
                     }
                 }
                 TestFile::Mapped(map, _, _) => map.read(&mut buffer[got..], offset as usize + got),
                 TestFile::Library { data, path, .. } => data
                     .read_at(&mut buffer[got..], offset + got as u64)
-                    .map_err(on("reading", path.as_bytes()))?,
+                    .map_err(volume_error("reading", path.as_bytes()))?,
             };
             if n == 0 {
-                return Err(short(self.name(), offset, buffer.len(), got));
+                return Err(short_error(self.display_name(), offset, buffer.len(), got));
             }
             got += n;
         }
@@ -227,28 +248,28 @@ impl TestFile {
         match self {
             TestFile::Path(file, path) => {
                 if sync {
-                    file.sync_all().map_err(at("syncing", &path))?;
+                    file.sync_all().map_err(path_error("syncing", &path))?;
                 }
-                close(file, &path)
+                close_file(file, &path)
             }
             TestFile::Mapped(map, file, path) => {
                 if sync {
-                    map.sync().map_err(at("syncing", &path))?;
-                    file.sync_all().map_err(at("syncing", &path))?;
+                    map.sync().map_err(path_error("syncing", &path))?;
+                    file.sync_all().map_err(path_error("syncing", &path))?;
                 }
                 drop(map);
-                close(file, &path)
+                close_file(file, &path)
             }
             TestFile::Library { client, data, ino, path } => {
                 if !written {
                     return Ok(());
                 }
                 let state = if sync { data.sync(false) } else { data.stat() };
-                let state = state.map_err(on("syncing", path.as_bytes()))?;
+                let state = state.map_err(volume_error("syncing", path.as_bytes()))?;
                 client
-                    .commit(&cred(), ino, Some(DataState::from(state)), true)
+                    .commit(&caller_cred(), ino, Some(DataState::from(state)), true)
                     .map(drop)
-                    .map_err(on("closing", path.as_bytes()))
+                    .map_err(volume_error("closing", path.as_bytes()))
             }
         }
     }
@@ -256,18 +277,18 @@ impl TestFile {
 
 /// Calls close(2) and returns its error, which `drop` would hide: a network file system reports
 /// failed writes there.
-fn close(file: File, path: &Path) -> Result<(), BenchError> {
+fn close_file(file: File, path: &Path) -> Result<(), BenchError> {
     use std::os::fd::IntoRawFd;
     let fd = file.into_raw_fd();
     // SAFETY: the descriptor was owned by `file`, which has just given it up, and no code uses it
     // afterwards.
     match unsafe { libc::close(fd) } {
         0 => Ok(()),
-        _ => Err(at("closing", path)(std::io::Error::last_os_error())),
+        _ => Err(path_error("closing", path)(std::io::Error::last_os_error())),
     }
 }
 
-fn short(path: impl ToString, offset: u64, wanted: usize, got: usize) -> BenchError {
+fn short_error(path: impl ToString, offset: u64, wanted: usize, got: usize) -> BenchError {
     BenchError::Short { path: path.to_string(), offset, wanted, got }
 }
 
@@ -279,20 +300,20 @@ pub fn page_bytes() -> u64 {
 }
 
 /// A shared mapping of a file.
-pub struct Map {
+pub struct FileMapping {
     start: *mut u8,
     len: usize,
 }
 
-impl Map {
-    fn new(file: &File, len: usize, write: bool) -> std::io::Result<Map> {
+impl FileMapping {
+    fn new(file: &File, len: usize, write: bool) -> std::io::Result<FileMapping> {
         let prot = if write { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         // SAFETY: a new mapping at an address that the kernel chooses touches no
         // existing memory.
         let start = unsafe {
             rustix::mm::mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, file, 0)?
         };
-        Ok(Map { start: start.cast(), len })
+        Ok(FileMapping { start: start.cast(), len })
     }
 
     fn write(&mut self, data: &[u8], offset: usize) {
@@ -321,7 +342,7 @@ impl Map {
     }
 }
 
-impl Drop for Map {
+impl Drop for FileMapping {
     fn drop(&mut self) {
         // SAFETY: the range is exactly the mapping, and no reference into it is ever given out. An
         // error would mean that it is not mapped: then there is nothing to do.

@@ -5,21 +5,21 @@ mod file;
 mod rank;
 mod shape;
 
-pub use file::{FilePlace, Method, page_bytes};
-pub use rank::{Before, IorPart, IorRank};
-pub use shape::Shape;
+pub use file::{IoMethod, TestFilePlace, page_bytes};
+pub use rank::{ExistingFile, IorPart, IorRank};
+pub use shape::IorShape;
 
 use crate::clock::Steal;
 use crate::error::BenchError;
-use crate::gang::{Gang, Launcher, Outcome};
-use crate::reach::Reach;
 use crate::size;
-use crate::stats::Spread;
-use crate::table::{Table, number, percent};
-use crate::worker::Task;
+use crate::stats::RunSpread;
+use crate::table::{ReportTable, format_number, format_percent};
+use crate::volume_access::VolumeAccess;
+use crate::worker::WorkerTask;
+use crate::worker_group::{Launcher, PhaseOutcome, WorkerGroup};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
-use tatami_client::Options;
+use tatami_client::ClientOptions;
 
 /// Options of `tatami bench ior`. Letters are IOR's where it has one.
 #[derive(Clone, Debug, clap::Args)]
@@ -86,8 +86,8 @@ pub struct IorArgs {
 }
 
 impl IorArgs {
-    fn shape(&self) -> Shape {
-        Shape {
+    fn to_shape(&self) -> IorShape {
+        IorShape {
             transfer: self.transfer,
             block: self.block,
             segments: self.segments,
@@ -97,7 +97,7 @@ impl IorArgs {
         }
     }
 
-    fn phases(&self) -> Vec<&'static str> {
+    fn phase_names(&self) -> Vec<&'static str> {
         let mut phases = Vec::new();
         if !self.read_only {
             phases.push("write");
@@ -114,11 +114,11 @@ impl IorArgs {
 
 /// One phase over all iterations.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct PhaseResult {
+pub struct IorPhaseResult {
     /// `write`, `read` or `verify`
     pub phase: String,
     /// MiB per second of all processes together, with open, sync and close.
-    pub mib_per_sec: Spread,
+    pub mib_per_sec: RunSpread,
     /// Transfers per second of all processes together. Median.
     pub ops_per_sec: f64,
     /// CPU time (user and system) of the processes for one transfer, in microseconds. Median.
@@ -139,11 +139,11 @@ pub struct IorReport {
     /// `posix`, `direct`, `mmap` or `library`
     pub through: String,
     /// The geometry.
-    pub shape: Shape,
+    pub shape: IorShape,
     /// Number of iterations.
     pub iterations: u32,
     /// The phases, in order.
-    pub phases: Vec<PhaseResult>,
+    pub phases: Vec<IorPhaseResult>,
 }
 
 /// Runs the benchmark and removes its files, unless `keep` is set.
@@ -153,35 +153,37 @@ pub struct IorReport {
 pub fn run(
     args: &IorArgs,
     launcher: &Launcher,
-    options: impl FnOnce() -> Result<Options, BenchError>,
+    options: impl FnOnce() -> Result<ClientOptions, BenchError>,
 ) -> Result<IorReport, BenchError> {
-    let shape = args.shape();
-    shape.check().map_err(BenchError::Usage)?;
-    let (place, through) = place(args, options)?;
+    let shape = args.to_shape();
+    shape.validate().map_err(BenchError::Usage)?;
+    let (place, through) = test_place(args, options)?;
     let part = |rank| IorPart {
         place: place.clone(),
         shape,
         rank,
         reorder: args.reorder,
         fsync: args.fsync,
-        before: if args.existing { Before::Keep } else { Before::Remove },
+        before: if args.existing { ExistingFile::Keep } else { ExistingFile::Remove },
         stamp: args.verify,
         seed: args.seed,
     };
-    let mut gang = Gang::start(launcher, (0..args.procs).map(|r| Task::Ior(part(r))).collect())?;
-    let phases = args.phases();
-    let mut runs: Vec<Vec<(Outcome, f64)>> = vec![Vec::new(); phases.len()];
+    let mut gang =
+        WorkerGroup::start(launcher, (0..args.procs).map(|r| WorkerTask::Ior(part(r))).collect())?;
+    let phases = args.phase_names();
+    let mut runs: Vec<Vec<(PhaseOutcome, f64)>> = vec![Vec::new(); phases.len()];
     for _ in 0..args.iterations {
         for (phase, runs) in phases.iter().zip(&mut runs) {
             let steal = Steal::now();
-            let outcome = gang.phase(phase)?;
-            runs.push((outcome, steal.share()));
+            let outcome = gang.run_phase(phase)?;
+            runs.push((outcome, steal.stolen_share()));
         }
     }
     if !args.keep && !args.read_only {
-        gang.phase("remove")?;
+        gang.run_phase("remove")?;
     }
-    let phases = phases.iter().zip(&runs).map(|(phase, runs)| summarize(phase, runs)).collect();
+    let phases =
+        phases.iter().zip(&runs).map(|(phase, runs)| summarize_phase(phase, runs)).collect();
     Ok(IorReport {
         workload: "ior".into(),
         file: args.file.display().to_string(),
@@ -192,34 +194,37 @@ pub fn run(
     })
 }
 
-fn place(
+fn test_place(
     args: &IorArgs,
-    options: impl FnOnce() -> Result<Options, BenchError>,
-) -> Result<(FilePlace, &'static str), BenchError> {
+    options: impl FnOnce() -> Result<ClientOptions, BenchError>,
+) -> Result<(TestFilePlace, &'static str), BenchError> {
     if args.library {
         let path = args.file.to_str().filter(|f| f.starts_with('/')).ok_or_else(|| {
             BenchError::Usage(
                 "with --library, FILE is a path from the volume's root, such as /data".into(),
             )
         })?;
-        return Ok((FilePlace::Library(Reach::from(&options()?), path.into()), "library"));
+        return Ok((
+            TestFilePlace::Library(VolumeAccess::from(&options()?), path.into()),
+            "library",
+        ));
     }
     let (method, through) = match (args.direct, args.mmap) {
-        (true, _) => (Method::Direct, "direct"),
-        (_, true) => (Method::Mapped, "mmap"),
-        _ => (Method::Buffered, "posix"),
+        (true, _) => (IoMethod::Direct, "direct"),
+        (_, true) => (IoMethod::Mapped, "mmap"),
+        _ => (IoMethod::Buffered, "posix"),
     };
-    Ok((FilePlace::Path(args.file.clone(), method), through))
+    Ok((TestFilePlace::Path(args.file.clone(), method), through))
 }
 
-fn summarize(phase: &str, runs: &[(Outcome, f64)]) -> PhaseResult {
-    let all = |f: &dyn Fn(&Outcome) -> f64| {
-        Spread::of(&runs.iter().map(|(o, _)| f(o)).collect::<Vec<_>>())
+fn summarize_phase(phase: &str, runs: &[(PhaseOutcome, f64)]) -> IorPhaseResult {
+    let all = |f: &dyn Fn(&PhaseOutcome) -> f64| {
+        RunSpread::from_values(&runs.iter().map(|(o, _)| f(o)).collect::<Vec<_>>())
     };
-    PhaseResult {
+    IorPhaseResult {
         phase: phase.into(),
         mib_per_sec: all(&|o| o.mib_per_sec()),
-        ops_per_sec: all(&|o| o.rate()).median,
+        ops_per_sec: all(&|o| o.ops_per_sec()).median,
         cpu_us_per_op: all(&|o| o.cpu_us_per_op()).median,
         bytes: runs.first().map_or(0, |(o, _)| o.bytes),
         stolen: runs.iter().map(|(_, stolen)| *stolen).fold(0.0, f64::max),
@@ -229,15 +234,16 @@ fn summarize(phase: &str, runs: &[(Outcome, f64)]) -> PhaseResult {
 impl IorReport {
     /// Renders the report for people.
     pub fn render(&self) -> String {
-        let mut table = Table::new(&["phase", "min MiB/s", "median", "max", "CPU µs/op", "stolen"]);
+        let mut table =
+            ReportTable::new(&["phase", "min MiB/s", "median", "max", "CPU µs/op", "stolen"]);
         for p in &self.phases {
-            table.row(vec![
+            table.add_row(vec![
                 p.phase.clone(),
-                number(p.mib_per_sec.min),
-                number(p.mib_per_sec.median),
-                number(p.mib_per_sec.max),
-                number(p.cpu_us_per_op),
-                percent(p.stolen),
+                format_number(p.mib_per_sec.min),
+                format_number(p.mib_per_sec.median),
+                format_number(p.mib_per_sec.max),
+                format_number(p.cpu_us_per_op),
+                format_percent(p.stolen),
             ]);
         }
         format!(
@@ -246,8 +252,8 @@ impl IorReport {
             self.through,
             self.shape.procs,
             if self.shape.file_per_process { "a file each" } else { "one shared file" },
-            size::print(self.shape.transfer),
-            size::print(self.shape.block),
+            size::format_size(self.shape.transfer),
+            size::format_size(self.shape.block),
             self.shape.segments,
             if self.shape.random { ", random order" } else { "" },
             self.iterations,

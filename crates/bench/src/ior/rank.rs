@@ -1,15 +1,15 @@
 //! One process of IOR.
 
-use super::file::{self, FilePlace, Method, TestFile};
-use super::shape::Shape;
+use super::file::{self, IoMethod, TestFile, TestFilePlace};
+use super::shape::IorShape;
 use crate::error::BenchError;
 use crate::pattern;
-use crate::worker::{Done, Workload};
+use crate::worker::{PhaseTotals, Workload};
 use serde::{Deserialize, Serialize};
 
 /// The treatment of an existing file before the write, outside the time that counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Before {
+pub enum ExistingFile {
     /// The file is removed, so that the write creates it.
     Remove,
     /// The file is truncated, so that the write allocates.
@@ -22,9 +22,9 @@ pub enum Before {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct IorPart {
     /// The test file; a file per process gets its number added.
-    pub place: FilePlace,
+    pub place: TestFilePlace,
     /// The geometry.
-    pub shape: Shape,
+    pub shape: IorShape,
     /// The number of this process, from 0.
     pub rank: usize,
     /// Read the bytes of the next process.
@@ -32,7 +32,7 @@ pub struct IorPart {
     /// Sync before close.
     pub fsync: bool,
     /// The treatment of an existing file before the write.
-    pub before: Before,
+    pub before: ExistingFile,
     /// Stamp every byte with its place, so that it can be verified.
     pub stamp: bool,
     /// Distinguishes the bytes of one run from those of another.
@@ -56,9 +56,10 @@ impl IorRank {
     /// # Errors
     /// A geometry that can't be run.
     pub fn new(part: IorPart) -> Result<IorRank, BenchError> {
-        part.shape.check().map_err(BenchError::Usage)?;
+        part.shape.validate().map_err(BenchError::Usage)?;
         let transfer = part.shape.transfer as usize;
-        if matches!(part.place, FilePlace::Path(_, Method::Direct)) && !transfer.is_multiple_of(512)
+        if matches!(part.place, TestFilePlace::Path(_, IoMethod::Direct))
+            && !transfer.is_multiple_of(512)
         {
             return Err(BenchError::Usage("with --direct, sizes are multiples of 512".into()));
         }
@@ -68,35 +69,35 @@ impl IorRank {
     }
 
     /// Returns the rank that owns the bytes of a phase.
-    fn owner(&self, phase: &str) -> usize {
+    fn bytes_owner(&self, phase: &str) -> usize {
         let shift = usize::from(self.part.reorder && phase != "write");
         (self.part.rank + shift) % self.part.shape.procs
     }
 
-    fn place_of(&self, rank: usize) -> FilePlace {
+    fn rank_place(&self, rank: usize) -> TestFilePlace {
         let shape = &self.part.shape;
         match &self.part.place {
-            FilePlace::Path(path, method) => {
+            TestFilePlace::Path(path, method) => {
                 let mut name = path.clone().into_os_string();
-                name.push(shape.file_of("", rank));
-                FilePlace::Path(name.into(), *method)
+                name.push(shape.rank_file("", rank));
+                TestFilePlace::Path(name.into(), *method)
             }
-            FilePlace::Library(reach, path) => {
-                FilePlace::Library(reach.clone(), shape.file_of(path, rank))
+            TestFilePlace::Library(reach, path) => {
+                TestFilePlace::Library(reach.clone(), shape.rank_file(path, rank))
             }
         }
     }
 
-    fn seed_of(&self, rank: usize) -> u64 {
+    fn rank_seed(&self, rank: usize) -> u64 {
         let file = if self.part.shape.file_per_process { rank as u64 } else { 0 };
         self.part.seed.wrapping_add(file.wrapping_mul(0x1_0000_0001))
     }
 
     fn transfer_all(&mut self, phase: &str) -> Result<(), BenchError> {
-        let owner = self.owner(phase);
-        let seed = self.seed_of(owner);
+        let owner = self.bytes_owner(phase);
+        let seed = self.rank_seed(owner);
         let write = phase == "write";
-        let place = self.place_of(owner);
+        let place = self.rank_place(owner);
         let mut file = TestFile::open(&place, write, self.part.shape.file_size())?;
         let len = self.part.shape.transfer as usize;
         let buffer = &mut self.memory[self.start..self.start + len];
@@ -104,19 +105,19 @@ impl IorRank {
             match phase {
                 "write" => {
                     if self.part.stamp {
-                        pattern::fill(seed, *offset, buffer);
+                        pattern::fill_pattern(seed, *offset, buffer);
                     }
                     file.write(buffer, *offset)?;
                 }
                 _ => file.read(buffer, *offset)?,
             }
             if phase == "verify"
-                && let Some(wrong) = pattern::check(seed, *offset, buffer)
+                && let Some(wrong) = pattern::find_mismatch(seed, *offset, buffer)
             {
                 return Err(BenchError::Verify {
                     path: match &place {
-                        FilePlace::Path(path, _) => path.display().to_string(),
-                        FilePlace::Library(_, path) => path.clone(),
+                        TestFilePlace::Path(path, _) => path.display().to_string(),
+                        TestFilePlace::Library(_, path) => path.clone(),
                     },
                     offset: wrong.offset,
                     expected: wrong.expected,
@@ -129,36 +130,38 @@ impl IorRank {
 }
 
 impl Workload for IorRank {
-    fn prepare(&mut self, phase: &str) -> Result<String, BenchError> {
-        let owner = self.owner(phase);
+    fn prepare_phase(&mut self, phase: &str) -> Result<String, BenchError> {
+        let owner = self.bytes_owner(phase);
         let mine = self.part.shape.file_per_process || self.part.rank == 0;
         match phase {
-            "write" if mine && self.part.before == Before::Remove => {
-                file::remove(&self.place_of(owner))?;
+            "write" if mine && self.part.before == ExistingFile::Remove => {
+                file::remove_file(&self.rank_place(owner))?;
             }
-            "write" if mine && self.part.before == Before::Cut => file::cut(&self.place_of(owner))?,
+            "write" if mine && self.part.before == ExistingFile::Cut => {
+                file::truncate_file(&self.rank_place(owner))?
+            }
             "write" | "read" => {}
             "verify" if self.part.stamp => {}
             "verify" => return Err(BenchError::Usage("only stamped bytes can be verified".into())),
             "remove" => {
                 if mine {
-                    file::remove(&self.place_of(self.part.rank))?;
+                    file::remove_file(&self.rank_place(self.part.rank))?;
                 }
                 return Ok(String::new());
             }
             other => return Err(BenchError::Usage(format!("ior has no phase '{other}'"))),
         }
-        self.offsets = self.part.shape.offsets(owner);
+        self.offsets = self.part.shape.transfer_offsets(owner);
         Ok(String::new())
     }
 
-    fn run(&mut self, phase: &str) -> Result<Done, BenchError> {
+    fn run_phase(&mut self, phase: &str) -> Result<PhaseTotals, BenchError> {
         if phase == "remove" {
-            return Ok(Done::default());
+            return Ok(PhaseTotals::default());
         }
         self.transfer_all(phase)?;
         let ops = self.offsets.len() as u64;
-        Ok(Done { ops, bytes: ops * self.part.shape.transfer })
+        Ok(PhaseTotals { ops, bytes: ops * self.part.shape.transfer })
     }
 }
 
@@ -166,10 +169,10 @@ impl Workload for IorRank {
 mod tests {
     use super::*;
 
-    fn part(dir: &std::path::Path, method: Method) -> IorPart {
+    fn part(dir: &std::path::Path, method: IoMethod) -> IorPart {
         IorPart {
-            place: FilePlace::Path(dir.join("data"), method),
-            shape: Shape {
+            place: TestFilePlace::Path(dir.join("data"), method),
+            shape: IorShape {
                 transfer: 512,
                 block: 4096,
                 segments: 3,
@@ -180,20 +183,20 @@ mod tests {
             rank: 0,
             reorder: true,
             fsync: true,
-            before: Before::Remove,
+            before: ExistingFile::Remove,
             stamp: true,
             seed: 42,
         }
     }
 
     fn run(ranks: &mut [IorRank], phase: &str) -> Result<(), BenchError> {
-        ranks.iter_mut().try_for_each(|r| r.prepare(phase).map(drop))?;
-        ranks.iter_mut().try_for_each(|r| r.run(phase).map(drop))
+        ranks.iter_mut().try_for_each(|r| r.prepare_phase(phase).map(drop))?;
+        ranks.iter_mut().try_for_each(|r| r.run_phase(phase).map(drop))
     }
 
     #[test]
     fn what_is_written_verifies_and_a_flipped_byte_does_not() {
-        for method in [Method::Buffered, Method::Mapped] {
+        for method in [IoMethod::Buffered, IoMethod::Mapped] {
             for file_per_process in [false, true] {
                 let dir = tempfile::tempdir().expect("a temporary directory");
                 let mut ranks: Vec<IorRank> = (0..2)
@@ -227,9 +230,9 @@ mod tests {
     fn a_file_can_be_cut_or_kept_before_it_is_written() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let path = dir.path().join("data");
-        for (before, size) in [(Before::Cut, 24576), (Before::Keep, 40000)] {
+        for (before, size) in [(ExistingFile::Cut, 24576), (ExistingFile::Keep, 40000)] {
             std::fs::write(&path, vec![1; 40000]).expect("writable");
-            let mut p = part(dir.path(), Method::Buffered);
+            let mut p = part(dir.path(), IoMethod::Buffered);
             (p.before, p.shape.segments) = (before, 6);
             p.shape.procs = 1;
             let mut ranks = [IorRank::new(p).expect("a good geometry")];
@@ -241,12 +244,12 @@ mod tests {
     #[test]
     fn phases_and_sizes_that_make_no_sense_are_refused() {
         let dir = tempfile::tempdir().expect("a temporary directory");
-        let mut plain = part(dir.path(), Method::Buffered);
+        let mut plain = part(dir.path(), IoMethod::Buffered);
         plain.stamp = false;
         let mut rank = IorRank::new(plain).expect("a good geometry");
-        assert!(rank.prepare("verify").is_err());
-        assert!(rank.prepare("dance").is_err());
-        let mut odd = part(dir.path(), Method::Direct);
+        assert!(rank.prepare_phase("verify").is_err());
+        assert!(rank.prepare_phase("dance").is_err());
+        let mut odd = part(dir.path(), IoMethod::Direct);
         odd.shape.transfer = 64;
         assert!(IorRank::new(odd).is_err());
     }

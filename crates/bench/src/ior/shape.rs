@@ -21,7 +21,7 @@ pub const TRANSFER_MAX: u64 = 1 << 30;
 
 /// The geometry of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Shape {
+pub struct IorShape {
     /// Bytes of one read or write.
     pub transfer: u64,
     /// Bytes of one process in one segment.
@@ -36,12 +36,12 @@ pub struct Shape {
     pub random: bool,
 }
 
-impl Shape {
+impl IorShape {
     /// Checks that the geometry can be run.
     ///
     /// # Errors
     /// A sentence that names the fault.
-    pub fn check(&self) -> Result<(), String> {
+    pub fn validate(&self) -> Result<(), String> {
         if self.transfer == 0 || self.transfer > TRANSFER_MAX {
             return Err("the transfer size must be 1 byte to 1g".into());
         }
@@ -74,12 +74,12 @@ impl Shape {
     }
 
     /// Returns the name of the file with the bytes of `rank`.
-    pub fn file_of(&self, name: &str, rank: usize) -> String {
+    pub fn rank_file(&self, name: &str, rank: usize) -> String {
         if self.file_per_process { format!("{name}.{rank:08}") } else { name.to_owned() }
     }
 
     /// Returns the offsets of the transfers of `rank`, in the order in which they are made.
-    pub fn offsets(&self, rank: usize) -> Vec<u64> {
+    pub fn transfer_offsets(&self, rank: usize) -> Vec<u64> {
         let (stride, start) = if self.file_per_process {
             (self.block, 0)
         } else {
@@ -90,14 +90,14 @@ impl Shape {
             .map(|(s, t)| s * stride + start + t * self.transfer)
             .collect();
         if self.random {
-            shuffle(&mut offsets, 0x7461_7461_6d69 + rank as u64);
+            shuffle_offsets(&mut offsets, 0x7461_7461_6d69 + rank as u64);
         }
         offsets
     }
 }
 
 /// Shuffles with Fisher-Yates and a xorshift generator: the same order for the same seed.
-fn shuffle(list: &mut [u64], seed: u64) {
+fn shuffle_offsets(list: &mut [u64], seed: u64) {
     let mut x = seed | 1;
     for i in (1..list.len()).rev() {
         x ^= x << 13;
@@ -119,12 +119,12 @@ mod tests {
             file_per_process: bool, random: bool,
         ) {
             let block = transfer * per_block;
-            let shape = Shape { transfer, block, segments, procs, file_per_process, random };
-            prop_assert_eq!(shape.check(), Ok(()));
+            let shape = IorShape { transfer, block, segments, procs, file_per_process, random };
+            prop_assert_eq!(shape.validate(), Ok(()));
             let mut hits = std::collections::HashMap::new();
             for rank in 0..procs {
-                let file = shape.file_of("f", rank);
-                for offset in shape.offsets(rank) {
+                let file = shape.rank_file("f", rank);
+                for offset in shape.transfer_offsets(rank) {
                     for b in offset..offset + transfer {
                         prop_assert!(b < shape.file_size());
                         *hits.entry((file.clone(), b)).or_insert(0) += 1;
@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_run_is_refused() {
-        let good = Shape {
+        let good = IorShape {
             transfer: 4,
             block: 8,
             segments: 1,
@@ -147,17 +147,17 @@ mod tests {
             file_per_process: false,
             random: false,
         };
-        assert_eq!(good.check(), Ok(()));
+        assert_eq!(good.validate(), Ok(()));
         for bad in [
-            Shape { transfer: 0, ..good },
-            Shape { transfer: 3, ..good },
-            Shape { block: 0, ..good },
-            Shape { segments: 0, ..good },
-            Shape { segments: u64::MAX, ..good },
-            Shape { transfer: 1, block: 1 << 40, ..good },
-            Shape { transfer: 1 << 30, block: 1 << 53, segments: 1, procs: 1024, ..good },
+            IorShape { transfer: 0, ..good },
+            IorShape { transfer: 3, ..good },
+            IorShape { block: 0, ..good },
+            IorShape { segments: 0, ..good },
+            IorShape { segments: u64::MAX, ..good },
+            IorShape { transfer: 1, block: 1 << 40, ..good },
+            IorShape { transfer: 1 << 30, block: 1 << 53, segments: 1, procs: 1024, ..good },
         ] {
-            assert!(bad.check().is_err(), "{bad:?}");
+            assert!(bad.validate().is_err(), "{bad:?}");
         }
     }
 }

@@ -7,21 +7,21 @@
 mod names;
 mod rank;
 
-pub use names::{Names, Op, Place, own_cred};
+pub use names::{MdtestOp, WorkDirectory, WorkloadPlace, own_cred};
 pub use rank::{MdtestPart, MdtestRank};
 
 use crate::clock::Steal;
-use crate::error::{BenchError, at, on};
-use crate::gang::{Gang, Launcher};
-use crate::reach::Reach;
-use crate::stats::Spread;
-use crate::table::{Table, number, percent};
-use crate::worker::Task;
+use crate::error::{BenchError, path_error, volume_error};
+use crate::stats::RunSpread;
+use crate::table::{ReportTable, format_number, format_percent};
+use crate::volume_access::VolumeAccess;
+use crate::worker::WorkerTask;
+use crate::worker_group::{Launcher, WorkerGroup};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::sync::Arc;
-use tatami_client::Options;
-use tatami_client::tree::Tree;
+use tatami_client::ClientOptions;
+use tatami_client::tree::VolumeTree;
 
 /// Options of `tatami bench mdtest`.
 #[derive(Clone, Debug, clap::Args)]
@@ -62,11 +62,11 @@ pub struct MdtestArgs {
 
 /// One phase over all iterations.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct PhaseResult {
+pub struct MdtestPhaseResult {
     /// Its name.
     pub phase: String,
     /// Operations per second of all processes together.
-    pub ops_per_sec: Spread,
+    pub ops_per_sec: RunSpread,
     /// CPU time (user and system) of the processes for one operation, in microseconds, without that
     /// of daemons and mounts. Median.
     pub cpu_us_per_op: f64,
@@ -98,7 +98,7 @@ pub struct MdtestReport {
     /// Number of iterations.
     pub iterations: u32,
     /// The phases, in order.
-    pub phases: Vec<PhaseResult>,
+    pub phases: Vec<MdtestPhaseResult>,
 }
 
 /// Runs the benchmark and removes its files.
@@ -108,7 +108,7 @@ pub struct MdtestReport {
 pub fn run(
     args: &MdtestArgs,
     launcher: &Launcher,
-    options: impl FnOnce() -> Result<Options, BenchError>,
+    options: impl FnOnce() -> Result<ClientOptions, BenchError>,
 ) -> Result<MdtestReport, BenchError> {
     let place = if args.library {
         let dir = args.dir.to_str().filter(|d| d.starts_with('/')).ok_or_else(|| {
@@ -116,12 +116,12 @@ pub fn run(
                 "with --library, DIR is a path from the volume's root, such as /".into(),
             )
         })?;
-        Place::Library { reach: Reach::from(&options()?), dir: dir.into() }
+        WorkloadPlace::Library { reach: VolumeAccess::from(&options()?), dir: dir.into() }
     } else {
-        Place::Path { dir: args.dir.clone(), relative: args.relative }
+        WorkloadPlace::Path { dir: args.dir.clone(), relative: args.relative }
     };
-    let site = Site::make(&place, args.procs, args.shared)?;
-    let phases = measure(args, launcher, &site);
+    let site = MdtestSite::create(&place, args.procs, args.shared)?;
+    let phases = measure_phases(args, launcher, &site);
     let removed = site.remove();
     let phases = phases?;
     removed?;
@@ -139,33 +139,33 @@ pub fn run(
     })
 }
 
-fn measure(
+fn measure_phases(
     args: &MdtestArgs,
     launcher: &Launcher,
-    site: &Site,
-) -> Result<Vec<PhaseResult>, BenchError> {
-    let parts = site.parts(args.procs, args.items, args.shared, args.shift);
+    site: &MdtestSite,
+) -> Result<Vec<MdtestPhaseResult>, BenchError> {
+    let parts = site.process_parts(args.procs, args.items, args.shared, args.shift);
     let parts =
         parts.into_iter().map(|part| MdtestPart { bulk: args.bulk, threads: args.threads, ..part });
-    let mut gang = Gang::start(launcher, parts.map(Task::Mdtest).collect())?;
-    let mut runs: [Vec<(crate::gang::Outcome, f64)>; 6] = Default::default();
+    let mut gang = WorkerGroup::start(launcher, parts.map(WorkerTask::Mdtest).collect())?;
+    let mut runs: [Vec<(crate::worker_group::PhaseOutcome, f64)>; 6] = Default::default();
     for _ in 0..args.iterations {
-        for (op, runs) in Op::ALL.into_iter().zip(&mut runs) {
+        for (op, runs) in MdtestOp::ALL.into_iter().zip(&mut runs) {
             let steal = Steal::now();
-            let outcome = gang.phase(op.name())?;
-            runs.push((outcome, steal.share()));
+            let outcome = gang.run_phase(op.name())?;
+            runs.push((outcome, steal.stolen_share()));
         }
     }
-    Ok(Op::ALL
+    Ok(MdtestOp::ALL
         .into_iter()
         .zip(&runs)
         .map(|(op, runs)| {
-            let all = |f: &dyn Fn(&crate::gang::Outcome) -> f64| {
-                Spread::of(&runs.iter().map(|(o, _)| f(o)).collect::<Vec<_>>())
+            let all = |f: &dyn Fn(&crate::worker_group::PhaseOutcome) -> f64| {
+                RunSpread::from_values(&runs.iter().map(|(o, _)| f(o)).collect::<Vec<_>>())
             };
-            PhaseResult {
+            MdtestPhaseResult {
                 phase: op.name().into(),
-                ops_per_sec: all(&|o| o.rate()),
+                ops_per_sec: all(&|o| o.ops_per_sec()),
                 cpu_us_per_op: all(&|o| o.cpu_us_per_op()).median,
                 ops: runs[0].0.ops,
                 stolen: runs.iter().map(|(_, stolen)| *stolen).fold(0.0, f64::max),
@@ -175,17 +175,21 @@ fn measure(
 }
 
 /// The directories of a run: created before it and removed after it.
-pub struct Site {
-    place: Place,
-    tree: Option<Tree>,
+pub struct MdtestSite {
+    place: WorkloadPlace,
+    tree: Option<VolumeTree>,
 }
 
-impl Site {
+impl MdtestSite {
     /// Creates a fresh directory below `place`, and in it those of the processes.
     ///
     /// # Errors
     /// When a directory cannot be created.
-    pub fn make(place: &Place, procs: usize, shared: bool) -> Result<Site, BenchError> {
+    pub fn create(
+        place: &WorkloadPlace,
+        procs: usize,
+        shared: bool,
+    ) -> Result<MdtestSite, BenchError> {
         let name = format!("tatami-mdtest.{}", std::process::id());
         let subs: Vec<String> = if shared {
             vec!["shared".into()]
@@ -193,39 +197,49 @@ impl Site {
             (0..procs).map(|r| format!("private.{r}")).collect()
         };
         match place {
-            Place::Path { dir, relative } => {
+            WorkloadPlace::Path { dir, relative } => {
                 let dir = dir.join(name);
                 for dir in std::iter::once(dir.clone()).chain(subs.iter().map(|s| dir.join(s))) {
-                    std::fs::create_dir(&dir).map_err(at("creating", &dir))?;
+                    std::fs::create_dir(&dir).map_err(path_error("creating", &dir))?;
                 }
-                Ok(Site { place: Place::Path { dir, relative: *relative }, tree: None })
+                Ok(MdtestSite {
+                    place: WorkloadPlace::Path { dir, relative: *relative },
+                    tree: None,
+                })
             }
-            Place::Objects { dir } => {
+            WorkloadPlace::Objects { dir } => {
                 let dir = dir.join(name);
                 for sub in &subs {
-                    for bucket in names::buckets() {
+                    for bucket in names::bucket_names() {
                         let path = dir.join(sub).join(bucket);
-                        std::fs::create_dir_all(&path).map_err(at("creating", &path))?;
+                        std::fs::create_dir_all(&path).map_err(path_error("creating", &path))?;
                     }
                 }
-                Ok(Site { place: Place::Objects { dir }, tree: None })
+                Ok(MdtestSite { place: WorkloadPlace::Objects { dir }, tree: None })
             }
-            Place::Library { reach, dir } => {
+            WorkloadPlace::Library { reach, dir } => {
                 let dir = format!("{}/{name}", dir.trim_end_matches('/'));
-                let tree = Tree::new(Arc::new(reach.client()?), own_cred());
+                let tree = VolumeTree::new(Arc::new(reach.connect_client()?), own_cred());
                 for dir in
                     std::iter::once(dir.clone()).chain(subs.iter().map(|s| format!("{dir}/{s}")))
                 {
-                    tree.mkdir(dir.as_bytes(), 0o755, 0).map_err(on("creating", dir.as_bytes()))?;
+                    tree.mkdir(dir.as_bytes(), 0o755, 0)
+                        .map_err(volume_error("creating", dir.as_bytes()))?;
                 }
                 let reach = reach.clone();
-                Ok(Site { place: Place::Library { reach, dir }, tree: Some(tree) })
+                Ok(MdtestSite { place: WorkloadPlace::Library { reach, dir }, tree: Some(tree) })
             }
         }
     }
 
     /// Returns the task of each process, by rank.
-    pub fn parts(&self, procs: usize, items: u64, shared: bool, shift: usize) -> Vec<MdtestPart> {
+    pub fn process_parts(
+        &self,
+        procs: usize,
+        items: u64,
+        shared: bool,
+        shift: usize,
+    ) -> Vec<MdtestPart> {
         let place = &self.place;
         (0..procs)
             .map(|rank| MdtestPart {
@@ -247,13 +261,13 @@ impl Site {
     /// When that is not possible.
     pub fn remove(&self) -> Result<(), BenchError> {
         match (&self.place, &self.tree) {
-            (Place::Path { dir, .. } | Place::Objects { dir }, _) => {
-                std::fs::remove_dir_all(dir).map_err(at("removing", dir))
+            (WorkloadPlace::Path { dir, .. } | WorkloadPlace::Objects { dir }, _) => {
+                std::fs::remove_dir_all(dir).map_err(path_error("removing", dir))
             }
-            (Place::Library { dir, .. }, Some(tree)) => tree
+            (WorkloadPlace::Library { dir, .. }, Some(tree)) => tree
                 .remove_all(dir.as_bytes(), false, &mut |_| {})
-                .map_err(on("removing", dir.as_bytes())),
-            (Place::Library { .. }, None) => Ok(()),
+                .map_err(volume_error("removing", dir.as_bytes())),
+            (WorkloadPlace::Library { .. }, None) => Ok(()),
         }
     }
 }
@@ -261,15 +275,16 @@ impl Site {
 impl MdtestReport {
     /// Renders the report for people.
     pub fn render(&self) -> String {
-        let mut table = Table::new(&["phase", "min ops/s", "median", "max", "CPU µs/op", "stolen"]);
+        let mut table =
+            ReportTable::new(&["phase", "min ops/s", "median", "max", "CPU µs/op", "stolen"]);
         for p in &self.phases {
-            table.row(vec![
+            table.add_row(vec![
                 p.phase.clone(),
-                number(p.ops_per_sec.min),
-                number(p.ops_per_sec.median),
-                number(p.ops_per_sec.max),
-                number(p.cpu_us_per_op),
-                percent(p.stolen),
+                format_number(p.ops_per_sec.min),
+                format_number(p.ops_per_sec.median),
+                format_number(p.ops_per_sec.max),
+                format_number(p.cpu_us_per_op),
+                format_percent(p.stolen),
             ]);
         }
         format!(

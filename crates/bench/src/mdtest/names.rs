@@ -1,21 +1,21 @@
 //! The six operations of mdtest, on a path of this machine or through the
 //! client library.
 
-use crate::error::{BenchError, at, on};
-use crate::reach::Reach;
+use crate::error::{BenchError, path_error, volume_error};
+use crate::volume_access::VolumeAccess;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use serde::{Deserialize, Serialize};
 use std::ffi::{CStr, CString};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use tatami_client::{Client, New};
-use tatami_wire::meta::NewNode;
+use tatami_client::{Client, CreateItem};
+use tatami_wire::meta::InodeTemplate;
 use tatami_wire::{Cred, Ino};
 
 /// The directory of a workload.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub enum Place {
+pub enum WorkloadPlace {
     /// In a directory, by system calls. With `relative`, the process opens the directory once and
     /// resolves names from there. Otherwise every call takes the whole path, as in the classic
     /// mdtest.
@@ -34,7 +34,7 @@ pub enum Place {
     /// In a directory of the volume, by library calls. The process looks the directory up once.
     Library {
         /// How to reach the volume.
-        reach: Reach,
+        reach: VolumeAccess,
         /// The directory, as a path from the root of the volume.
         dir: String,
     },
@@ -42,7 +42,7 @@ pub enum Place {
 
 /// One of the operations that mdtest counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Op {
+pub enum MdtestOp {
     /// mkdir
     DirCreate,
     /// stat of a directory
@@ -55,42 +55,48 @@ pub enum Op {
     FileStat,
     /// unlink
     FileRemove,
-    /// open with `O_CREAT`, one write of [`WRITTEN`] bytes, and close; not one of mdtest's, and not
-    /// through the library
+    /// open with `O_CREAT`, one write of [`WRITE_BYTES`] bytes, and close; not one of mdtest's, and
+    /// not through the library
     FileWrite,
 }
 
-impl Op {
+impl MdtestOp {
     /// All operations of mdtest, in the order in which they can run.
-    pub const ALL: [Op; 6] =
-        [Op::DirCreate, Op::DirStat, Op::DirRemove, Op::FileCreate, Op::FileStat, Op::FileRemove];
+    pub const ALL: [MdtestOp; 6] = [
+        MdtestOp::DirCreate,
+        MdtestOp::DirStat,
+        MdtestOp::DirRemove,
+        MdtestOp::FileCreate,
+        MdtestOp::FileStat,
+        MdtestOp::FileRemove,
+    ];
 
     /// Returns the name of its phase.
     pub fn name(self) -> &'static str {
         match self {
-            Op::DirCreate => "directory create",
-            Op::DirStat => "directory stat",
-            Op::DirRemove => "directory remove",
-            Op::FileCreate => "file create",
-            Op::FileStat => "file stat",
-            Op::FileRemove => "file remove",
-            Op::FileWrite => "file write",
+            MdtestOp::DirCreate => "directory create",
+            MdtestOp::DirStat => "directory stat",
+            MdtestOp::DirRemove => "directory remove",
+            MdtestOp::FileCreate => "file create",
+            MdtestOp::FileStat => "file stat",
+            MdtestOp::FileRemove => "file remove",
+            MdtestOp::FileWrite => "file write",
         }
     }
 
     /// Returns the operation of the phase with this name.
-    pub fn from_name(name: &str) -> Option<Op> {
-        Op::ALL.into_iter().chain([Op::FileWrite]).find(|op| op.name() == name)
+    pub fn from_name(name: &str) -> Option<MdtestOp> {
+        MdtestOp::ALL.into_iter().chain([MdtestOp::FileWrite]).find(|op| op.name() == name)
     }
 
     /// Returns whether the operation works on directories.
     pub fn is_dir(self) -> bool {
-        matches!(self, Op::DirCreate | Op::DirStat | Op::DirRemove)
+        matches!(self, MdtestOp::DirCreate | MdtestOp::DirStat | MdtestOp::DirRemove)
     }
 }
 
 /// A directory in which operations run.
-pub enum Names {
+pub enum WorkDirectory {
     /// By system calls.
     Path {
         /// The directory, if names are resolved from it.
@@ -115,44 +121,48 @@ const FILE_MODE: u16 = 0o664;
 const DIR_MODE: u16 = 0o755;
 const UMASK: u16 = 0o022;
 /// Bytes of a written file.
-pub const WRITTEN: usize = 4096;
-static CONTENT: [u8; WRITTEN] = [0x5a; WRITTEN];
+pub const WRITE_BYTES: usize = 4096;
+static CONTENT: [u8; WRITE_BYTES] = [0x5a; WRITE_BYTES];
 
-impl Names {
+impl WorkDirectory {
     /// Opens or looks up subdirectory `sub` (empty: the directory itself) of `place`.
     ///
     /// # Errors
     /// A directory that does not exist, a volume that can't be reached.
-    pub fn enter(place: &Place, sub: &str) -> Result<Names, BenchError> {
+    pub fn open_dir(place: &WorkloadPlace, sub: &str) -> Result<WorkDirectory, BenchError> {
         match place {
-            Place::Path { dir, relative } => {
+            WorkloadPlace::Path { dir, relative } => {
                 let dir = if sub.is_empty() { dir.clone() } else { dir.join(sub) };
                 let open =
                     || rustix::fs::open(&dir, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
                 let fd = relative.then(open).transpose();
-                Ok(Names::Path { fd: fd.map_err(|e| at("opening", &dir)(e.into()))?, dir })
+                Ok(WorkDirectory::Path {
+                    fd: fd.map_err(|e| path_error("opening", &dir)(e.into()))?,
+                    dir,
+                })
             }
-            Place::Objects { dir } => {
-                Names::enter(&Place::Path { dir: dir.clone(), relative: true }, sub)
-            }
-            Place::Library { reach, dir } => {
-                let client = reach.client()?;
+            WorkloadPlace::Objects { dir } => WorkDirectory::open_dir(
+                &WorkloadPlace::Path { dir: dir.clone(), relative: true },
+                sub,
+            ),
+            WorkloadPlace::Library { reach, dir } => {
+                let client = reach.connect_client()?;
                 let cred = own_cred();
                 let mut ino = Ino::ROOT;
                 for name in dir.split('/').chain(sub.split('/')).filter(|n| !n.is_empty()) {
                     let found = client.lookup(&cred, ino, name.as_bytes());
-                    ino = found.map_err(on("looking up", name.as_bytes()))?.ino;
+                    ino = found.map_err(volume_error("looking up", name.as_bytes()))?.ino;
                 }
-                Ok(Names::Library { client: Box::new(client), cred, dir: ino })
+                Ok(WorkDirectory::Library { client: Box::new(client), cred, dir: ino })
             }
         }
     }
 
-    /// Converts a name to the form that [`Names::run`] takes. The caller does this before the clock
-    /// starts.
-    pub fn prepare(&self, name: &str) -> CString {
+    /// Converts a name to the form that [`WorkDirectory::run_op`] takes. The caller does this
+    /// before the clock starts.
+    pub fn prepare_name(&self, name: &str) -> CString {
         let bytes = match self {
-            Names::Path { fd: None, dir } => dir.join(name).as_os_str().as_bytes().to_vec(),
+            WorkDirectory::Path { fd: None, dir } => dir.join(name).as_os_str().as_bytes().to_vec(),
             _ => name.as_bytes().to_vec(),
         };
         CString::new(bytes)
@@ -163,16 +173,18 @@ impl Names {
     ///
     /// # Errors
     /// That of the operation.
-    pub fn run(&self, op: Op, name: &CStr) -> Result<(), BenchError> {
+    pub fn run_op(&self, op: MdtestOp, name: &CStr) -> Result<(), BenchError> {
         match self {
-            Names::Path { fd, .. } => {
+            WorkDirectory::Path { fd, .. } => {
                 let done = match fd {
                     Some(fd) => run_at(fd, op, name),
                     None => run_at(CWD, op, name),
                 };
-                done.map_err(|e| at(op.name(), Path::new(&*name.to_string_lossy()))(e.into()))
+                done.map_err(|e| {
+                    path_error(op.name(), Path::new(&*name.to_string_lossy()))(e.into())
+                })
             }
-            Names::Library { client, cred, dir } => {
+            WorkDirectory::Library { client, cred, dir } => {
                 run_library(client, cred, *dir, op, name.to_bytes())
             }
         }
@@ -182,8 +194,8 @@ impl Names {
     ///
     /// # Errors
     /// That of the first operation that fails; system calls have no such request.
-    pub fn run_many(&self, op: Op, names: &[CString]) -> Result<(), BenchError> {
-        let Names::Library { client, cred, dir } = self else {
+    pub fn run_many(&self, op: MdtestOp, names: &[CString]) -> Result<(), BenchError> {
+        let WorkDirectory::Library { client, cred, dir } = self else {
             let sentence = "several operations in one request are there through the library only";
             return Err(BenchError::Usage(sentence.into()));
         };
@@ -191,25 +203,25 @@ impl Names {
     }
 }
 
-fn run_at(dir: impl std::os::fd::AsFd, op: Op, name: &CStr) -> rustix::io::Result<()> {
+fn run_at(dir: impl std::os::fd::AsFd, op: MdtestOp, name: &CStr) -> rustix::io::Result<()> {
     match op {
-        Op::DirCreate => rustix::fs::mkdirat(dir, name, Mode::from_raw_mode(DIR_MODE.into())),
-        Op::DirRemove => rustix::fs::unlinkat(dir, name, AtFlags::REMOVEDIR),
-        Op::FileRemove => rustix::fs::unlinkat(dir, name, AtFlags::empty()),
-        Op::DirStat | Op::FileStat => {
+        MdtestOp::DirCreate => rustix::fs::mkdirat(dir, name, Mode::from_raw_mode(DIR_MODE.into())),
+        MdtestOp::DirRemove => rustix::fs::unlinkat(dir, name, AtFlags::REMOVEDIR),
+        MdtestOp::FileRemove => rustix::fs::unlinkat(dir, name, AtFlags::empty()),
+        MdtestOp::DirStat | MdtestOp::FileStat => {
             rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).map(drop)
         }
-        Op::FileCreate => {
+        MdtestOp::FileCreate => {
             let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC;
             // Dropping the descriptor closes it.
             rustix::fs::openat(dir, name, flags, Mode::from_raw_mode(FILE_MODE.into())).map(drop)
         }
-        Op::FileWrite => {
+        MdtestOp::FileWrite => {
             let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC;
             let mode = Mode::from_raw_mode(FILE_MODE.into());
             let file = rustix::fs::openat(dir, name, flags, mode)?;
             match rustix::io::write(&file, &CONTENT)? {
-                WRITTEN => Ok(()),
+                WRITE_BYTES => Ok(()),
                 _ => Err(rustix::io::Errno::IO),
             }
         }
@@ -220,46 +232,46 @@ fn run_library(
     client: &Client,
     cred: &Cred,
     dir: Ino,
-    op: Op,
+    op: MdtestOp,
     name: &[u8],
 ) -> Result<(), BenchError> {
     let done = match op {
-        Op::FileWrite => {
+        MdtestOp::FileWrite => {
             let sentence = "files are written through a mount, not through the library";
             return Err(BenchError::Usage(sentence.into()));
         }
-        Op::DirCreate => {
-            client.create(cred, dir, name, NewNode::Dir, DIR_MODE, UMASK, true, None).map(drop)
-        }
-        Op::FileCreate => client
+        MdtestOp::DirCreate => client
+            .create(cred, dir, name, InodeTemplate::Dir, DIR_MODE, UMASK, true, None)
+            .map(drop),
+        MdtestOp::FileCreate => client
             .create(
                 cred,
                 dir,
                 name,
-                NewNode::File(client.new_layout()),
+                InodeTemplate::File(client.new_layout()),
                 FILE_MODE,
                 UMASK,
                 false,
                 None,
             )
             .map(drop),
-        Op::DirStat | Op::FileStat => client.lookup(cred, dir, name).map(drop),
-        Op::DirRemove => client.rmdir(cred, dir, name, false).map(drop),
-        Op::FileRemove => client.unlink(cred, dir, name, false).map(drop),
+        MdtestOp::DirStat | MdtestOp::FileStat => client.lookup(cred, dir, name).map(drop),
+        MdtestOp::DirRemove => client.rmdir(cred, dir, name, false).map(drop),
+        MdtestOp::FileRemove => client.unlink(cred, dir, name, false).map(drop),
     };
-    done.map_err(on(op.name(), name))
+    done.map_err(volume_error(op.name(), name))
 }
 
 fn run_bulk(
     client: &Client,
     cred: &Cred,
     dir: Ino,
-    op: Op,
+    op: MdtestOp,
     names: &[CString],
 ) -> Result<(), BenchError> {
     let bytes: Vec<&[u8]> = names.iter().map(|name| name.to_bytes()).collect();
-    let create = |node: NewNode, mode, exclusive| {
-        let new = |name: &&[u8]| New { name: name.to_vec(), node: node.clone(), mode };
+    let create = |node: InodeTemplate, mode, exclusive| {
+        let new = |name: &&[u8]| CreateItem { name: name.to_vec(), node: node.clone(), mode };
         let new = bytes.iter().map(new).collect();
         let made = client.create_many(cred, dir, new, UMASK, exclusive, None);
         made.into_iter().map(|made| made.map(drop)).collect::<Vec<_>>()
@@ -269,25 +281,25 @@ fn run_bulk(
         removed.into_iter().map(|removed| removed.map(drop)).collect()
     };
     let done = match op {
-        Op::FileWrite => return run_library(client, cred, dir, op, b""),
-        Op::DirCreate => create(NewNode::Dir, DIR_MODE, true),
-        Op::FileCreate => create(NewNode::File(client.new_layout()), FILE_MODE, false),
-        Op::DirStat | Op::FileStat => {
+        MdtestOp::FileWrite => return run_library(client, cred, dir, op, b""),
+        MdtestOp::DirCreate => create(InodeTemplate::Dir, DIR_MODE, true),
+        MdtestOp::FileCreate => create(InodeTemplate::File(client.new_layout()), FILE_MODE, false),
+        MdtestOp::DirStat | MdtestOp::FileStat => {
             let found = client.stat_many(cred, dir, &bytes);
             found.into_iter().map(|found| found.map(drop)).collect()
         }
-        Op::DirRemove => remove(true),
-        Op::FileRemove => remove(false),
+        MdtestOp::DirRemove => remove(true),
+        MdtestOp::FileRemove => remove(false),
     };
     let mut done = done.into_iter().zip(&bytes);
-    done.try_for_each(|(done, name)| done.map_err(on(op.name(), name)))
+    done.try_for_each(|(done, name)| done.map_err(volume_error(op.name(), name)))
 }
 
 /// Number of directories over which a node spreads its objects.
 const BUCKETS: u64 = 256;
 
 /// Returns their names.
-pub(super) fn buckets() -> impl Iterator<Item = String> {
+pub(super) fn bucket_names() -> impl Iterator<Item = String> {
     (0..BUCKETS).map(|bucket| format!("{bucket:02x}"))
 }
 

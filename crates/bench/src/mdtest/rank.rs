@@ -1,8 +1,8 @@
 //! One process of mdtest.
 
-use super::names::{Names, Op, Place, object_name};
+use super::names::{MdtestOp, WorkDirectory, WorkloadPlace, object_name};
 use crate::error::BenchError;
-use crate::worker::{Done, Workload};
+use crate::worker::{PhaseTotals, Workload};
 use serde::{Deserialize, Serialize};
 use std::ffi::CString;
 
@@ -10,7 +10,7 @@ use std::ffi::CString;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct MdtestPart {
     /// The directory that the starter has made.
-    pub place: Place,
+    pub place: WorkloadPlace,
     /// The number of this process, from 0.
     pub rank: usize,
     /// Number of processes.
@@ -29,7 +29,7 @@ pub struct MdtestPart {
 
 impl MdtestPart {
     /// Returns the subdirectory in which process `rank` works.
-    pub fn sub(&self, rank: usize) -> String {
+    pub fn subdirectory(&self, rank: usize) -> String {
         if self.shared { "shared".into() } else { format!("private.{rank}") }
     }
 }
@@ -37,9 +37,9 @@ impl MdtestPart {
 /// A process that has found its directories.
 pub struct MdtestRank {
     part: MdtestPart,
-    own: Names,
+    own: WorkDirectory,
     /// The directory for stat, if that is another one.
-    other: Option<Names>,
+    other: Option<WorkDirectory>,
     names: Vec<CString>,
 }
 
@@ -49,56 +49,57 @@ impl MdtestRank {
     /// # Errors
     /// When they are not there.
     pub fn new(part: MdtestPart) -> Result<MdtestRank, BenchError> {
-        let own = Names::enter(&part.place, &part.sub(part.rank))?;
+        let own = WorkDirectory::open_dir(&part.place, &part.subdirectory(part.rank))?;
         let neighbour = (part.rank + part.shift) % part.procs.max(1);
         let other = (!part.shared && neighbour != part.rank)
-            .then(|| Names::enter(&part.place, &part.sub(neighbour)))
+            .then(|| WorkDirectory::open_dir(&part.place, &part.subdirectory(neighbour)))
             .transpose()?;
         Ok(MdtestRank { part, own, other, names: Vec::new() })
     }
 
     /// Returns the rank that owns the items of an operation.
-    fn owner(&self, op: Op) -> usize {
+    fn items_owner(&self, op: MdtestOp) -> usize {
         match op {
-            Op::DirStat | Op::FileStat => {
+            MdtestOp::DirStat | MdtestOp::FileStat => {
                 (self.part.rank + self.part.shift) % self.part.procs.max(1)
             }
             _ => self.part.rank,
         }
     }
 
-    fn names_of(&self, op: Op) -> &Names {
+    fn op_directory(&self, op: MdtestOp) -> &WorkDirectory {
         match &self.other {
-            Some(other) if self.owner(op) != self.part.rank => other,
+            Some(other) if self.items_owner(op) != self.part.rank => other,
             _ => &self.own,
         }
     }
 }
 
-fn op_of(phase: &str) -> Result<Op, BenchError> {
-    Op::from_name(phase).ok_or_else(|| BenchError::Usage(format!("mdtest has no phase '{phase}'")))
+fn parse_op(phase: &str) -> Result<MdtestOp, BenchError> {
+    MdtestOp::from_name(phase)
+        .ok_or_else(|| BenchError::Usage(format!("mdtest has no phase '{phase}'")))
 }
 
 impl Workload for MdtestRank {
-    fn prepare(&mut self, phase: &str) -> Result<String, BenchError> {
-        let op = op_of(phase)?;
+    fn prepare_phase(&mut self, phase: &str) -> Result<String, BenchError> {
+        let op = parse_op(phase)?;
         let kind = if op.is_dir() { "dir" } else { "file" };
-        let owner = self.owner(op);
-        let names = self.names_of(op);
+        let owner = self.items_owner(op);
+        let names = self.op_directory(op);
         let name = |i| match self.part.place {
-            Place::Objects { .. } => object_name(owner as u64 * self.part.items + i),
+            WorkloadPlace::Objects { .. } => object_name(owner as u64 * self.part.items + i),
             _ => format!("{kind}.mdtest.{owner}.{i}"),
         };
-        let list = (0..self.part.items).map(|i| names.prepare(&name(i))).collect();
+        let list = (0..self.part.items).map(|i| names.prepare_name(&name(i))).collect();
         self.names = list;
         Ok(String::new())
     }
 
-    fn run(&mut self, phase: &str) -> Result<Done, BenchError> {
-        let op = op_of(phase)?;
-        let names = self.names_of(op);
+    fn run_phase(&mut self, phase: &str) -> Result<PhaseTotals, BenchError> {
+        let op = parse_op(phase)?;
+        let names = self.op_directory(op);
         let work = |items: &[CString]| match self.part.bulk {
-            0 | 1 => items.iter().try_for_each(|name| names.run(op, name)),
+            0 | 1 => items.iter().try_for_each(|name| names.run_op(op, name)),
             bulk => items.chunks(bulk).try_for_each(|some| names.run_many(op, some)),
         };
         let threads = self.part.threads.max(1);
@@ -117,7 +118,7 @@ impl Workload for MdtestRank {
                 })
             })?;
         }
-        Ok(Done { ops: self.names.len() as u64, bytes: 0 })
+        Ok(PhaseTotals { ops: self.names.len() as u64, bytes: 0 })
     }
 }
 
@@ -131,7 +132,7 @@ mod tests {
         for sub in ["private.0", "private.1"] {
             std::fs::create_dir(base.path().join(sub)).expect("a fresh directory");
         }
-        let place = Place::Path { dir: base.path().into(), relative: true };
+        let place = WorkloadPlace::Path { dir: base.path().into(), relative: true };
         let part = |rank| MdtestPart {
             place: place.clone(),
             rank,
@@ -144,21 +145,27 @@ mod tests {
         };
         let mut ranks =
             [0, 1].map(|r| MdtestRank::new(part(r)).expect("its directories are there"));
-        for op in Op::ALL {
+        for op in MdtestOp::ALL {
             for rank in &mut ranks {
-                rank.prepare(op.name()).expect("a known phase");
-                assert_eq!(rank.run(op.name()).expect("each phase fits the one before").ops, 3);
+                rank.prepare_phase(op.name()).expect("a known phase");
+                assert_eq!(
+                    rank.run_phase(op.name()).expect("each phase fits the one before").ops,
+                    3
+                );
             }
-            if op == Op::FileCreate {
+            if op == MdtestOp::FileCreate {
                 assert!(base.path().join("private.1/file.mdtest.1.2").exists());
                 std::fs::remove_file(base.path().join("private.1/file.mdtest.1.2"))
                     .expect("it is there");
-                ranks[0].prepare("file stat").expect("a known phase");
-                assert!(ranks[0].run("file stat").is_err(), "it looks at the neighbour's files");
+                ranks[0].prepare_phase("file stat").expect("a known phase");
+                assert!(
+                    ranks[0].run_phase("file stat").is_err(),
+                    "it looks at the neighbour's files"
+                );
                 std::fs::write(base.path().join("private.1/file.mdtest.1.2"), "")
                     .expect("put it back");
             }
         }
-        assert!(ranks[0].prepare("file dance").is_err());
+        assert!(ranks[0].prepare_phase("file dance").is_err());
     }
 }

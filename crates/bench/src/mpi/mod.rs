@@ -5,23 +5,23 @@
 //! use nothing but MPI, and verify all bytes that they read.
 
 mod calls;
-mod contest;
+mod comparison;
 mod launch;
 mod parts;
 mod place;
 pub(crate) mod svg;
 mod sweeps;
 
-pub use launch::Mpi;
+pub use launch::MpiLibrary;
 
-use crate::error::{BenchError, at};
-use crate::gang::Launcher;
-use crate::suite::volume::Volume;
+use crate::error::{BenchError, path_error};
+use crate::print_progress;
+use crate::suite::volume::BenchVolume;
 use crate::suite::{self, Figure, Machine, figure};
-use crate::tell;
-use contest::{Outcome, Patience, Side};
-use launch::{Runner, beside};
-use place::Place;
+use crate::worker_group::Launcher;
+use comparison::{ComparedSide, Comparison, ComparisonLimits};
+use launch::{MpiRunner, find_beside};
+use place::MpiPlace;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -43,10 +43,10 @@ pub struct MpiArgs {
     pub out: PathBuf,
     /// MPI libraries (default: all that there are programs for)
     #[arg(long, value_delimiter = ',')]
-    pub mpi: Vec<Mpi>,
+    pub mpi: Vec<MpiLibrary>,
     /// Only these parts
     #[arg(long, value_delimiter = ',')]
-    pub only: Vec<Part>,
+    pub only: Vec<MpiPart>,
     /// How often each figure is taken, on all sides
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub runs: u16,
@@ -81,7 +81,7 @@ pub struct MpiArgs {
 
 /// A part that can be measured by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Part {
+pub enum MpiPart {
     /// IOR's pattern, strided
     Ior,
     /// HPIO's patterns
@@ -98,37 +98,44 @@ pub enum Part {
     Plots,
 }
 
-const PARTS: [Part; 7] =
-    [Part::Ior, Part::Hpio, Part::Btio, Part::Reread, Part::Calls, Part::Places, Part::Plots];
+const PARTS: [MpiPart; 7] = [
+    MpiPart::Ior,
+    MpiPart::Hpio,
+    MpiPart::Btio,
+    MpiPart::Reread,
+    MpiPart::Calls,
+    MpiPart::Places,
+    MpiPart::Plots,
+];
 
 /// The places of the figures' sides.
 #[derive(Clone, Debug)]
-pub(crate) struct Places {
+pub(crate) struct MpiPlaces {
     /// With the layer, in a container on the local disk.
-    layer: Place,
+    layer: MpiPlace,
     /// One plain file on the local disk.
-    disk: Place,
+    disk: MpiPlace,
     /// A plain file for each process there.
-    each: Place,
+    each: MpiPlace,
     /// The further places of the table of places.
-    others: Vec<Place>,
+    others: Vec<MpiPlace>,
 }
 
 /// The state that all parts need.
-pub(crate) struct Session {
-    runner: Runner,
-    mpi: Mpi,
-    places: Places,
+pub(crate) struct MpiSession {
+    runner: MpiRunner,
+    mpi: MpiLibrary,
+    places: MpiPlaces,
     /// For files that are not measured.
     scratch: PathBuf,
-    patience: Patience,
+    limits: ComparisonLimits,
     ranks: u32,
     quick: bool,
 }
 
-impl Session {
-    fn hold(&self, sides: &[Side]) -> Result<Outcome, BenchError> {
-        contest::hold(&self.runner, self.mpi, sides, self.patience)
+impl MpiSession {
+    fn compare_sides(&self, sides: &[ComparedSide]) -> Result<Comparison, BenchError> {
+        comparison::run_comparison(&self.runner, self.mpi, sides, self.limits)
     }
 }
 
@@ -138,9 +145,9 @@ impl Session {
 /// A part that could not be run, wrong bytes, and [`BenchError::Output`]. A figure that misses its
 /// goal is no error.
 pub fn run(args: &MpiArgs, out: &mut impl Write) -> Result<(), BenchError> {
-    let runner = runner(args)?;
+    let runner = find_runner(args)?;
     let mpis = match args.mpi.is_empty() {
-        true => runner.available(),
+        true => runner.available_mpis(),
         false => args.mpi.clone(),
     };
     if mpis.is_empty() {
@@ -149,27 +156,28 @@ pub fn run(args: &MpiArgs, out: &mut impl Write) -> Result<(), BenchError> {
             runner.programs.display()
         )));
     }
-    std::fs::create_dir_all(&args.work).map_err(at("creating", &args.work))?;
-    let work = args.work.canonicalize().map_err(at("finding", &args.work))?;
-    let machine = Machine::of(&work);
-    tell(&machine.line());
-    let taken = take(args, &runner, &mpis, &work);
-    let removed = std::fs::remove_dir_all(&work).map_err(at("removing", &work));
+    std::fs::create_dir_all(&args.work).map_err(path_error("creating", &args.work))?;
+    let work = args.work.canonicalize().map_err(path_error("finding", &args.work))?;
+    let machine = Machine::from_dir(&work);
+    print_progress(&machine.summary_line());
+    let taken = take_figures(args, &runner, &mpis, &work);
+    let removed = std::fs::remove_dir_all(&work).map_err(path_error("removing", &work));
     let (figures, plots) = taken?;
     removed?;
-    suite::write(&args.out, &figures, &machine)?;
-    draw(&args.out, &plots)?;
+    suite::write_summary(&args.out, &figures, &machine)?;
+    write_plots(&args.out, &plots)?;
     let text = match args.json {
-        true => std::fs::read_to_string(&args.out).map_err(at("reading", &args.out))?,
-        false => report(args, &figures),
+        true => std::fs::read_to_string(&args.out).map_err(path_error("reading", &args.out))?,
+        false => render_report(args, &figures),
     };
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(BenchError::Output)
 }
 
-fn runner(args: &MpiArgs) -> Result<Runner, BenchError> {
+fn find_runner(args: &MpiArgs) -> Result<MpiRunner, BenchError> {
     let this = Launcher::this_program()?.program;
     let programs = args.programs.clone();
-    let programs = programs.or_else(|| beside(&this, &["../mpi-bench", "../lib/tatami/mpi-bench"]));
+    let programs =
+        programs.or_else(|| find_beside(&this, &["../mpi-bench", "../lib/tatami/mpi-bench"]));
     let programs = programs.unwrap_or_else(|| "target/mpi-bench".into());
     if !programs.is_dir() {
         return Err(BenchError::Usage(format!(
@@ -181,141 +189,146 @@ fn runner(args: &MpiArgs) -> Result<Runner, BenchError> {
     }
     let names =
         ["mpi/libtatami_mpi.so", "../lib/tatami/libtatami_mpi.so", "../mpi/libtatami_mpi.so"];
-    let layer = args.layer.clone().or_else(|| beside(&this, &names));
+    let layer = args.layer.clone().or_else(|| find_beside(&this, &names));
     if layer.is_none() && !args.without_layer {
         return Err(BenchError::Usage(
             "libtatami_mpi.so is not beside this program: tell where it is with --layer".into(),
         ));
     }
-    let absolute = |path: PathBuf| path.canonicalize().map_err(at("finding", &path));
-    Ok(Runner {
+    let absolute = |path: PathBuf| path.canonicalize().map_err(path_error("finding", &path));
+    Ok(MpiRunner {
         programs: absolute(programs)?,
         layer: layer.filter(|_| !args.without_layer).map(absolute).transpose()?,
         tatami: args.program.clone().unwrap_or(this),
     })
 }
 
-fn take(
+fn take_figures(
     args: &MpiArgs,
-    runner: &Runner,
-    mpis: &[Mpi],
+    runner: &MpiRunner,
+    mpis: &[MpiLibrary],
     work: &Path,
-) -> Result<(Vec<Figure>, Vec<sweeps::Named>), BenchError> {
-    let wanted = |part: Part| args.only.is_empty() || args.only.contains(&part);
-    let mut places = local_places(work)?;
-    let volume = match wanted(Part::Places) {
-        true => Some(Volume::start(&runner.tatami, &work.join("vol"), NODES, "all")?),
+) -> Result<(Vec<Figure>, Vec<sweeps::NamedPlot>), BenchError> {
+    let wanted = |part: MpiPart| args.only.is_empty() || args.only.contains(&part);
+    let mut places = create_local_places(work)?;
+    let volume = match wanted(MpiPart::Places) {
+        true => Some(BenchVolume::start(&runner.tatami, &work.join("vol"), NODES, "all")?),
         false => None,
     };
     if let Some(volume) = &volume {
-        places.others.extend(volume_places(volume)?);
+        places.others.extend(create_volume_places(volume)?);
     }
     for dir in &args.dir {
-        places.others.push(Place::plain(&dir.to_string_lossy(), &fresh(dir, "tatami-bench-mpi")?));
+        places.others.push(MpiPlace::plain_dir(
+            &dir.to_string_lossy(),
+            &create_empty_dir(dir, "tatami-bench-mpi")?,
+        ));
     }
-    let patience = Patience { runs: args.runs.into(), budget: Duration::from_secs(args.budget) };
+    let patience =
+        ComparisonLimits { runs: args.runs.into(), budget: Duration::from_secs(args.budget) };
     let (mut figures, mut plots) = (Vec::new(), Vec::new());
     for mpi in mpis {
-        let session = Session {
+        let session = MpiSession {
             runner: runner.clone(),
             mpi: *mpi,
             places: places.clone(),
-            scratch: fresh(work, "scratch")?,
-            patience,
+            scratch: create_empty_dir(work, "scratch")?,
+            limits: patience,
             ranks: args.ranks,
             quick: args.quick,
         };
         for part in PARTS.into_iter().filter(|part| wanted(*part)) {
-            tell(&format!("{} {part:?}:", mpi.name()));
-            figures.extend(part.figures(&session)?);
-            plots.extend(part.plots(&session)?);
+            print_progress(&format!("{} {part:?}:", mpi.name()));
+            figures.extend(part.take_figures(&session)?);
+            plots.extend(part.take_plots(&session)?);
         }
     }
     for dir in &args.dir {
         let made = dir.join("tatami-bench-mpi");
-        std::fs::remove_dir_all(&made).map_err(at("removing", &made))?;
+        std::fs::remove_dir_all(&made).map_err(path_error("removing", &made))?;
     }
     Ok((figures, plots))
 }
 
-impl Part {
-    fn figures(self, session: &Session) -> Result<Vec<Figure>, BenchError> {
+impl MpiPart {
+    fn take_figures(self, session: &MpiSession) -> Result<Vec<Figure>, BenchError> {
         match self {
-            Part::Ior => parts::ior(session),
-            Part::Hpio => parts::hpio(session),
-            Part::Btio => parts::btio(session),
-            Part::Reread => parts::reread(session),
-            Part::Calls => calls::figures(session),
-            Part::Places => parts::places(session),
-            Part::Plots => Ok(Vec::new()),
+            MpiPart::Ior => parts::ior_figures(session),
+            MpiPart::Hpio => parts::hpio_figures(session),
+            MpiPart::Btio => parts::btio_figures(session),
+            MpiPart::Reread => parts::reread_figures(session),
+            MpiPart::Calls => calls::take_figures(session),
+            MpiPart::Places => parts::place_figures(session),
+            MpiPart::Plots => Ok(Vec::new()),
         }
     }
 
-    fn plots(self, session: &Session) -> Result<Vec<sweeps::Named>, BenchError> {
-        if self != Part::Plots {
+    fn take_plots(self, session: &MpiSession) -> Result<Vec<sweeps::NamedPlot>, BenchError> {
+        if self != MpiPart::Plots {
             return Ok(Vec::new());
         }
-        let mut all = sweeps::ranks(session)?;
-        all.extend(sweeps::regions(session)?);
-        all.extend(sweeps::btio(session)?);
+        let mut all = sweeps::plot_ranks(session)?;
+        all.extend(sweeps::plot_regions(session)?);
+        all.extend(sweeps::plot_btio(session)?);
         Ok(all)
     }
 }
 
 /// Creates a new empty folder of this name.
-fn fresh(dir: &Path, name: &str) -> Result<PathBuf, BenchError> {
+fn create_empty_dir(dir: &Path, name: &str) -> Result<PathBuf, BenchError> {
     let path = dir.join(name);
     if path.exists() {
-        std::fs::remove_dir_all(&path).map_err(at("removing", &path))?;
+        std::fs::remove_dir_all(&path).map_err(path_error("removing", &path))?;
     }
-    std::fs::create_dir_all(&path).map_err(at("creating", &path))?;
+    std::fs::create_dir_all(&path).map_err(path_error("creating", &path))?;
     Ok(path)
 }
 
-fn local_places(work: &Path) -> Result<Places, BenchError> {
-    let layer = Place::layer("layer, container on the disk", &fresh(work, "layer")?);
-    let each = Place::plain("file per process", &fresh(work, "each")?);
-    Ok(Places {
+fn create_local_places(work: &Path) -> Result<MpiPlaces, BenchError> {
+    let layer =
+        MpiPlace::layer_dir("layer, container on the disk", &create_empty_dir(work, "layer")?);
+    let each = MpiPlace::plain_dir("file per process", &create_empty_dir(work, "each")?);
+    Ok(MpiPlaces {
         others: vec![layer.clone()],
         layer,
-        disk: Place::plain("plain file", &fresh(work, "disk")?),
-        each: Place { per_process: true, ..each },
+        disk: MpiPlace::plain_dir("plain file", &create_empty_dir(work, "disk")?),
+        each: MpiPlace { per_process: true, ..each },
     })
 }
 
 /// Returns the places on a volume, each process on its own node's mount, with the layer and
 /// without.
-fn volume_places(volume: &Volume) -> Result<Vec<Place>, BenchError> {
+fn create_volume_places(volume: &BenchVolume) -> Result<Vec<MpiPlace>, BenchError> {
     let mut places = Vec::new();
     for (name, folder, layer, container) in [
         ("layer, tiled file of a volume", "tiled", true, false),
         ("layer, container on a volume", "layer", true, true),
         ("volume without layer", "plain", false, false),
     ] {
-        let inside = volume.mount(0).join(folder);
-        std::fs::create_dir_all(&inside).map_err(at("creating", &inside))?;
-        places.push(Place {
+        let inside = volume.mount_path(0).join(folder);
+        std::fs::create_dir_all(&inside).map_err(path_error("creating", &inside))?;
+        places.push(MpiPlace {
             layer,
             container,
             volume: Some(volume.dir().to_owned()),
-            ..Place::plain(name, &volume.dir().join("mnt").join(folder))
+            ..MpiPlace::plain_dir(name, &volume.dir().join("mnt").join(folder))
         });
     }
     Ok(places)
 }
 
-fn draw(summary: &Path, plots: &[sweeps::Named]) -> Result<(), BenchError> {
+fn write_plots(summary: &Path, plots: &[sweeps::NamedPlot]) -> Result<(), BenchError> {
     for (name, plot) in plots {
         let path = summary.with_file_name(name).with_extension("svg");
-        std::fs::write(&path, plot.svg()).map_err(at("writing", &path))?;
-        tell(&format!("plot: {}", path.display()));
+        std::fs::write(&path, plot.to_svg()).map_err(path_error("writing", &path))?;
+        print_progress(&format!("plot: {}", path.display()));
     }
     Ok(())
 }
 
-fn report(args: &MpiArgs, figures: &[Figure]) -> String {
-    let table = figure::table(figures);
-    let mut text = if args.markdown { table.markdown() } else { table.render() };
+fn render_report(args: &MpiArgs, figures: &[Figure]) -> String {
+    let table = figure::build_table(figures);
+    let mut text = if args.markdown { table.render_markdown() } else { table.render() };
     text.push('\n');
     for f in figures {
         text += &format!("{}: against {}", f.name, f.against);

@@ -1,11 +1,11 @@
 //! Plots as SVG: lines over steps, with a legend. Just enough for the figures of this bench.
 
-use crate::table::number;
+use crate::table::format_number;
 use std::fmt::Write;
 
 /// A line: a name, and a value for each step where there is one.
 #[derive(Clone, Debug)]
-pub struct Line {
+pub struct PlotLine {
     /// The name in the legend.
     pub name: String,
     /// The values, in the order of the steps.
@@ -26,7 +26,7 @@ pub struct Plot {
     /// Whether equal distances on the vertical axis are equal ratios.
     pub ratios: bool,
     /// The lines.
-    pub lines: Vec<Line>,
+    pub lines: Vec<PlotLine>,
 }
 
 const WIDTH: f64 = 720.0;
@@ -38,46 +38,46 @@ const COLOURS: [&str; 7] =
     ["#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000"];
 
 /// The vertical axis.
-struct Scale {
+struct AxisScale {
     low: f64,
     high: f64,
     ratios: bool,
 }
 
-impl Scale {
-    fn of(plot: &Plot) -> Scale {
+impl AxisScale {
+    fn from_plot(plot: &Plot) -> AxisScale {
         let values = || plot.lines.iter().flat_map(|l| l.values.iter().flatten().copied());
         let high = values().fold(0.0, f64::max).max(1e-9);
         if !plot.ratios {
-            let step = step(high);
-            return Scale { low: 0.0, high: (high / step).ceil() * step, ratios: false };
+            let step = mark_step(high);
+            return AxisScale { low: 0.0, high: (high / step).ceil() * step, ratios: false };
         }
         let low = values().filter(|v| *v > 0.0).fold(high, f64::min);
         let (low, high) = (10f64.powf(low.log10().floor()), 10f64.powf(high.log10().ceil()));
-        Scale { low, high: if high > low { high } else { low * 10.0 }, ratios: true }
+        AxisScale { low, high: if high > low { high } else { low * 10.0 }, ratios: true }
     }
 
     /// Returns the position of a value: 0 at the lower end, 1 at the upper.
-    fn part(&self, value: f64) -> f64 {
+    fn axis_position(&self, value: f64) -> f64 {
         match self.ratios {
             true => (value.max(self.low) / self.low).ln() / (self.high / self.low).ln(),
             false => value / self.high,
         }
     }
 
-    fn marks(&self) -> Vec<f64> {
+    fn axis_marks(&self) -> Vec<f64> {
         let mut marks = Vec::new();
         let mut at = self.low;
         while at <= self.high * 1.000_001 {
             marks.push(at);
-            at = if self.ratios { at * 10.0 } else { at + step(self.high) };
+            at = if self.ratios { at * 10.0 } else { at + mark_step(self.high) };
         }
         marks
     }
 }
 
 /// Returns 1, 2 or 5 times a power of ten, such that `high` is 4 to 10 steps.
-fn step(high: f64) -> f64 {
+fn mark_step(high: f64) -> f64 {
     let power = 10f64.powf(high.log10().floor());
     match high / power {
         x if x < 2.0 => power / 5.0,
@@ -86,12 +86,12 @@ fn step(high: f64) -> f64 {
     }
 }
 
-fn escape(text: &str) -> String {
+fn escape_text(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
 impl Plot {
-    fn across_at(&self, step: usize) -> f64 {
+    fn step_x(&self, step: usize) -> f64 {
         let wide = WIDTH - MARGIN[0] - MARGIN[1];
         match self.steps.len() {
             0 | 1 => MARGIN[0] + wide / 2.0,
@@ -100,7 +100,7 @@ impl Plot {
     }
 
     /// Returns the document.
-    pub fn svg(&self) -> String {
+    pub fn to_svg(&self) -> String {
         let mut out = String::new();
         let font = "font-family=\"sans-serif\" font-size=\"13\"";
         let _ = writeln!(
@@ -109,36 +109,36 @@ impl Plot {
              <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n\
              <text x=\"{}\" y=\"24\" font-size=\"15\">{}</text>",
             MARGIN[0],
-            escape(&self.title)
+            escape_text(&self.title)
         );
-        self.axes(&mut out, &Scale::of(self));
+        self.draw_axes(&mut out, &AxisScale::from_plot(self));
         for (i, line) in self.lines.iter().enumerate() {
-            self.line(&mut out, &Scale::of(self), i, line);
+            self.draw_line(&mut out, &AxisScale::from_plot(self), i, line);
         }
         out + "</svg>\n"
     }
 
-    fn axes(&self, out: &mut String, scale: &Scale) {
+    fn draw_axes(&self, out: &mut String, scale: &AxisScale) {
         let (left, right) = (MARGIN[0], WIDTH - MARGIN[1]);
         let (top, bottom) = (MARGIN[2], HEIGHT - MARGIN[3]);
-        for mark in scale.marks() {
-            let y = bottom - (bottom - top) * scale.part(mark);
+        for mark in scale.axis_marks() {
+            let y = bottom - (bottom - top) * scale.axis_position(mark);
             let _ = writeln!(
                 out,
                 "<path d=\"M{left} {y:.1}H{right}\" stroke=\"#ddd\"/>\
                  <text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
                 left - 6.0,
                 y + 4.0,
-                if mark == 0.0 { "0".into() } else { number(mark) }
+                if mark == 0.0 { "0".into() } else { format_number(mark) }
             );
         }
         for (i, step) in self.steps.iter().enumerate() {
             let _ = writeln!(
                 out,
                 "<text x=\"{:.1}\" y=\"{}\" text-anchor=\"middle\">{}</text>",
-                self.across_at(i),
+                self.step_x(i),
                 bottom + 18.0,
-                escape(step)
+                escape_text(step)
             );
         }
         let (middle, centre) = ((top + bottom) / 2.0, (left + right) / 2.0);
@@ -148,12 +148,12 @@ impl Plot {
              <text x=\"{centre}\" y=\"{}\" text-anchor=\"middle\">{}</text>\n\
              <text transform=\"translate(18 {middle}) rotate(-90)\" text-anchor=\"middle\">{}</text>",
             HEIGHT - 14.0,
-            escape(&self.across),
-            escape(&self.up)
+            escape_text(&self.across),
+            escape_text(&self.up)
         );
     }
 
-    fn line(&self, out: &mut String, scale: &Scale, i: usize, line: &Line) {
+    fn draw_line(&self, out: &mut String, scale: &AxisScale, i: usize, line: &PlotLine) {
         let colour = COLOURS[i % COLOURS.len()];
         let (top, bottom) = (MARGIN[2], HEIGHT - MARGIN[3]);
         let points: Vec<(f64, f64)> = line
@@ -161,8 +161,8 @@ impl Plot {
             .iter()
             .enumerate()
             .filter_map(|(step, value)| {
-                let up = (bottom - top) * scale.part((*value)?);
-                Some((self.across_at(step), bottom - up))
+                let up = (bottom - top) * scale.axis_position((*value)?);
+                Some((self.step_x(step), bottom - up))
             })
             .collect();
         let text: Vec<String> = points.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
@@ -182,7 +182,7 @@ impl Plot {
              <text x=\"{}\" y=\"{}\" font-size=\"12\">{}</text>",
             x + 24.0,
             y + 4.0,
-            escape(&line.name)
+            escape_text(&line.name)
         );
     }
 }
@@ -199,8 +199,8 @@ mod tests {
             steps: vec!["1".into(), "2".into(), "4".into()],
             ratios,
             lines: vec![
-                Line { name: "one".into(), values: vec![Some(1.0), Some(10.0), Some(70.0)] },
-                Line { name: "two".into(), values: vec![None, Some(5.0), None] },
+                PlotLine { name: "one".into(), values: vec![Some(1.0), Some(10.0), Some(70.0)] },
+                PlotLine { name: "two".into(), values: vec![None, Some(5.0), None] },
             ],
         }
     }
@@ -208,7 +208,7 @@ mod tests {
     #[test]
     fn every_value_is_a_point_and_every_line_has_a_name() {
         for ratios in [false, true] {
-            let svg = plot(ratios).svg();
+            let svg = plot(ratios).to_svg();
             assert_eq!(svg.matches("<circle").count(), 4);
             assert_eq!(svg.matches("<polyline").count(), 2);
             assert!(svg.contains(">one<") && svg.contains("a &lt; b") && !svg.contains("NaN"));
@@ -217,12 +217,12 @@ mod tests {
 
     #[test]
     fn axes_end_at_round_numbers() {
-        let scale = Scale::of(&plot(false));
+        let scale = AxisScale::from_plot(&plot(false));
         assert_eq!((scale.low, scale.high), (0.0, 70.0));
-        assert_eq!(scale.part(35.0), 0.5);
-        let scale = Scale::of(&plot(true));
+        assert_eq!(scale.axis_position(35.0), 0.5);
+        let scale = AxisScale::from_plot(&plot(true));
         assert!((scale.low - 1.0).abs() < 1e-9 && (scale.high - 100.0).abs() < 1e-9);
-        assert!((scale.part(10.0) - 0.5).abs() < 1e-9);
-        assert_eq!(scale.marks().len(), 3);
+        assert!((scale.axis_position(10.0) - 0.5).abs() < 1e-9);
+        assert_eq!(scale.axis_marks().len(), 3);
     }
 }

@@ -1,20 +1,20 @@
 //! Plots: a figure over the values of one parameter of the workload.
 
-use super::Session;
-use super::contest::Side;
-use super::launch::Sample;
-use super::place::{Place, Workload};
-use super::svg::{Line, Plot};
+use super::MpiSession;
+use super::comparison::ComparedSide;
+use super::launch::MpiSample;
+use super::place::{MpiPlace, MpiWorkload};
+use super::svg::{Plot, PlotLine};
 use crate::error::BenchError;
-use crate::tell;
+use crate::print_progress;
 
 /// A plot, and the name of its file.
-pub type Named = (String, Plot);
+pub type NamedPlot = (String, Plot);
 
 /// One of the lines: a name, a place, the additional arguments.
-type Way<'a> = (&'a str, &'a Place, &'a str);
+type SweepLine<'a> = (&'a str, &'a MpiPlace, &'a str);
 
-fn ways(s: &Session) -> [Way<'_>; 4] {
+fn sweep_lines(s: &MpiSession) -> [SweepLine<'_>; 4] {
     [
         ("Tatami's layer", &s.places.layer, ""),
         ("plain, independent", &s.places.disk, ""),
@@ -24,33 +24,33 @@ fn ways(s: &Session) -> [Way<'_>; 4] {
 }
 
 /// Measures every step of every line.
-fn take(
-    s: &Session,
-    ways: &[Way<'_>],
-    steps: &[(String, Workload, u32)],
-    value: impl Fn(&Sample) -> f64 + Copy,
-) -> Result<Vec<Line>, BenchError> {
-    let mut lines: Vec<Line> =
-        ways.iter().map(|way| Line { name: way.0.into(), values: Vec::new() }).collect();
+fn measure_lines(
+    s: &MpiSession,
+    ways: &[SweepLine<'_>],
+    steps: &[(String, MpiWorkload, u32)],
+    value: impl Fn(&MpiSample) -> f64 + Copy,
+) -> Result<Vec<PlotLine>, BenchError> {
+    let mut lines: Vec<PlotLine> =
+        ways.iter().map(|way| PlotLine { name: way.0.into(), values: Vec::new() }).collect();
     for (step, workload, ranks) in steps {
-        tell(&format!("  {step}:"));
-        let sides: Vec<Side> = ways
+        print_progress(&format!("  {step}:"));
+        let sides: Vec<ComparedSide> = ways
             .iter()
-            .map(|(_, place, more)| Side {
+            .map(|(_, place, more)| ComparedSide {
                 place: (*place).clone(),
-                workload: workload.with(more),
+                workload: workload.with_args(more),
                 ranks: *ranks,
             })
             .collect();
-        let outcome = s.hold(&sides)?;
+        let outcome = s.compare_sides(&sides)?;
         for (i, line) in lines.iter_mut().enumerate() {
-            line.values.push(Some(outcome.median(i, value)));
+            line.values.push(Some(outcome.side_median(i, value)));
         }
     }
     Ok(lines)
 }
 
-fn plot(title: String, across: &str, up: &str, steps: &[(String, Workload, u32)]) -> Plot {
+fn empty_plot(title: String, across: &str, up: &str, steps: &[(String, MpiWorkload, u32)]) -> Plot {
     Plot {
         title,
         across: across.into(),
@@ -62,43 +62,47 @@ fn plot(title: String, across: &str, up: &str, steps: &[(String, Workload, u32)]
 }
 
 /// Plots the bandwidth of strided writes over the number of processes.
-pub fn ranks(s: &Session) -> Result<Vec<Named>, BenchError> {
+pub fn plot_ranks(s: &MpiSession) -> Result<Vec<NamedPlot>, BenchError> {
     let segments = if s.quick { 16 } else { 256 };
     let line = format!("--view --write-only --block 64k --transfer 64k --segments {segments}");
-    let steps: Vec<_> =
-        [1, 2, 4, 8].map(|ranks| (ranks.to_string(), Workload::new("ior", &line), ranks)).to_vec();
+    let steps: Vec<_> = [1, 2, 4, 8]
+        .map(|ranks| (ranks.to_string(), MpiWorkload::new("ior", &line), ranks))
+        .to_vec();
     let name = s.mpi.name();
     let title = format!("Strided writes of 64 KiB, {name}");
-    let lines = take(s, &ways(s), &steps, Sample::write_rate)?;
-    let plot = Plot { lines, ..plot(title, "processes", "MiB/s", &steps) };
+    let lines = measure_lines(s, &sweep_lines(s), &steps, MpiSample::write_rate)?;
+    let plot = Plot { lines, ..empty_plot(title, "processes", "MiB/s", &steps) };
     Ok(vec![(format!("mpi-ranks-{name}"), plot)])
 }
 
 /// Plots HPIO nc-nc over the size of a region, with the same bytes, and over the spacing.
-pub fn regions(s: &Session) -> Result<Vec<Named>, BenchError> {
+pub fn plot_regions(s: &MpiSession) -> Result<Vec<NamedPlot>, BenchError> {
     let bytes: u64 = if s.quick { 64 << 10 } else { 1 << 20 };
     let hpio = |size: u64, spacing: u64| {
         let count = bytes / size;
         let line = format!(
             "--pattern nc-nc --write-only --count {count} --size {size} --spacing {spacing}"
         );
-        Workload::new("hpio", &line)
+        MpiWorkload::new("hpio", &line)
     };
     let name = s.mpi.name();
     let sizes: Vec<_> = [8u64, 64, 512, 4096, 32768]
-        .map(|size| (crate::size::print(size), hpio(size, 128), s.ranks))
+        .map(|size| (crate::size::format_size(size), hpio(size, 128), s.ranks))
         .to_vec();
     let title = format!("HPIO nc-nc writes, spacing 128 B, {name}");
-    let lines = take(s, &ways(s), &sizes, Sample::write_rate)?;
+    let lines = measure_lines(s, &sweep_lines(s), &sizes, MpiSample::write_rate)?;
     let over_size =
-        Plot { lines, ratios: true, ..plot(title, "region size, bytes", "MiB/s", &sizes) };
+        Plot { lines, ratios: true, ..empty_plot(title, "region size, bytes", "MiB/s", &sizes) };
     let spacings: Vec<_> = [8u64, 64, 512, 4096]
-        .map(|spacing| (crate::size::print(spacing), hpio(8, spacing), s.ranks))
+        .map(|spacing| (crate::size::format_size(spacing), hpio(8, spacing), s.ranks))
         .to_vec();
     let title = format!("HPIO nc-nc writes, regions of 8 B, {name}");
-    let lines = take(s, &ways(s), &spacings, Sample::write_rate)?;
-    let over_spacing =
-        Plot { lines, ratios: true, ..plot(title, "region spacing, bytes", "MiB/s", &spacings) };
+    let lines = measure_lines(s, &sweep_lines(s), &spacings, MpiSample::write_rate)?;
+    let over_spacing = Plot {
+        lines,
+        ratios: true,
+        ..empty_plot(title, "region spacing, bytes", "MiB/s", &spacings)
+    };
     Ok(vec![
         (format!("mpi-region-size-{name}"), over_size),
         (format!("mpi-region-spacing-{name}"), over_spacing),
@@ -106,10 +110,10 @@ pub fn regions(s: &Session) -> Result<Vec<Named>, BenchError> {
 }
 
 /// Plots the seconds of BT-IO's writes over the number of processes.
-pub fn btio(s: &Session) -> Result<Vec<Named>, BenchError> {
+pub fn plot_btio(s: &MpiSession) -> Result<Vec<NamedPlot>, BenchError> {
     let (class, dumps) = if s.quick { ("S", 2) } else { ("A", 10) };
     let line = format!("--class {class} --dumps {dumps} --write-only");
-    let work = Workload::new("btio", &line);
+    let work = MpiWorkload::new("btio", &line);
     let steps: Vec<_> = [1, 4, 9].map(|ranks| (ranks.to_string(), work.clone(), ranks)).to_vec();
     let name = s.mpi.name();
     let ways = [
@@ -118,9 +122,12 @@ pub fn btio(s: &Session) -> Result<Vec<Named>, BenchError> {
         ("plain, simple", &s.places.disk, "--mode simple"),
         ("file per process", &s.places.each, ""),
     ];
-    let lines = take(s, &ways, &steps, Sample::write_seconds)?;
+    let lines = measure_lines(s, &ways, &steps, MpiSample::write_seconds)?;
     let title = format!("BT-IO class {class}, {dumps} dumps, {name}");
-    let plot =
-        Plot { lines, ratios: true, ..plot(title, "processes", "seconds of writing", &steps) };
+    let plot = Plot {
+        lines,
+        ratios: true,
+        ..empty_plot(title, "processes", "seconds of writing", &steps)
+    };
     Ok(vec![(format!("mpi-btio-{name}"), plot)])
 }

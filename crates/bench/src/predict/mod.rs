@@ -8,19 +8,19 @@ mod report;
 mod rows;
 mod times;
 
-pub use report::Report;
-pub use rows::{Check, Growth, Row};
-pub use times::{Each, Point, Times};
+pub use report::PredictReport;
+pub use rows::{PredictCheck, PredictGrowth, PredictRow};
+pub use times::{MeasuredPoint, MeasuredTimes, OperationTimes};
 
-use crate::error::{BenchError, at, doing};
-use crate::gang::Launcher;
-use crate::suite::{Machine, stay_on_one_cpu};
-use crate::tell;
-use measure::{Means, Measured, measure};
-use rows::Rows;
+use crate::error::{BenchError, io_error, path_error};
+use crate::print_progress;
+use crate::suite::{Machine, pin_to_one_cpu};
+use crate::worker_group::Launcher;
+use measure::{MeasureSetup, Measurements, measure_all};
+use rows::PredictRows;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use tatami_sim::scale::{self, Kind, SERVERS_MAX, Window};
+use tatami_sim::scale::{self, CountWindow, OperationKind, SERVERS_MAX};
 
 /// Options of `tatami bench predict`.
 #[derive(Clone, Debug, clap::Args)]
@@ -31,7 +31,7 @@ pub struct PredictArgs {
     pub servers: Vec<u16>,
     /// Networks (default: all)
     #[arg(long, value_delimiter = ',')]
-    pub network: Vec<Network>,
+    pub network: Vec<PredictNetwork>,
     /// Client processes for each server
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub clients: u32,
@@ -75,7 +75,7 @@ pub struct PredictArgs {
 
 /// A network between servers and clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Network {
+pub enum PredictNetwork {
     /// 25 to 50 µs one way
     Ethernet,
     /// 1.5 to 2.5 µs one way
@@ -84,32 +84,33 @@ pub enum Network {
     WideArea,
 }
 
-impl Network {
-    const ALL: [Network; 3] = [Network::Ethernet, Network::Infiniband, Network::WideArea];
+impl PredictNetwork {
+    const ALL: [PredictNetwork; 3] =
+        [PredictNetwork::Ethernet, PredictNetwork::Infiniband, PredictNetwork::WideArea];
 
     /// Returns the name in reports.
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Network::Ethernet => "Ethernet",
-            Network::Infiniband => "InfiniBand",
-            Network::WideArea => "wide-area",
+            PredictNetwork::Ethernet => "Ethernet",
+            PredictNetwork::Infiniband => "InfiniBand",
+            PredictNetwork::WideArea => "wide-area",
         }
     }
 
-    fn way(self) -> scale::Network {
+    fn sim_network(self) -> scale::NetworkDelay {
         match self {
-            Network::Ethernet => scale::Network::ETHERNET,
-            Network::Infiniband => scale::Network::INFINIBAND,
-            Network::WideArea => scale::Network::WIDE,
+            PredictNetwork::Ethernet => scale::NetworkDelay::ETHERNET,
+            PredictNetwork::Infiniband => scale::NetworkDelay::INFINIBAND,
+            PredictNetwork::WideArea => scale::NetworkDelay::WIDE,
         }
     }
 
     /// Returns the predicted kinds of operations. A wide-area network needs many requests under
     /// way, and so each kind takes long to simulate; it gets fewer kinds.
-    fn kinds(self) -> &'static [Kind] {
+    fn predicted_kinds(self) -> &'static [OperationKind] {
         match self {
-            Network::Ethernet | Network::Infiniband => &Kind::ALL,
-            Network::WideArea => &Kind::ALL[..3],
+            PredictNetwork::Ethernet | PredictNetwork::Infiniband => &OperationKind::ALL,
+            PredictNetwork::WideArea => &OperationKind::ALL[..3],
         }
     }
 
@@ -117,8 +118,8 @@ impl Network {
     /// its share of a server busy while they travel.
     fn depth(self) -> u32 {
         match self {
-            Network::Ethernet | Network::Infiniband => 1,
-            Network::WideArea => 32,
+            PredictNetwork::Ethernet | PredictNetwork::Infiniband => 1,
+            PredictNetwork::WideArea => 32,
         }
     }
 }
@@ -130,52 +131,52 @@ impl Network {
 pub fn run(args: &PredictArgs, out: &mut impl Write) -> Result<(), BenchError> {
     let measured = match &args.times {
         Some(file) => {
-            let report = Report::read(file)?;
-            let Report { times, points, items, stolen, .. } = report;
-            Measured { times, points, items, stolen }
+            let report = PredictReport::read(file)?;
+            let PredictReport { times, points, items, stolen, .. } = report;
+            Measurements { times, points, items, stolen }
         }
         None => {
             // The measurement pins its thread to one CPU, but predictions may use all CPUs. So it
             // has a thread of its own, which ends afterwards.
-            let measured = std::thread::scope(|s| s.spawn(|| measured(args)).join());
+            let measured = std::thread::scope(|s| s.spawn(|| run_measurement(args)).join());
             let died = |_| BenchError::Usage("measuring ended early".into());
             measured.map_err(died)??
         }
     };
-    let rows = Rows::predict(args, &measured)?;
+    let rows = PredictRows::predict_all(args, &measured)?;
     let command = std::env::args().collect::<Vec<_>>().join(" ");
-    let machine = Machine::of(Path::new("."));
-    let report = Report::new((command, machine), measured, args, rows);
+    let machine = Machine::from_dir(Path::new("."));
+    let report = PredictReport::new((command, machine), measured, args, rows);
     report.write(&args.out)?;
     let plots = args.plots.as_deref().or_else(|| args.out.parent()).unwrap_or(Path::new("."));
-    report.draw(plots)?;
+    report.draw_plots(plots)?;
     let text = match (args.json, args.markdown) {
-        (true, _) => report.json(),
+        (true, _) => report.to_json(),
         (_, markdown) => report.render(markdown),
     };
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(BenchError::Output)
 }
 
-fn measured(args: &PredictArgs) -> Result<Measured, BenchError> {
+fn run_measurement(args: &PredictArgs) -> Result<Measurements, BenchError> {
     let this = Launcher::this_program()?;
     let program = args.program.clone().unwrap_or(this.program);
     let launcher = Launcher { program, ..this };
-    std::fs::create_dir_all(&args.dir).map_err(at("creating", &args.dir))?;
-    let dir = args.dir.canonicalize().map_err(at("finding", &args.dir))?;
-    tell(&Machine::of(&dir).line());
-    stay_on_one_cpu().map_err(doing("choosing a CPU"))?;
+    std::fs::create_dir_all(&args.dir).map_err(path_error("creating", &args.dir))?;
+    let dir = args.dir.canonicalize().map_err(path_error("finding", &args.dir))?;
+    print_progress(&Machine::from_dir(&dir).summary_line());
+    pin_to_one_cpu().map_err(io_error("choosing a CPU"))?;
     let runs = if args.quick { 1 } else { args.runs.into() };
     let items = if args.quick { 800 } else { 16_000 };
-    let measured = measure(&Means { launcher: &launcher, dir: &dir, runs, items });
-    let removed = std::fs::remove_dir_all(&dir).map_err(at("removing", &dir));
+    let measured = measure_all(&MeasureSetup { launcher: &launcher, dir: &dir, runs, items });
+    let removed = std::fs::remove_dir_all(&dir).map_err(path_error("removing", &dir));
     let measured = measured?;
     removed?;
     Ok(measured)
 }
 
-fn window(args: &PredictArgs) -> Window {
+fn count_window(args: &PredictArgs) -> CountWindow {
     match args.quick {
-        true => Window { each: 40, least: 400 },
-        false => Window { each: args.each, least: 10_000 },
+        true => CountWindow { each: 40, least: 400 },
+        false => CountWindow { each: args.each, least: 10_000 },
     }
 }

@@ -1,15 +1,15 @@
 //! The results of the simulator, in rows.
 
-use super::measure::Measured;
-use super::times::{Times, name_of};
-use super::{Network, PredictArgs, measure, window};
+use super::measure::Measurements;
+use super::times::{MeasuredTimes, kind_name};
+use super::{PredictArgs, PredictNetwork, count_window, measure};
 use crate::error::BenchError;
-use crate::stats::ratio;
-use crate::tell;
+use crate::print_progress;
+use crate::stats::ratio_or_zero;
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
-use tatami_sim::scale::{self, Machines, Phase, Setting, Shared};
+use tatami_sim::scale::{self, Machines, ScalePhase, ScaleSetting, SharedDirectory};
 
 /// Processes that fill a new directory until it has spread: as many as the requests that a server
 /// takes in one round.
@@ -17,7 +17,7 @@ const GROWERS: u32 = 1024;
 
 /// Operations of one kind, with a number of servers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Row {
+pub struct PredictRow {
     /// The network.
     pub network: String,
     /// Number of servers.
@@ -54,33 +54,33 @@ pub struct Row {
     pub longest: u64,
 }
 
-impl Row {
+impl PredictRow {
     /// Returns the idle share of the servers' time.
-    pub fn idle(&self) -> f64 {
+    pub fn idle_share(&self) -> f64 {
         let worked = self.own + self.woken + self.corrected + self.second + self.told;
         // A round counts when it begins, which may be before its share of the time.
         (1.0 - worked).max(0.0)
     }
 
-    fn of(network: Network, shared: bool, phase: &Phase) -> Row {
+    fn from_phase(network: PredictNetwork, shared: bool, phase: &ScalePhase) -> PredictRow {
         let sums = &phase.sums;
-        let each = |count: u64| ratio(count as f64, sums.done as f64);
-        Row {
+        let each = |count: u64| ratio_or_zero(count as f64, sums.done as f64);
+        PredictRow {
             network: network.name().into(),
             servers: phase.servers,
             shared,
-            operation: name_of(phase.kind).into(),
+            operation: kind_name(phase.kind).into(),
             old: phase.old,
-            rate: phase.rate(),
+            rate: phase.ops_per_sec(),
             efficiency: 0.0,
-            own: phase.share(sums.own),
-            woken: phase.share(sums.wake),
-            corrected: phase.share(sums.corrected),
-            second: phase.share(sums.second),
-            told: phase.share(sums.told),
+            own: phase.cpu_share(sums.own),
+            woken: phase.cpu_share(sums.wake),
+            corrected: phase.cpu_share(sums.corrected),
+            second: phase.cpu_share(sums.second),
+            told: phase.cpu_share(sums.told),
             requests: each(sums.requests),
             messages: each(sums.messages),
-            round: ratio((sums.requests + sums.messages / 2) as f64, sums.rounds as f64),
+            round: ratio_or_zero((sums.requests + sums.messages / 2) as f64, sums.rounds as f64),
             busiest: phase.busiest,
             longest: phase.longest,
         }
@@ -89,7 +89,7 @@ impl Row {
 
 /// The spread of a new directory in which all processes begin to make files at the same moment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Growth {
+pub struct PredictGrowth {
     /// The network.
     pub network: String,
     /// Number of servers.
@@ -114,7 +114,7 @@ pub struct Growth {
 
 /// A measurement, and the simulator's result for the same setting.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Check {
+pub struct PredictCheck {
     /// Number of servers, with 4 client processes, all on one CPU.
     pub servers: u16,
     /// The operation.
@@ -131,51 +131,56 @@ pub struct Check {
 
 /// All rows.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Rows {
-    pub rows: Vec<Row>,
-    pub growths: Vec<Growth>,
-    pub checks: Vec<Check>,
+pub struct PredictRows {
+    pub rows: Vec<PredictRow>,
+    pub growths: Vec<PredictGrowth>,
+    pub checks: Vec<PredictCheck>,
 }
 
-impl Rows {
+impl PredictRows {
     /// Runs the simulator.
     ///
     /// # Errors
     /// The message of the simulator.
-    pub fn predict(args: &PredictArgs, measured: &Measured) -> Result<Rows, BenchError> {
-        let networks = if args.network.is_empty() { &Network::ALL[..] } else { &args.network };
+    pub fn predict_all(
+        args: &PredictArgs,
+        measured: &Measurements,
+    ) -> Result<PredictRows, BenchError> {
+        let networks =
+            if args.network.is_empty() { &PredictNetwork::ALL[..] } else { &args.network };
         let jobs: Vec<_> = networks
             .iter()
             .flat_map(|network| args.servers.iter().map(move |servers| (*network, *servers)))
             .collect();
-        let mut all = Rows { checks: checks(args, measured)?, ..Rows::default() };
-        for (rows, growth) in in_parallel(&jobs, |job| predict(args, &measured.times, *job))? {
+        let mut all =
+            PredictRows { checks: build_checks(args, measured)?, ..PredictRows::default() };
+        for (rows, growth) in run_parallel(&jobs, |job| predict_job(args, &measured.times, *job))? {
             all.rows.extend(rows);
             all.growths.push(growth);
         }
-        all.compare();
+        all.compute_efficiency();
         Ok(all)
     }
 
     /// Computes the efficiency of each row.
-    fn compare(&mut self) {
+    fn compute_efficiency(&mut self) {
         let first: Vec<_> = self.rows.clone();
         for row in &mut self.rows {
-            let same = |other: &&Row| {
+            let same = |other: &&PredictRow| {
                 (&other.network, other.shared, &other.operation)
                     == (&row.network, row.shared, &row.operation)
                     && !other.old
             };
             let least = first.iter().filter(same).min_by_key(|other| other.servers);
             let of_one = least.map_or(0.0, |least| least.rate / f64::from(least.servers));
-            row.efficiency = ratio(row.rate / f64::from(row.servers), of_one);
+            row.efficiency = ratio_or_zero(row.rate / f64::from(row.servers), of_one);
         }
     }
 }
 
 /// Returns the results of all jobs, in their order. Starts the last jobs, which are the largest,
 /// first.
-fn in_parallel<J: Sync, T: Send>(
+fn run_parallel<J: Sync, T: Send>(
     jobs: &[J],
     work: impl Fn(&J) -> Result<T, BenchError> + Sync,
 ) -> Result<Vec<T>, BenchError> {
@@ -200,14 +205,18 @@ fn in_parallel<J: Sync, T: Send>(
     all.into_iter().map(|(_, result)| result).collect()
 }
 
-fn setting(args: &PredictArgs, times: &Times, (network, servers): (Network, u16)) -> Setting {
-    Setting {
+fn build_setting(
+    args: &PredictArgs,
+    times: &MeasuredTimes,
+    (network, servers): (PredictNetwork, u16),
+) -> ScaleSetting {
+    ScaleSetting {
         servers,
         processes: args.clients * u32::from(servers),
         depth: network.depth(),
         growers: GROWERS,
-        network: network.way(),
-        costs: times.costs(),
+        network: network.sim_network(),
+        costs: times.to_costs(),
         machines: Machines::Each,
         split_above: None,
         peers_first: args.peers_first,
@@ -215,33 +224,35 @@ fn setting(args: &PredictArgs, times: &Times, (network, servers): (Network, u16)
     }
 }
 
-fn predict(
+fn predict_job(
     args: &PredictArgs,
-    times: &Times,
-    job: (Network, u16),
-) -> Result<(Vec<Row>, Growth), BenchError> {
-    let setting = setting(args, times, job);
+    times: &MeasuredTimes,
+    job: (PredictNetwork, u16),
+) -> Result<(Vec<PredictRow>, PredictGrowth), BenchError> {
+    let setting = build_setting(args, times, job);
     let failed = |what: String| BenchError::Usage(format!("the simulator: {what}"));
     let (network, servers) = job;
-    let Shared { growth, newcomer, phases } =
-        setting.shared(network.kinds(), window(args)).map_err(failed)?;
-    let mut rows: Vec<_> = phases.iter().map(|phase| Row::of(network, true, phase)).collect();
-    let private = setting.private(network.kinds(), window(args)).map_err(failed)?;
-    rows.extend(private.iter().map(|phase| Row::of(network, false, phase)));
+    let SharedDirectory { growth, newcomer, phases } =
+        setting.run_shared(network.predicted_kinds(), count_window(args)).map_err(failed)?;
+    let mut rows: Vec<_> =
+        phases.iter().map(|phase| PredictRow::from_phase(network, true, phase)).collect();
+    let private =
+        setting.run_private(network.predicted_kinds(), count_window(args)).map_err(failed)?;
+    rows.extend(private.iter().map(|phase| PredictRow::from_phase(network, false, phase)));
     let sums = &growth.phase.sums;
-    let growth = Growth {
+    let growth = PredictGrowth {
         network: network.name().into(),
         servers,
         seconds: growth.phase.seconds,
         entries: growth.entries,
         complete: growth.complete,
-        requests: ratio(sums.requests as f64, sums.done as f64),
+        requests: ratio_or_zero(sums.requests as f64, sums.done as f64),
         longest: growth.phase.longest,
         largest: growth.largest,
         newcomer: newcomer.sums.corrections,
     };
     let create = rows.first().map_or(0.0, |row| row.rate);
-    tell(&format!(
+    print_progress(&format!(
         "  {}, {servers} servers: {create:.0} creates/s in one directory",
         network.name()
     ));
@@ -249,8 +260,11 @@ fn predict(
 }
 
 /// Returns the measurements beside the simulator's results.
-fn checks(args: &PredictArgs, measured: &Measured) -> Result<Vec<Check>, BenchError> {
-    let Measured { times, points, items, .. } = measured;
+fn build_checks(
+    args: &PredictArgs,
+    measured: &Measurements,
+) -> Result<Vec<PredictCheck>, BenchError> {
+    let Measurements { times, points, items, .. } = measured;
     let mut all = Vec::new();
     for servers in measure::CHECK_SERVERS {
         let found: Vec<_> = points
@@ -260,27 +274,27 @@ fn checks(args: &PredictArgs, measured: &Measured) -> Result<Vec<Check>, BenchEr
         if found.is_empty() {
             continue;
         }
-        let setting = Setting {
+        let setting = ScaleSetting {
             processes: measure::CHECK_PROCS as u32,
             depth: 1,
-            network: scale::Network::NONE,
+            network: scale::NetworkDelay::NONE,
             machines: Machines::One,
-            ..setting(args, times, (Network::Ethernet, servers))
+            ..build_setting(args, times, (PredictNetwork::Ethernet, servers))
         };
-        let phases = setting.whole(&measure::ORDER, items / measure::CHECK_PROCS as u64);
+        let phases = setting.run_whole(&measure::ORDER, items / measure::CHECK_PROCS as u64);
         for phase in phases.map_err(|what| BenchError::Usage(format!("the simulator: {what}")))? {
-            let name = name_of(phase.kind);
+            let name = kind_name(phase.kind);
             let Some(point) = found.iter().find(|p| p.operation == name) else { continue };
             let done = phase.sums.done as f64;
             let server_us = phase.sums.busy as f64 / 1e3 / done;
             let client_us = phase.sums.client as f64 / 1e3 / done;
-            all.push(Check {
+            all.push(PredictCheck {
                 servers,
                 operation: name.into(),
                 wakes: [point.sleeps, phase.sums.wakes as f64 / done],
                 server_us: [point.server_us, server_us],
                 cpu_us: [point.server_us + point.client_us, server_us + client_us],
-                rate: [point.rate, phase.rate()],
+                rate: [point.rate, phase.ops_per_sec()],
             });
         }
     }
@@ -294,8 +308,8 @@ mod tests {
     #[test]
     fn results_come_in_the_order_of_the_jobs() {
         let jobs: Vec<u64> = (0..50).collect();
-        let found = in_parallel(&jobs, |job| Ok(job * job)).expect("all work");
+        let found = run_parallel(&jobs, |job| Ok(job * job)).expect("all work");
         assert!(found.iter().zip(&jobs).all(|(square, job)| *square == job * job));
-        assert!(in_parallel(&jobs, |_| Err::<(), _>(BenchError::Usage("no".into()))).is_err());
+        assert!(run_parallel(&jobs, |_| Err::<(), _>(BenchError::Usage("no".into()))).is_err());
     }
 }

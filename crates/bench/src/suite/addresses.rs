@@ -18,10 +18,10 @@ impl SameAddresses {
     ///
     /// # Errors
     /// `EPERM` in containers that do not allow it.
-    pub(super) fn begin() -> io::Result<SameAddresses> {
+    pub(super) fn disable_randomization() -> io::Result<SameAddresses> {
         const ASK: c_ulong = 0xffff_ffff;
-        let before = personality(ASK)?;
-        personality(c_ulong::from(before as u32) | libc::ADDR_NO_RANDOMIZE as c_ulong)?;
+        let before = set_personality(ASK)?;
+        set_personality(c_ulong::from(before as u32) | libc::ADDR_NO_RANDOMIZE as c_ulong)?;
         Ok(SameAddresses(before))
     }
 }
@@ -29,12 +29,12 @@ impl SameAddresses {
 impl Drop for SameAddresses {
     fn drop(&mut self) {
         // The same call succeeded a moment ago, so it succeeds now.
-        let _ = personality(c_ulong::from(self.0 as u32));
+        let _ = set_personality(c_ulong::from(self.0 as u32));
     }
 }
 
 /// Sets the execution domain for programs that this thread starts, and returns the previous one.
-fn personality(persona: c_ulong) -> io::Result<c_int> {
+fn set_personality(persona: c_ulong) -> io::Result<c_int> {
     // SAFETY: a number goes in and a number comes out; no memory is touched.
     match unsafe { libc::personality(persona) } {
         -1 => Err(io::Error::last_os_error()),
@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn what_is_started_meanwhile_has_no_random_addresses() {
-        let Ok(same) = SameAddresses::begin() else {
+        let Ok(same) = SameAddresses::disable_randomization() else {
             return eprintln!("not allowed here");
         };
         let [one, two] = stacks();

@@ -1,13 +1,13 @@
 //! One figure: a value, its baseline, and the share of CPU time that was stolen meanwhile.
 
-use crate::stats::{median, ratio};
-use crate::table::{Table, number, percent};
+use crate::stats::{median, ratio_or_zero};
+use crate::table::{ReportTable, format_number, format_percent};
 use serde::{Deserialize, Serialize};
 
 /// The direction in which a ratio is good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Better {
+pub enum GoalDirection {
     /// The ratio should be at least the goal.
     Higher,
     /// The ratio should be at most the goal.
@@ -32,7 +32,7 @@ pub struct Figure {
     /// The goal of the ratio, if there is one.
     pub goal: Option<f64>,
     /// Whether the ratio should be above or below the goal.
-    pub better: Better,
+    pub better: GoalDirection,
     /// Whether the ratio meets the goal, if there is one.
     pub met: Option<bool>,
     /// Number of runs, each of both sides, alternating.
@@ -45,11 +45,11 @@ pub struct Figure {
 
 /// The runs of one figure.
 #[derive(Clone, Debug, Default)]
-pub struct Runs {
+pub struct FigureRuns {
     /// Of Tatami.
     pub ours: Vec<f64>,
     /// Of the baseline.
-    pub floor: Vec<f64>,
+    pub baseline: Vec<f64>,
     /// Share of stolen time over all runs.
     pub stolen: f64,
 }
@@ -60,17 +60,17 @@ impl Figure {
         name: impl Into<String>,
         unit: &str,
         against: &str,
-        (better, goal): (Better, Option<f64>),
-        runs: &Runs,
+        (better, goal): (GoalDirection, Option<f64>),
+        runs: &FigureRuns,
     ) -> Figure {
-        let (value, baseline) = (median(&runs.ours), median(&runs.floor));
-        let ratio = ratio(value, baseline);
+        let (value, baseline) = (median(&runs.ours), median(&runs.baseline));
+        let ratio = ratio_or_zero(value, baseline);
         // Two digits are significant and printed. The verdict uses the printed value, so that the
         // table cannot contradict itself.
         let shown = (ratio * 100.0).round() / 100.0;
         let met = goal.map(|goal| match better {
-            Better::Higher => shown >= goal,
-            Better::Lower => shown <= goal,
+            GoalDirection::Higher => shown >= goal,
+            GoalDirection::Lower => shown <= goal,
         });
         Figure {
             name: name.into(),
@@ -89,7 +89,7 @@ impl Figure {
     }
 
     /// Adds an explanation.
-    pub fn note(mut self, note: impl Into<String>) -> Figure {
+    pub fn with_note(mut self, note: impl Into<String>) -> Figure {
         self.note = note.into();
         self
     }
@@ -97,28 +97,28 @@ impl Figure {
     fn goal_text(&self) -> String {
         match (self.goal, self.better) {
             (None, _) => "–".into(),
-            (Some(goal), Better::Higher) => format!("≥ {goal:.2}"),
-            (Some(goal), Better::Lower) => format!("≤ {goal:.2}"),
+            (Some(goal), GoalDirection::Higher) => format!("≥ {goal:.2}"),
+            (Some(goal), GoalDirection::Lower) => format!("≤ {goal:.2}"),
         }
     }
 }
 
 /// Puts all figures into a table.
-pub fn table(figures: &[Figure]) -> Table {
+pub fn build_table(figures: &[Figure]) -> ReportTable {
     let headings =
         ["figure", "Tatami", "baseline", "unit", "ratio", "goal", "met", "runs", "stolen"];
-    let mut table = Table::new(&headings);
+    let mut table = ReportTable::new(&headings);
     for f in figures {
-        table.row(vec![
+        table.add_row(vec![
             f.name.clone(),
-            number(f.value),
-            number(f.baseline),
+            format_number(f.value),
+            format_number(f.baseline),
             f.unit.clone(),
             format!("{:.2}", f.ratio),
             f.goal_text(),
             f.met.map_or("–", |met| if met { "yes" } else { "no" }).into(),
             f.runs.to_string(),
-            percent(f.stolen),
+            format_percent(f.stolen),
         ]);
     }
     table
@@ -128,29 +128,36 @@ pub fn table(figures: &[Figure]) -> Table {
 mod tests {
     use super::*;
 
-    fn runs() -> Runs {
-        Runs { ours: vec![90.0, 95.0, 10.0], floor: vec![100.0, 100.0, 120.0], stolen: 0.25 }
+    fn runs() -> FigureRuns {
+        FigureRuns {
+            ours: vec![90.0, 95.0, 10.0],
+            baseline: vec![100.0, 100.0, 120.0],
+            stolen: 0.25,
+        }
     }
 
     #[test]
     fn a_figure_is_the_ratio_of_medians_held_against_its_goal() {
-        let f = Figure::new("read", "MiB/s", "the disk", (Better::Higher, Some(0.9)), &runs());
+        let f =
+            Figure::new("read", "MiB/s", "the disk", (GoalDirection::Higher, Some(0.9)), &runs());
         assert_eq!(
             (f.value, f.baseline, f.ratio, f.met, f.runs),
             (90.0, 100.0, 0.9, Some(true), 3)
         );
-        let f = Figure::new("read", "MiB/s", "the disk", (Better::Higher, Some(0.95)), &runs());
+        let f =
+            Figure::new("read", "MiB/s", "the disk", (GoalDirection::Higher, Some(0.95)), &runs());
         assert_eq!(f.met, Some(false));
-        let f = Figure::new("cpu", "µs", "the floor", (Better::Lower, Some(1.0)), &runs());
+        let f = Figure::new("cpu", "µs", "the floor", (GoalDirection::Lower, Some(1.0)), &runs());
         assert_eq!(f.met, Some(true));
-        let f = Figure::new("cpu", "µs", "the floor", (Better::Lower, None), &runs());
+        let f = Figure::new("cpu", "µs", "the floor", (GoalDirection::Lower, None), &runs());
         assert_eq!(f.met, None);
     }
 
     #[test]
     fn the_summary_has_the_promised_fields_and_reads_back() {
-        let f = Figure::new("read", "MiB/s", "the disk", (Better::Higher, Some(0.9)), &runs())
-            .note("warm");
+        let f =
+            Figure::new("read", "MiB/s", "the disk", (GoalDirection::Higher, Some(0.9)), &runs())
+                .with_note("warm");
         let json = serde_json::to_value(&f).expect("plain data");
         for field in ["name", "value", "unit", "baseline", "ratio", "goal", "runs", "stolen"] {
             assert!(json.get(field).is_some(), "{field}");
@@ -160,8 +167,9 @@ mod tests {
 
     #[test]
     fn the_table_shows_ratio_goal_and_steal() {
-        let f = Figure::new("read", "MiB/s", "the disk", (Better::Higher, Some(0.95)), &runs());
-        let text = table(&[f]).render();
+        let f =
+            Figure::new("read", "MiB/s", "the disk", (GoalDirection::Higher, Some(0.95)), &runs());
+        let text = build_table(&[f]).render();
         assert!(text.contains("0.90") && text.contains("≥ 0.95") && text.contains("no"), "{text}");
         assert!(text.contains("25 %"), "{text}");
     }

@@ -1,25 +1,28 @@
 //! Names through the client library, many in one request, against the same one by one. The figures
 //! are the CPU time of both sides and the requests for an entry, on one server and in turn.
 
-use super::Bench;
-use super::figure::{Better, Figure, Runs};
-use super::pairs::Pairs;
-use crate::clock::cpu_ns_of;
+use super::SuiteContext;
+use super::figure::{Figure, FigureRuns, GoalDirection};
+use super::pairs::PairedRuns;
+use crate::clock::process_cpu_ns;
 use crate::error::BenchError;
-use crate::gang::Gang;
-use crate::mdtest::{MdtestPart, Op, Place, Site};
-use crate::reach::Reach;
-use crate::worker::Task;
+use crate::mdtest::{MdtestOp, MdtestPart, MdtestSite, WorkloadPlace};
+use crate::volume_access::VolumeAccess;
+use crate::worker::WorkerTask;
+use crate::worker_group::WorkerGroup;
 
 /// Operations in one request.
 const BULK: usize = 256;
 
-const OPERATIONS: [(Op, &str); 3] =
-    [(Op::FileCreate, "create"), (Op::FileStat, "stat"), (Op::FileRemove, "unlink")];
+const OPERATIONS: [(MdtestOp, &str); 3] = [
+    (MdtestOp::FileCreate, "create"),
+    (MdtestOp::FileStat, "stat"),
+    (MdtestOp::FileRemove, "unlink"),
+];
 
 /// The result of one run, for each entry.
 #[derive(Clone, Copy, Debug)]
-struct Cost {
+struct BulkCost {
     /// Entries per second.
     rate: f64,
     /// CPU time of both sides, in microseconds.
@@ -28,42 +31,48 @@ struct Cost {
 }
 
 /// One side: a process with a directory of its own.
-struct Side {
-    site: Site,
-    gang: Gang,
+struct BulkSide {
+    site: MdtestSite,
+    gang: WorkerGroup,
 }
 
-impl Side {
-    fn start(bench: &Bench, items: u64, bulk: usize) -> Result<Side, BenchError> {
-        let reach = Reach::from(&bench.volume.options()?);
+impl BulkSide {
+    fn start(bench: &SuiteContext, items: u64, bulk: usize) -> Result<BulkSide, BenchError> {
+        let reach = VolumeAccess::from(&bench.volume.client_options()?);
         let dir = format!("/bulk.{bulk}");
-        let tree = tatami_client::tree::Tree::new(
-            std::sync::Arc::new(reach.client()?),
+        let tree = tatami_client::tree::VolumeTree::new(
+            std::sync::Arc::new(reach.connect_client()?),
             crate::mdtest::own_cred(),
         );
         tree.mkdir(dir.as_bytes(), 0o755, 0)
-            .map_err(crate::error::on("creating", dir.as_bytes()))?;
-        let site = Site::make(&Place::Library { reach, dir }, 1, false)?;
-        let parts = site.parts(1, items, false, 0);
-        let parts = parts.into_iter().map(|part| Task::Mdtest(MdtestPart { bulk, ..part }));
-        Ok(Side { gang: Gang::start(&bench.launcher, parts.collect())?, site })
+            .map_err(crate::error::volume_error("creating", dir.as_bytes()))?;
+        let site = MdtestSite::create(&WorkloadPlace::Library { reach, dir }, 1, false)?;
+        let parts = site.process_parts(1, items, false, 0);
+        let parts = parts.into_iter().map(|part| WorkerTask::Mdtest(MdtestPart { bulk, ..part }));
+        Ok(BulkSide { gang: WorkerGroup::start(&bench.launcher, parts.collect())?, site })
     }
 
-    fn run(&mut self, bench: &Bench, daemons: &[u32], op: Op) -> Result<Cost, BenchError> {
-        let cpu = || daemons.iter().filter_map(|pid| cpu_ns_of(*pid)).sum::<u64>();
-        let asked = || Ok::<_, BenchError>(bench.volume.status(0)?.meta_requests);
-        self.gang.prepare(op.name())?;
+    fn run_phase(
+        &mut self,
+        bench: &SuiteContext,
+        daemons: &[u32],
+        op: MdtestOp,
+    ) -> Result<BulkCost, BenchError> {
+        let cpu = || daemons.iter().filter_map(|pid| process_cpu_ns(*pid)).sum::<u64>();
+        let asked = || Ok::<_, BenchError>(bench.volume.node_status(0)?.meta_requests);
+        self.gang.prepare_phase(op.name())?;
         let before = (cpu(), asked()?);
-        self.gang.go()?;
-        let mut outcome = crate::gang::Outcome::of(&self.gang.collect()?);
+        self.gang.start_phase()?;
+        let mut outcome =
+            crate::worker_group::PhaseOutcome::from_reports(&self.gang.collect_reports()?);
         outcome.cpu_ns += cpu().saturating_sub(before.0);
         let requests = (asked()? - before.1) as f64 / outcome.ops as f64;
-        Ok(Cost { rate: outcome.rate(), cpu_us: outcome.cpu_us_per_op(), requests })
+        Ok(BulkCost { rate: outcome.ops_per_sec(), cpu_us: outcome.cpu_us_per_op(), requests })
     }
 }
 
 /// Returns the names of the figures of rate, CPU time and requests of an operation.
-fn names_of(operation: &str) -> [String; 3] {
+fn figure_names(operation: &str) -> [String; 3] {
     ["", ", CPU", ", requests"].map(|what| format!("library {operation}, {BULK} at a time{what}"))
 }
 
@@ -71,21 +80,26 @@ fn names_of(operation: &str) -> [String; 3] {
 ///
 /// # Errors
 /// A measurement that could not be run.
-pub fn figures(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
-    let mut names = OPERATIONS.iter().flat_map(|(_, name)| names_of(name));
-    if !names.any(|name| bench.wants(&name)) {
+pub fn take_figures(bench: &SuiteContext) -> Result<Vec<Figure>, BenchError> {
+    let mut names = OPERATIONS.iter().flat_map(|(_, name)| figure_names(name));
+    if !names.any(|name| bench.wants_figure(&name)) {
         return Ok(Vec::new());
     }
-    let daemons = bench.volume.daemons()?;
-    let (mut many, mut single) =
-        (Side::start(bench, bench.items(), BULK)?, Side::start(bench, bench.items(), 1)?);
-    let mut costs: [Pairs<Cost>; OPERATIONS.len()] = Default::default();
+    let daemons = bench.volume.daemon_pids()?;
+    let (mut many, mut single) = (
+        BulkSide::start(bench, bench.items_per_run(), BULK)?,
+        BulkSide::start(bench, bench.items_per_run(), 1)?,
+    );
+    let mut costs: [PairedRuns<BulkCost>; OPERATIONS.len()] = Default::default();
     // The first round warms up.
     for round in 0..=bench.runs {
         for (costs, (op, _)) in costs.iter_mut().zip(OPERATIONS) {
-            costs.take(|| many.run(bench, &daemons, op), || single.run(bench, &daemons, op))?;
+            costs.run_pair(
+                || many.run_phase(bench, &daemons, op),
+                || single.run_phase(bench, &daemons, op),
+            )?;
             if round == 0 {
-                costs.forget();
+                costs.discard_runs();
             }
         }
     }
@@ -95,14 +109,14 @@ pub fn figures(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
     }
     let mut figures = Vec::new();
     for (costs, (_, operation)) in costs.iter().zip(OPERATIONS) {
-        let [rate, cpu, requests] = names_of(operation);
+        let [rate, cpu, requests] = figure_names(operation);
         let against = "one by one";
-        let mut keep = |name, unit, better, runs: &Runs| {
-            bench.keep(&mut figures, Figure::new(name, unit, against, (better, None), runs));
+        let mut keep = |name, unit, better, runs: &FigureRuns| {
+            bench.add_figure(&mut figures, Figure::new(name, unit, against, (better, None), runs));
         };
-        keep(rate, "entries/s", Better::Higher, &costs.runs(|c| c.rate));
-        keep(cpu, "µs/entry", Better::Lower, &costs.runs(|c| c.cpu_us));
-        keep(requests, "requests/entry", Better::Lower, &costs.runs(|c| c.requests));
+        keep(rate, "entries/s", GoalDirection::Higher, &costs.figure_runs(|c| c.rate));
+        keep(cpu, "µs/entry", GoalDirection::Lower, &costs.figure_runs(|c| c.cpu_us));
+        keep(requests, "requests/entry", GoalDirection::Lower, &costs.figure_runs(|c| c.requests));
     }
     Ok(figures)
 }

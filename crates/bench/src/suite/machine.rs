@@ -21,7 +21,7 @@ pub struct Machine {
 
 impl Machine {
     /// Describes this machine, with the file system on which `dir` lies.
-    pub fn of(dir: &Path) -> Machine {
+    pub fn from_dir(dir: &Path) -> Machine {
         let field = |file: &str, name: &str| {
             let text = fs::read_to_string(file).unwrap_or_default();
             let line = text.lines().find(|l| l.starts_with(name)).unwrap_or_default();
@@ -34,12 +34,12 @@ impl Machine {
             cpus: std::thread::available_parallelism().map_or(1, usize::from),
             memory_mib: kib / 1024,
             kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
-            disk: file_system(dir),
+            disk: file_system_type(dir),
         }
     }
 
     /// Describes the machine in one line.
-    pub fn line(&self) -> String {
+    pub fn summary_line(&self) -> String {
         format!(
             "{} × {}, {} MiB memory, Linux {}, {}",
             self.cpus, self.cpu, self.memory_mib, self.kernel, self.disk
@@ -48,7 +48,7 @@ impl Machine {
 }
 
 /// Returns the type of the mount with the longest path that contains `dir`.
-fn file_system(dir: &Path) -> String {
+fn file_system_type(dir: &Path) -> String {
     let dir = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     mounts
@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn a_machine_tells_what_it_is() {
-        let machine = Machine::of(Path::new("/proc"));
+        let machine = Machine::from_dir(Path::new("/proc"));
         assert_eq!(machine.disk, "proc");
         assert!(machine.cpus > 0 && machine.memory_mib > 0 && !machine.kernel.is_empty());
     }

@@ -1,4 +1,4 @@
-//! `tatami bench suite`: the figures of `docs/PERFORMANCE.md`, each next to its baseline on the
+//! `tatami bench suite`: the figures of `docs/performance.md`, each next to its baseline on the
 //! same machine, in the same minutes.
 //!
 //! A small module of its own measures every figure. Both sides take turns, medians are compared,
@@ -12,7 +12,7 @@ mod library_bulk;
 mod library_names;
 mod machine;
 mod mount_names;
-mod null;
+mod null_mount;
 mod only;
 mod pairs;
 mod passthrough;
@@ -22,20 +22,20 @@ pub(crate) mod strace;
 pub(crate) mod volume;
 mod walks;
 
-pub use figure::{Better, Figure, Runs};
+pub use figure::{Figure, FigureRuns, GoalDirection};
 pub use machine::Machine;
-pub use null::serve as null_mount;
+pub use null_mount::serve_null_mount as null_mount;
 pub use only::Prefix;
 
-use crate::error::{BenchError, at, doing};
-use crate::gang::Launcher;
-use crate::table::percent;
-use crate::tell;
+use crate::error::{BenchError, io_error, path_error};
+use crate::print_progress;
+use crate::table::format_percent;
+use crate::worker_group::Launcher;
 use only::PARTS;
 use serde::{Deserialize, Serialize};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use volume::Volume;
+use volume::BenchVolume;
 
 /// Options of `tatami bench suite`.
 #[derive(Clone, Debug, clap::Args)]
@@ -75,11 +75,11 @@ pub struct SuiteArgs {
 const NODES: u16 = 2;
 
 /// The state that all parts need.
-pub struct Bench {
+pub struct SuiteContext {
     launcher: Launcher,
     /// The `tatami` command that starts volumes.
     program: PathBuf,
-    volume: Volume,
+    volume: BenchVolume,
     /// For files on the plain disk.
     plain: PathBuf,
     /// For sockets, mounts and other things that are not measured.
@@ -91,10 +91,10 @@ pub struct Bench {
     only: Vec<Prefix>,
 }
 
-impl Bench {
+impl SuiteContext {
     /// Returns whether a figure of this name is to be taken.
-    fn wants(&self, name: &str) -> bool {
-        self.only.is_empty() || self.only.iter().any(|prefix| prefix.covers(name))
+    fn wants_figure(&self, name: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|prefix| prefix.matches_figure(name))
     }
 
     /// Returns bytes of a test file: small enough to stay in the page cache.
@@ -103,46 +103,46 @@ impl Bench {
     }
 
     /// Returns the number of metadata operations of one run.
-    fn items(&self) -> u64 {
+    fn items_per_run(&self) -> u64 {
         if self.quick { 400 } else { 8000 }
     }
 
     /// Returns the number of entries of a large directory.
-    fn entries(&self) -> u64 {
+    fn large_dir_entries(&self) -> u64 {
         if self.quick { 2000 } else { self.entries }
     }
 
     /// Returns whether a figure or its baseline is wanted: the two are taken together.
-    fn wants_like(&self, name: &str) -> bool {
-        self.wants(name) || self.wants(&floor_of(name))
+    fn wants_with_baseline(&self, name: &str) -> bool {
+        self.wants_figure(name) || self.wants_figure(&baseline_name(name))
     }
 
     /// Reports a finished figure and adds it, if it is wanted.
-    fn keep(&self, figures: &mut Vec<Figure>, figure: Figure) {
-        if !self.wants(&figure.name) {
+    fn add_figure(&self, figures: &mut Vec<Figure>, figure: Figure) {
+        if !self.wants_figure(&figure.name) {
             return;
         }
-        tell(&format!(
+        print_progress(&format!(
             "  {}: {} {} against {}, ratio {:.2}, stolen {}",
             figure.name,
-            crate::table::number(figure.value),
+            crate::table::format_number(figure.value),
             figure.unit,
-            crate::table::number(figure.baseline),
+            crate::table::format_number(figure.baseline),
             figure.ratio,
-            percent(figure.stolen)
+            format_percent(figure.stolen)
         ));
         figures.push(figure);
     }
 }
 
 /// Returns the name of a figure's baseline: the cost of the kernel or the disk without Tatami.
-fn floor_of(figure: &str) -> String {
+fn baseline_name(figure: &str) -> String {
     format!("{figure}, floor")
 }
 
 /// One object of the summary: a figure, the command and the machine.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Entry {
+pub struct SummaryEntry {
     /// The figure.
     #[serde(flatten)]
     pub figure: Figure,
@@ -159,55 +159,60 @@ pub struct Entry {
 /// error.
 pub fn run(args: &SuiteArgs, out: &mut impl Write) -> Result<(), BenchError> {
     let launcher = Launcher::this_program()?;
-    std::fs::create_dir_all(&args.dir).map_err(at("creating", &args.dir))?;
+    std::fs::create_dir_all(&args.dir).map_err(path_error("creating", &args.dir))?;
     // Daemons and mounts have other working directories, so the path must be absolute.
-    let dir = args.dir.canonicalize().map_err(at("finding", &args.dir))?;
+    let dir = args.dir.canonicalize().map_err(path_error("finding", &args.dir))?;
     let (plain, work) = (dir.join("plain"), dir.join("other"));
     for made in [&plain, &work] {
-        std::fs::create_dir_all(made).map_err(at("creating", made))?;
+        std::fs::create_dir_all(made).map_err(path_error("creating", made))?;
     }
-    let machine = Machine::of(&plain);
-    tell(&machine.line());
-    let figures = take_all(args, &launcher, &dir);
+    let machine = Machine::from_dir(&plain);
+    print_progress(&machine.summary_line());
+    let figures = take_figures(args, &launcher, &dir);
     // Removes the directory after a failure, too; the first error is the one to report.
-    let removed = std::fs::remove_dir_all(&dir).map_err(at("removing", &dir));
+    let removed = std::fs::remove_dir_all(&dir).map_err(path_error("removing", &dir));
     let figures = figures?;
     removed?;
-    write(&args.out, &figures, &machine)?;
-    let text = report(args, &figures);
+    write_summary(&args.out, &figures, &machine)?;
+    let text = render_report(args, &figures);
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(BenchError::Output)
 }
 
 /// Takes the figures of bytes on all CPUs, then those of names on one CPU, each with a volume of
 /// its own.
-fn take_all(args: &SuiteArgs, launcher: &Launcher, dir: &Path) -> Result<Vec<Figure>, BenchError> {
-    type Figures = fn(&Bench) -> Result<Vec<Figure>, BenchError>;
+fn take_figures(
+    args: &SuiteArgs,
+    launcher: &Launcher,
+    dir: &Path,
+) -> Result<Vec<Figure>, BenchError> {
+    type Figures = fn(&SuiteContext) -> Result<Vec<Figure>, BenchError>;
     type Parts<'a> = &'a [(&'static str, Figures)];
     let [local, far, mount, library, servers, large, walk] = PARTS;
-    let bytes: Parts<'_> = &[(local, passthrough::figures), (far, remote::figures)];
+    let bytes: Parts<'_> = &[(local, passthrough::take_figures), (far, remote::take_figures)];
     let names: Parts<'_> = &[
-        (mount, mount_names::figures),
-        (library, library_names::figures),
-        (library, library_bulk::figures),
-        (servers, servers::figures),
-        (large, large::figures),
-        (walk, walks::figures),
+        (mount, mount_names::take_figures),
+        (library, library_names::take_figures),
+        (library, library_bulk::take_figures),
+        (servers, servers::take_figures),
+        (large, large::take_figures),
+        (walk, walks::take_figures),
     ];
     let mut all = Vec::new();
     for (parts, one_cpu) in [(bytes, false), (names, !args.all_cpus)] {
-        let wanted = |part: &str| args.only.is_empty() || args.only.iter().any(|p| p.within(part));
+        let wanted =
+            |part: &str| args.only.is_empty() || args.only.iter().any(|p| p.matches_part(part));
         if !parts.iter().any(|(part, _)| wanted(part)) {
             continue;
         }
         if one_cpu {
-            stay_on_one_cpu().map_err(doing("choosing a CPU"))?;
+            pin_to_one_cpu().map_err(io_error("choosing a CPU"))?;
         }
         let program = args.program.as_ref().unwrap_or(&launcher.program);
         // Only one node has names here, and programs reach it by its socket. The part `servers`
         // measures the cost of more nodes.
-        let volume = Volume::start(program, &dir.join("vol"), NODES, "0")?;
+        let volume = BenchVolume::start(program, &dir.join("vol"), NODES, "0")?;
         let runs = if args.quick { args.runs.min(2) } else { args.runs };
-        let bench = Bench {
+        let bench = SuiteContext {
             launcher: launcher.clone(),
             program: program.clone(),
             volume,
@@ -219,11 +224,11 @@ fn take_all(args: &SuiteArgs, launcher: &Launcher, dir: &Path) -> Result<Vec<Fig
             only: args.only.clone(),
         };
         for (part, take) in parts.iter().filter(|(part, _)| wanted(part)) {
-            tell(&format!("{part}:"));
+            print_progress(&format!("{part}:"));
             all.extend(take(&bench)?);
         }
     }
-    match args.only.iter().find(|prefix| !all.iter().any(|f| prefix.covers(&f.name))) {
+    match args.only.iter().find(|prefix| !all.iter().any(|f| prefix.matches_figure(&f.name))) {
         Some(prefix) => {
             Err(BenchError::Usage(format!("no figure has a name that begins '{}'", prefix.text())))
         }
@@ -236,7 +241,7 @@ fn take_all(args: &SuiteArgs, launcher: &Launcher, dir: &Path) -> Result<Vec<Fig
 /// A request for a name is a relay between processes that each work for a few microseconds. The
 /// scheduler may put two of them on one CPU or on two. That changes the time of a hand-over by a
 /// factor of up to ten, more so on virtual machines, and by more than any figure here.
-pub(crate) fn stay_on_one_cpu() -> std::io::Result<()> {
+pub(crate) fn pin_to_one_cpu() -> std::io::Result<()> {
     use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
     let may = sched_getaffinity(None)?;
     let last = (0..CpuSet::MAX_CPU).rev().find(|cpu| may.is_set(*cpu));
@@ -249,28 +254,32 @@ pub(crate) fn stay_on_one_cpu() -> std::io::Result<()> {
 ///
 /// # Errors
 /// When the file can't be written.
-pub(crate) fn write(out: &Path, figures: &[Figure], machine: &Machine) -> Result<(), BenchError> {
+pub(crate) fn write_summary(
+    out: &Path,
+    figures: &[Figure],
+    machine: &Machine,
+) -> Result<(), BenchError> {
     let mut words: Vec<String> = std::env::args().collect();
     if let Some(program) = words.first_mut() {
         "tatami".clone_into(program);
     }
     let command = words.join(" ");
-    let entry = |figure: &Figure| Entry {
+    let entry = |figure: &Figure| SummaryEntry {
         figure: figure.clone(),
         command: command.clone(),
         machine: machine.clone(),
     };
-    let entries: Vec<Entry> = figures.iter().map(entry).collect();
+    let entries: Vec<SummaryEntry> = figures.iter().map(entry).collect();
     let text = serde_json::to_string_pretty(&entries).expect("a summary is plain data");
     if let Some(parent) = out.parent().filter(|p| !p.as_os_str().is_empty()) {
-        std::fs::create_dir_all(parent).map_err(at("creating", parent))?;
+        std::fs::create_dir_all(parent).map_err(path_error("creating", parent))?;
     }
-    std::fs::write(out, text + "\n").map_err(at("writing", out))
+    std::fs::write(out, text + "\n").map_err(path_error("writing", out))
 }
 
-fn report(args: &SuiteArgs, figures: &[Figure]) -> String {
-    let table = figure::table(figures);
-    let mut text = if args.markdown { table.markdown() } else { table.render() };
+fn render_report(args: &SuiteArgs, figures: &[Figure]) -> String {
+    let table = figure::build_table(figures);
+    let mut text = if args.markdown { table.render_markdown() } else { table.render() };
     text.push('\n');
     for f in figures.iter().filter(|f| !f.note.is_empty()) {
         text += &format!("{}: {}\n", f.name, f.note);
@@ -288,9 +297,9 @@ mod tests {
     fn the_summary_is_an_array_of_figures_with_command_and_machine() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let out = dir.path().join("results/summary.json");
-        let runs = Runs { ours: vec![1.0], floor: vec![2.0], stolen: 0.5 };
-        let figure = Figure::new("x", "op/s", "y", (Better::Higher, Some(0.6)), &runs);
-        write(&out, &[figure], &Machine::of(dir.path())).expect("writable");
+        let runs = FigureRuns { ours: vec![1.0], baseline: vec![2.0], stolen: 0.5 };
+        let figure = Figure::new("x", "op/s", "y", (GoalDirection::Higher, Some(0.6)), &runs);
+        write_summary(&out, &[figure], &Machine::from_dir(dir.path())).expect("writable");
         let text = std::fs::read_to_string(&out).expect("it was written");
         let json: serde_json::Value = serde_json::from_str(&text).expect("JSON");
         let first = &json.as_array().expect("an array")[0];

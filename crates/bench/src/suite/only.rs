@@ -9,7 +9,7 @@ pub(super) const PARTS: [&str; 7] =
 pub struct Prefix(String);
 
 /// Removes commas from a name: they separate the prefixes on the command line.
-fn plain(name: &str) -> String {
+fn normalize_name(name: &str) -> String {
     name.replace(',', "").trim().to_lowercase()
 }
 
@@ -19,21 +19,21 @@ impl Prefix {
     /// # Errors
     /// A sentence with the parts, when no figure can have such a name.
     pub fn parse(text: &str) -> Result<Prefix, String> {
-        let prefix = Prefix(plain(text));
-        if prefix.0.is_empty() || !PARTS.iter().any(|part| prefix.within(part)) {
+        let prefix = Prefix(normalize_name(text));
+        if prefix.0.is_empty() || !PARTS.iter().any(|part| prefix.matches_part(part)) {
             return Err(format!("the names of figures begin with {}", PARTS.join(", ")));
         }
         Ok(prefix)
     }
 
     /// Returns whether the part may have such figures, judging by the part's name.
-    pub(super) fn within(&self, part: &str) -> bool {
+    pub(super) fn matches_part(&self, part: &str) -> bool {
         part.starts_with(&self.0) || self.0.starts_with(part)
     }
 
     /// Returns whether the figure's name begins with this prefix.
-    pub(super) fn covers(&self, figure: &str) -> bool {
-        plain(figure).starts_with(&self.0)
+    pub(super) fn matches_figure(&self, figure: &str) -> bool {
+        normalize_name(figure).starts_with(&self.0)
     }
 
     /// Returns the prefix as given, without its commas.
@@ -51,11 +51,16 @@ mod tests {
         let prefix = |text| Prefix::parse(text).expect("a part begins so");
         let name = "passthrough write, cached, 4k";
         for text in ["pass", "passthrough", "passthrough write", "passthrough write cached 4k"] {
-            assert!(prefix(text).covers(name) && prefix(text).within("passthrough"), "{text}");
+            assert!(
+                prefix(text).matches_figure(name) && prefix(text).matches_part("passthrough"),
+                "{text}"
+            );
         }
-        assert!(prefix("Mount Create").covers("mount create, CPU"));
-        assert!(!prefix("passthrough read").covers(name));
-        assert!(!prefix("mount").covers(name) && !prefix("mount").within("passthrough"));
+        assert!(prefix("Mount Create").matches_figure("mount create, CPU"));
+        assert!(!prefix("passthrough read").matches_figure(name));
+        assert!(
+            !prefix("mount").matches_figure(name) && !prefix("mount").matches_part("passthrough")
+        );
         for text in ["", "write", "cached"] {
             assert!(Prefix::parse(text).is_err_and(|e| e.contains("remote")), "{text}");
         }

@@ -1,29 +1,29 @@
 //! Runs of both sides in turn, A B A B: a disturbance that is longer than a run affects both.
 
-use super::figure::Runs;
+use super::figure::FigureRuns;
 use crate::clock::{Steal, StealSum};
 use crate::error::BenchError;
 
 /// The results of both sides, run by run.
 #[derive(Clone, Debug)]
-pub struct Pairs<T> {
+pub struct PairedRuns<T> {
     ours: Vec<T>,
-    floor: Vec<T>,
+    baseline: Vec<T>,
     steal: StealSum,
 }
 
-impl<T> Default for Pairs<T> {
+impl<T> Default for PairedRuns<T> {
     fn default() -> Self {
-        Pairs { ours: Vec::new(), floor: Vec::new(), steal: StealSum::default() }
+        PairedRuns { ours: Vec::new(), baseline: Vec::new(), steal: StealSum::default() }
     }
 }
 
-impl<T> Pairs<T> {
+impl<T> PairedRuns<T> {
     /// Makes one run of each side.
     ///
     /// # Errors
     /// Those of the runs.
-    pub fn take(
+    pub fn run_pair(
         &mut self,
         ours: impl FnOnce() -> Result<T, BenchError>,
         floor: impl FnOnce() -> Result<T, BenchError>,
@@ -32,32 +32,32 @@ impl<T> Pairs<T> {
         let (ours, floor) = (ours()?, floor()?);
         steal.add_to(&mut self.steal);
         self.ours.push(ours);
-        self.floor.push(floor);
+        self.baseline.push(floor);
         Ok(())
     }
 
     /// Discards all runs: they only warmed up.
-    pub fn forget(&mut self) {
-        *self = Pairs::default();
+    pub fn discard_runs(&mut self) {
+        *self = PairedRuns::default();
     }
 
     /// Returns one number of each run.
-    pub fn runs(&self, number: impl Fn(&T) -> f64) -> Runs {
-        Runs {
+    pub fn figure_runs(&self, number: impl Fn(&T) -> f64) -> FigureRuns {
+        FigureRuns {
             ours: self.ours.iter().map(&number).collect(),
-            floor: self.floor.iter().map(&number).collect(),
-            stolen: self.steal.share(),
+            baseline: self.baseline.iter().map(&number).collect(),
+            stolen: self.steal.stolen_share(),
         }
     }
 
     /// Returns the runs of Tatami's side.
-    pub fn ours(&self) -> &[T] {
+    pub fn our_runs(&self) -> &[T] {
         &self.ours
     }
 
     /// Returns the runs of the baseline.
-    pub fn floor(&self) -> &[T] {
-        &self.floor
+    pub fn baseline_runs(&self) -> &[T] {
+        &self.baseline
     }
 }
 
@@ -65,51 +65,54 @@ impl<T> Pairs<T> {
 ///
 /// # Errors
 /// Those of the runs.
-pub fn alternate<T>(
+pub fn run_alternating<T>(
     runs: usize,
     mut ours: impl FnMut() -> Result<T, BenchError>,
     mut floor: impl FnMut() -> Result<T, BenchError>,
-) -> Result<Pairs<T>, BenchError> {
-    let mut pairs = Pairs::default();
-    pairs.take(&mut ours, &mut floor)?;
-    pairs.forget();
+) -> Result<PairedRuns<T>, BenchError> {
+    let mut pairs = PairedRuns::default();
+    pairs.run_pair(&mut ours, &mut floor)?;
+    pairs.discard_runs();
     for _ in 0..runs {
-        pairs.take(&mut ours, &mut floor)?;
+        pairs.run_pair(&mut ours, &mut floor)?;
     }
     Ok(pairs)
 }
 
 /// The results of several sides, run by run.
 #[derive(Clone, Debug)]
-pub struct Turns<T> {
+pub struct SideRuns<T> {
     sides: Vec<Vec<T>>,
     steal: StealSum,
 }
 
-impl<T> Turns<T> {
+impl<T> SideRuns<T> {
     /// Returns one number of each run of two sides, given by their positions in the order.
     ///
     /// # Panics
     /// For a position that does not exist.
-    pub fn runs(&self, side: usize, floor: usize, number: impl Fn(&T) -> f64) -> Runs {
-        Runs {
+    pub fn figure_runs(&self, side: usize, floor: usize, number: impl Fn(&T) -> f64) -> FigureRuns {
+        FigureRuns {
             ours: self.sides[side].iter().map(&number).collect(),
-            floor: self.sides[floor].iter().map(&number).collect(),
-            stolen: self.steal.share(),
+            baseline: self.sides[floor].iter().map(&number).collect(),
+            stolen: self.steal.stolen_share(),
         }
     }
 }
 
 /// One side: a closure that makes one run of it.
-pub type Side<'a, T> = Box<dyn FnMut() -> Result<T, BenchError> + 'a>;
+pub type SideRun<'a, T> = Box<dyn FnMut() -> Result<T, BenchError> + 'a>;
 
-/// Does the same as [`alternate`] with any number of sides, A B C A B C.
+/// Does the same as [`run_alternating`] with any number of sides, A B C A B C.
 ///
 /// # Errors
 /// Those of the runs.
-pub fn in_turn<T>(runs: usize, mut sides: Vec<Side<'_, T>>) -> Result<Turns<T>, BenchError> {
+pub fn run_in_turn<T>(
+    runs: usize,
+    mut sides: Vec<SideRun<'_, T>>,
+) -> Result<SideRuns<T>, BenchError> {
     let mut turns =
-        Turns { sides: sides.iter().map(|_| Vec::new()).collect(), steal: StealSum::default() };
+        SideRuns { sides: sides.iter().map(|_| Vec::new()).collect(), steal: StealSum::default() };
     for side in &mut sides {
         side()?;
     }
@@ -135,10 +138,10 @@ mod tests {
             order.borrow_mut().push(c);
             Ok(order.borrow().len() as f64)
         };
-        let pairs = alternate(2, || turn('A'), || turn('B')).expect("no error");
+        let pairs = run_alternating(2, || turn('A'), || turn('B')).expect("no error");
         assert_eq!(*order.borrow(), "ABABAB");
-        let runs = pairs.runs(|x| *x);
-        assert_eq!((runs.ours, runs.floor), (vec![3.0, 5.0], vec![4.0, 6.0]));
+        let runs = pairs.figure_runs(|x| *x);
+        assert_eq!((runs.ours, runs.baseline), (vec![3.0, 5.0], vec![4.0, 6.0]));
     }
 
     #[test]
@@ -146,15 +149,15 @@ mod tests {
         let order = RefCell::new(String::new());
         let turn = |c: char| {
             let order = &order;
-            let side: Side<'_, f64> = Box::new(move || {
+            let side: SideRun<'_, f64> = Box::new(move || {
                 order.borrow_mut().push(c);
                 Ok(order.borrow().len() as f64)
             });
             side
         };
-        let turns = in_turn(2, vec![turn('A'), turn('B'), turn('C')]).expect("no error");
+        let turns = run_in_turn(2, vec![turn('A'), turn('B'), turn('C')]).expect("no error");
         assert_eq!(*order.borrow(), "ABCABCABC");
-        let runs = turns.runs(2, 1, |x| *x);
-        assert_eq!((runs.ours, runs.floor), (vec![6.0, 9.0], vec![5.0, 8.0]));
+        let runs = turns.figure_runs(2, 1, |x| *x);
+        assert_eq!((runs.ours, runs.baseline), (vec![6.0, 9.0], vec![5.0, 8.0]));
     }
 }

@@ -8,16 +8,16 @@
 //! In the page cache, the kernel's own part is measured, too: a file of the same disk behind a FUSE
 //! file system that only hands it over.
 
-use super::figure::{Better, Figure};
-use super::null::{FILE, NullMount};
-use super::pairs::{Side, Turns, in_turn};
-use super::{Bench, floor_of};
-use crate::error::{BenchError, at};
-use crate::gang::{Gang, Outcome};
-use crate::ior::{Before, FilePlace, IorPart, Method, Shape, page_bytes};
+use super::figure::{Figure, GoalDirection};
+use super::null_mount::{FILE, NullMountProcess};
+use super::pairs::{SideRun, SideRuns, run_in_turn};
+use super::{SuiteContext, baseline_name};
+use crate::error::{BenchError, path_error};
+use crate::ior::{ExistingFile, IoMethod, IorPart, IorShape, TestFilePlace, page_bytes};
+use crate::print_progress;
 use crate::size;
-use crate::tell;
-use crate::worker::Task;
+use crate::worker::WorkerTask;
+use crate::worker_group::{PhaseOutcome, WorkerGroup};
 use std::path::{Path, PathBuf};
 
 const GOAL: f64 = 0.95;
@@ -28,56 +28,74 @@ const DIRTY_SHARE: u64 = 4;
 const FILE_MIN: u64 = 8 << 20;
 const MIB: u64 = 1 << 20;
 
-struct Case {
+struct PassthroughCase {
     what: &'static str,
     phase: &'static str,
-    method: Method,
-    before: Before,
+    method: IoMethod,
+    before: ExistingFile,
     /// Whether the disk takes part: caches are dropped before a read, a write is synced.
     disk: bool,
 }
 
-const fn case(what: &'static str, phase: &'static str, method: Method, before: Before) -> Case {
-    Case { what, phase, method, before, disk: false }
+const fn cached_case(
+    what: &'static str,
+    phase: &'static str,
+    method: IoMethod,
+    before: ExistingFile,
+) -> PassthroughCase {
+    PassthroughCase { what, phase, method, before, disk: false }
 }
 
-const fn disk(what: &'static str, phase: &'static str, method: Method, before: Before) -> Case {
-    Case { what, phase, method, before, disk: true }
+const fn disk_case(
+    what: &'static str,
+    phase: &'static str,
+    method: IoMethod,
+    before: ExistingFile,
+) -> PassthroughCase {
+    PassthroughCase { what, phase, method, before, disk: true }
 }
 
-const WRITE: Case = case("write, cached", "write", Method::Buffered, Before::Cut);
-const MAPPED_WRITE: Case = case("mmap rewrite, cached", "write", Method::Mapped, Before::Keep);
-const CASES: [Case; 8] = [
-    disk("read, from disk", "read", Method::Buffered, Before::Keep),
-    disk("write, fsync", "write", Method::Buffered, Before::Cut),
-    disk("mmap read, from disk", "read", Method::Mapped, Before::Keep),
-    case("read, cached", "read", Method::Buffered, Before::Keep),
+const WRITE: PassthroughCase =
+    cached_case("write, cached", "write", IoMethod::Buffered, ExistingFile::Cut);
+const MAPPED_WRITE: PassthroughCase =
+    cached_case("mmap rewrite, cached", "write", IoMethod::Mapped, ExistingFile::Keep);
+const CASES: [PassthroughCase; 8] = [
+    disk_case("read, from disk", "read", IoMethod::Buffered, ExistingFile::Keep),
+    disk_case("write, fsync", "write", IoMethod::Buffered, ExistingFile::Cut),
+    disk_case("mmap read, from disk", "read", IoMethod::Mapped, ExistingFile::Keep),
+    cached_case("read, cached", "read", IoMethod::Buffered, ExistingFile::Keep),
     WRITE,
-    case("rewrite, cached", "write", Method::Buffered, Before::Keep),
-    case("mmap read, cached", "read", Method::Mapped, Before::Keep),
+    cached_case("rewrite, cached", "write", IoMethod::Buffered, ExistingFile::Keep),
+    cached_case("mmap read, cached", "read", IoMethod::Mapped, ExistingFile::Keep),
     MAPPED_WRITE,
 ];
 
 /// Writes all files below `dir` to the disk and drops their cached pages.
 fn drop_caches(dir: &Path) -> Result<(), BenchError> {
-    for entry in std::fs::read_dir(dir).map_err(at("listing", dir))?.flatten() {
+    for entry in std::fs::read_dir(dir).map_err(path_error("listing", dir))?.flatten() {
         let path = entry.path();
         if path.is_dir() {
             drop_caches(&path)?;
         } else if let Ok(file) = std::fs::File::open(&path) {
             // The kernel drops clean pages only, so sync first.
-            file.sync_data().map_err(at("syncing", &path))?;
+            file.sync_data().map_err(path_error("syncing", &path))?;
             rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)
-                .map_err(|e| at("dropping the cache of", &path)(e.into()))?;
+                .map_err(|e| path_error("dropping the cache of", &path)(e.into()))?;
         }
     }
     Ok(())
 }
 
-fn part(file: &Path, case: &Case, transfer: u64, bytes: u64, stamp: bool) -> Task {
-    Task::Ior(IorPart {
-        place: FilePlace::Path(file.into(), case.method),
-        shape: Shape {
+fn ior_task(
+    file: &Path,
+    case: &PassthroughCase,
+    transfer: u64,
+    bytes: u64,
+    stamp: bool,
+) -> WorkerTask {
+    WorkerTask::Ior(IorPart {
+        place: TestFilePlace::Path(file.into(), case.method),
+        shape: IorShape {
             transfer,
             block: bytes,
             segments: 1,
@@ -96,14 +114,15 @@ fn part(file: &Path, case: &Case, transfer: u64, bytes: u64, stamp: bool) -> Tas
 
 /// Writes a file from the beginning. The way of writing decides how the pages lie in memory, and so
 /// how fast they can be read. Both sides must start from the same state.
-fn lay(bench: &Bench, file: &Path, bytes: u64) -> Result<(), BenchError> {
-    let mut gang = Gang::start(&bench.launcher, vec![part(file, &WRITE, 1 << 20, bytes, false)])?;
-    gang.phase("write").map(drop)
+fn write_file(bench: &SuiteContext, file: &Path, bytes: u64) -> Result<(), BenchError> {
+    let mut gang =
+        WorkerGroup::start(&bench.launcher, vec![ior_task(file, &WRITE, 1 << 20, bytes, false)])?;
+    gang.run_phase("write").map(drop)
 }
 
 /// Returns the number of bytes that may be dirty before the kernel starts to write back, from the
 /// counters of the virtual memory.
-fn dirty_background(vmstat: &str) -> Option<u64> {
+fn dirty_limit(vmstat: &str) -> Option<u64> {
     let line = vmstat.lines().find_map(|l| l.strip_prefix("nr_dirty_background_threshold "))?;
     Some(line.trim().parse::<u64>().ok()? * page_bytes())
 }
@@ -111,133 +130,133 @@ fn dirty_background(vmstat: &str) -> Option<u64> {
 /// Returns the size of a file that stays in the page cache: no write-back starts while it is
 /// written.
 fn cached_bytes(most: u64, vmstat: &str) -> u64 {
-    match dirty_background(vmstat) {
+    match dirty_limit(vmstat) {
         Some(limit) => (limit / DIRTY_SHARE / MIB * MIB).clamp(FILE_MIN.min(most), most),
         None => most,
     }
 }
 
 /// The files that get the same requests: on the mount, on the disk, and by bare passthrough.
-struct Files {
+struct PassthroughFiles {
     ours: PathBuf,
     theirs: PathBuf,
     /// Absent where the system does not permit the mount.
-    bare: Option<(NullMount, PathBuf)>,
+    bare: Option<(NullMountProcess, PathBuf)>,
 }
 
-impl Files {
-    fn new(bench: &Bench) -> Result<Files, BenchError> {
+impl PassthroughFiles {
+    fn new(bench: &SuiteContext) -> Result<PassthroughFiles, BenchError> {
         let (backing, dir) = (bench.plain.join("bare"), bench.work.join("bare"));
-        std::fs::write(&backing, b"").map_err(at("creating", &backing))?;
-        let bare = match NullMount::start(&bench.launcher, &dir, Some(&backing)) {
+        std::fs::write(&backing, b"").map_err(path_error("creating", &backing))?;
+        let bare = match NullMountProcess::start(&bench.launcher, &dir, Some(&backing)) {
             Ok(mount) => Some((mount, dir.join(FILE))),
             Err(error) => {
-                tell(&format!("bare passthrough is not measured: {error}"));
+                print_progress(&format!("bare passthrough is not measured: {error}"));
                 None
             }
         };
-        let ours = bench.volume.mount(0).join("passthrough");
-        Ok(Files { ours, theirs: bench.plain.join("passthrough"), bare })
+        let ours = bench.volume.mount_path(0).join("passthrough");
+        Ok(PassthroughFiles { ours, theirs: bench.plain.join("passthrough"), bare })
     }
 
-    fn bare(&self) -> Option<&Path> {
+    fn bare_path(&self) -> Option<&Path> {
         self.bare.as_ref().map(|(_, path)| path.as_path())
     }
 }
 
 /// Writes all dirty pages to the disk. Otherwise the kernel would write back the bytes of one run
 /// while the next one, of either side, is timed.
-fn settle(bench: &Bench) -> Result<(), BenchError> {
-    for dir in [bench.volume.mount(0), bench.plain.clone()] {
-        let open = std::fs::File::open(&dir).map_err(at("opening", &dir))?;
-        rustix::fs::syncfs(&open).map_err(|e| at("syncing", &dir)(e.into()))?;
+fn sync_disks(bench: &SuiteContext) -> Result<(), BenchError> {
+    for dir in [bench.volume.mount_path(0), bench.plain.clone()] {
+        let open = std::fs::File::open(&dir).map_err(path_error("opening", &dir))?;
+        rustix::fs::syncfs(&open).map_err(|e| path_error("syncing", &dir)(e.into()))?;
     }
     Ok(())
 }
 
 /// Runs one case with requests of one size: on Tatami, on the disk, and by bare passthrough if the
 /// page cache alone decides. Returns MiB per second.
-fn take(
-    bench: &Bench,
-    files: &Files,
-    case: &Case,
+fn run_case(
+    bench: &SuiteContext,
+    files: &PassthroughFiles,
+    case: &PassthroughCase,
     transfer: u64,
     bytes: u64,
-) -> Result<Turns<f64>, BenchError> {
-    let bare = files.bare().filter(|_| !case.disk);
+) -> Result<SideRuns<f64>, BenchError> {
+    let bare = files.bare_path().filter(|_| !case.disk);
     // The cached pages of a passthrough file belong to its object, so a read from disk drops them
     // there.
-    let objects = bench.volume.objects(0);
+    let objects = bench.volume.objects_path(0);
     let sides = [(&*files.ours, &*objects), (&*files.theirs, &*bench.plain)];
     let sides = sides.into_iter().chain(bare.map(|file| (file, &*bench.plain)));
-    let mut turns: Vec<Side<'_, f64>> = Vec::new();
+    let mut turns: Vec<SideRun<'_, f64>> = Vec::new();
     for (file, stored) in sides {
-        lay(bench, file, bytes)?;
-        let part = part(file, case, transfer, bytes, false);
-        let mut gang = Gang::start(&bench.launcher, vec![part])?;
+        write_file(bench, file, bytes)?;
+        let part = ior_task(file, case, transfer, bytes, false);
+        let mut gang = WorkerGroup::start(&bench.launcher, vec![part])?;
         turns.push(Box::new(move || {
             // Syncs before and after the preparation: the truncation frees blocks, which should not
             // wait for the disk while the run writes.
-            settle(bench)?;
-            gang.prepare(case.phase)?;
-            settle(bench)?;
+            sync_disks(bench)?;
+            gang.prepare_phase(case.phase)?;
+            sync_disks(bench)?;
             if case.disk && case.phase == "read" {
                 drop_caches(stored)?;
             }
-            gang.go()?;
-            Ok(Outcome::of(&gang.collect()?).mib_per_sec())
+            gang.start_phase()?;
+            Ok(PhaseOutcome::from_reports(&gang.collect_reports()?).mib_per_sec())
         }));
     }
-    in_turn(bench.runs, turns)
+    run_in_turn(bench.runs, turns)
 }
 
 /// Takes all figures of this module.
 ///
 /// # Errors
 /// A measurement that could not be run, and bytes that do not come back.
-pub fn figures(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
-    let status = bench.volume.status(0)?;
+pub fn take_figures(bench: &SuiteContext) -> Result<Vec<Figure>, BenchError> {
+    let status = bench.volume.node_status(0)?;
     let mount = status.mounts.first();
     let note = match mount {
         Some(m) if m.passthrough => String::new(),
         Some(m) => format!("passthrough is off: {}", m.why_not.as_deref().unwrap_or("unknown")),
         None => "the daemon knows of no mount".into(),
     };
-    let files = Files::new(bench)?;
+    let files = PassthroughFiles::new(bench)?;
     // Correctness comes before speed: every byte is written and read back both ways.
     for case in [&WRITE, &MAPPED_WRITE] {
-        let part = part(&files.ours, case, 65536, bench.file_bytes(), true);
-        let mut gang = Gang::start(&bench.launcher, vec![part])?;
-        gang.phase("write")?;
-        gang.phase("verify")?;
+        let part = ior_task(&files.ours, case, 65536, bench.file_bytes(), true);
+        let mut gang = WorkerGroup::start(&bench.launcher, vec![part])?;
+        gang.run_phase("write")?;
+        gang.run_phase("verify")?;
     }
     let vmstat = std::fs::read_to_string("/proc/vmstat").unwrap_or_default();
     let cached = cached_bytes(bench.file_bytes(), &vmstat);
     let mut figures = Vec::new();
     for case in &CASES {
         for transfer in [1 << 20, 4096] {
-            let name = format!("passthrough {}, {}", case.what, size::print(transfer));
-            let floor = floor_of(&name);
-            if !bench.wants_like(&name) {
+            let name = format!("passthrough {}, {}", case.what, size::format_size(transfer));
+            let floor = baseline_name(&name);
+            if !bench.wants_with_baseline(&name) {
                 continue;
             }
             let bytes = if case.disk { bench.file_bytes() } else { cached };
-            let turns = take(bench, &files, case, transfer, bytes)?;
+            let turns = run_case(bench, &files, case, transfer, bytes)?;
             let figure = |name, side, goal| {
-                let runs = turns.runs(side, 1, |x| *x);
-                Figure::new(name, "MiB/s", "backing disk", (Better::Higher, goal), &runs)
+                let runs = turns.figure_runs(side, 1, |x| *x);
+                Figure::new(name, "MiB/s", "backing disk", (GoalDirection::Higher, goal), &runs)
             };
-            bench.keep(&mut figures, figure(name, 0, Some(GOAL)).note(note.clone()));
-            if !case.disk && files.bare().is_some() {
+            bench.add_figure(&mut figures, figure(name, 0, Some(GOAL)).with_note(note.clone()));
+            if !case.disk && files.bare_path().is_some() {
                 let note = "bare passthrough against the disk: the kernel's own part";
-                bench.keep(&mut figures, figure(floor, 2, None).note(note));
+                bench.add_figure(&mut figures, figure(floor, 2, None).with_note(note));
             }
         }
     }
-    let Files { ours, theirs, bare } = files;
+    let PassthroughFiles { ours, theirs, bare } = files;
     drop(bare);
     for file in [&ours, &theirs] {
-        std::fs::remove_file(file).map_err(at("removing", file))?;
+        std::fs::remove_file(file).map_err(path_error("removing", file))?;
     }
     Ok(figures)
 }
@@ -255,7 +274,7 @@ mod tests {
                 bytes / page
             )
         };
-        assert_eq!(dirty_background(&vmstat(1 << 30)), Some(1 << 30));
+        assert_eq!(dirty_limit(&vmstat(1 << 30)), Some(1 << 30));
         assert_eq!(cached_bytes(512 << 20, &vmstat(1 << 30)), 256 << 20);
         assert_eq!(cached_bytes(512 << 20, &vmstat(64 << 30)), 512 << 20);
         assert_eq!(cached_bytes(512 << 20, &vmstat(1 << 20)), FILE_MIN);

@@ -3,15 +3,15 @@
 //! from memory to the page cache of the file's side. The clock stops when the other side has
 //! received everything.
 
-use super::Bench;
-use super::figure::{Better, Figure};
-use super::pairs::alternate;
-use crate::error::{BenchError, at};
-use crate::gang::{Gang, Outcome};
-use crate::ior::{Before, FilePlace, IorPart, Method, Shape};
+use super::SuiteContext;
+use super::figure::{Figure, GoalDirection};
+use super::pairs::run_alternating;
+use crate::error::{BenchError, path_error};
+use crate::ior::{ExistingFile, IoMethod, IorPart, IorShape, TestFilePlace};
 use crate::mdtest::own_cred;
-use crate::stream::StreamPart;
-use crate::worker::Task;
+use crate::tcp_copy::TcpCopyPart;
+use crate::worker::WorkerTask;
+use crate::worker_group::{PhaseOutcome, WorkerGroup};
 use std::path::Path;
 use tatami_wire::{Ino, Layout, NodeId};
 
@@ -25,14 +25,14 @@ const FILE: &str = "remote";
 /// # Errors
 /// A measurement that could not be run, bytes that do not come back, and a file that is not remote
 /// after all.
-pub fn figures(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
+pub fn take_figures(bench: &SuiteContext) -> Result<Vec<Figure>, BenchError> {
     let bytes = bench.file_bytes();
-    let far = bench.volume.mount(1).join(FILE);
-    std::fs::write(&far, b"").map_err(at("creating", &far))?;
+    let far = bench.volume.mount_path(1).join(FILE);
+    std::fs::write(&far, b"").map_err(path_error("creating", &far))?;
     check_place(bench)?;
-    let ours = bench.volume.mount(0).join(FILE);
+    let ours = bench.volume.mount_path(0).join(FILE);
     let part = |stamp| {
-        let shape = Shape {
+        let shape = IorShape {
             transfer: BUFFER,
             block: bytes,
             segments: 1,
@@ -40,9 +40,9 @@ pub fn figures(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
             file_per_process: false,
             random: false,
         };
-        let place = FilePlace::Path(ours.clone(), Method::Buffered);
-        let (before, seed) = (Before::Cut, 11);
-        vec![Task::Ior(IorPart {
+        let place = TestFilePlace::Path(ours.clone(), IoMethod::Buffered);
+        let (before, seed) = (ExistingFile::Cut, 11);
+        vec![WorkerTask::Ior(IorPart {
             place,
             shape,
             rank: 0,
@@ -53,45 +53,45 @@ pub fn figures(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
             seed,
         })]
     };
-    let mut stamped = Gang::start(&bench.launcher, part(true))?;
-    stamped.phase("write")?;
-    stamped.phase("verify")?;
+    let mut stamped = WorkerGroup::start(&bench.launcher, part(true))?;
+    stamped.run_phase("write")?;
+    stamped.run_phase("verify")?;
     drop(stamped);
 
-    let mut near = Gang::start(&bench.launcher, part(false))?;
-    let mut copy = Copy::start(bench, bytes)?;
+    let mut near = WorkerGroup::start(&bench.launcher, part(false))?;
+    let mut copy = TcpCopyPair::start(bench, bytes)?;
     // The first read of the copy needs a file.
-    copy.run("write")?;
+    copy.run_copy("write")?;
     let mut figures = Vec::new();
     for (phase, name, against) in [
         ("write", "remote write 1m", "TCP copy, memory to file"),
         ("read", "remote read 1m", "TCP copy, file to memory"),
     ] {
-        if !bench.wants(name) {
+        if !bench.wants_figure(name) {
             continue;
         }
-        let pairs = alternate(
+        let pairs = run_alternating(
             bench.runs,
             || {
                 if phase == "read" {
-                    forget_pages(&ours)?;
+                    drop_pages(&ours)?;
                 }
-                through_daemon(bench, phase, || near.phase(phase))
+                run_through_daemon(bench, phase, || near.run_phase(phase))
             },
-            || copy.run(phase),
+            || copy.run_copy(phase),
         )?;
-        let goal = (Better::Higher, Some(GOAL));
-        let speed = pairs.runs(Outcome::mib_per_sec);
-        bench.keep(&mut figures, Figure::new(name, "MiB/s", against, goal, &speed));
+        let goal = (GoalDirection::Higher, Some(GOAL));
+        let speed = pairs.figure_runs(PhaseOutcome::mib_per_sec);
+        bench.add_figure(&mut figures, Figure::new(name, "MiB/s", against, goal, &speed));
     }
-    std::fs::remove_file(&ours).map_err(at("removing", &ours))?;
+    std::fs::remove_file(&ours).map_err(path_error("removing", &ours))?;
     Ok(figures)
 }
 
 /// Checks that the file lies on node 1; otherwise the figure would not be a remote one.
-fn check_place(bench: &Bench) -> Result<(), BenchError> {
+fn check_place(bench: &SuiteContext) -> Result<(), BenchError> {
     let found = bench.volume.client().lookup(&own_cred(), Ino::ROOT, FILE.as_bytes());
-    let attr = found.map_err(crate::error::on("looking up", FILE.as_bytes()))?;
+    let attr = found.map_err(crate::error::volume_error("looking up", FILE.as_bytes()))?;
     if attr.layout != (Layout::Whole { node: NodeId(1) }) {
         let text = format!("the file made on node 1 lies elsewhere: {:?}", attr.layout);
         return Err(BenchError::Usage(text));
@@ -101,22 +101,22 @@ fn check_place(bench: &Bench) -> Result<(), BenchError> {
 
 /// Drops the pages that the kernel has cached of the file for the reading mount, which it may keep
 /// from open to open. The node's own page cache stays.
-fn forget_pages(file: &Path) -> Result<(), BenchError> {
-    let open = std::fs::File::open(file).map_err(at("opening", file))?;
+fn drop_pages(file: &Path) -> Result<(), BenchError> {
+    let open = std::fs::File::open(file).map_err(path_error("opening", file))?;
     rustix::fs::fadvise(&open, 0, None, rustix::fs::Advice::DontNeed)
-        .map_err(|e| at("dropping the cache of", file)(e.into()))
+        .map_err(|e| path_error("dropping the cache of", file)(e.into()))
 }
 
 /// Runs a phase and checks that all its bytes went through the daemon of node 1: a cache must not
 /// answer for it.
-fn through_daemon(
-    bench: &Bench,
+fn run_through_daemon(
+    bench: &SuiteContext,
     phase: &str,
-    run: impl FnOnce() -> Result<Outcome, BenchError>,
-) -> Result<Outcome, BenchError> {
-    let before = bench.volume.status(1)?;
+    run: impl FnOnce() -> Result<PhaseOutcome, BenchError>,
+) -> Result<PhaseOutcome, BenchError> {
+    let before = bench.volume.node_status(1)?;
     let outcome = run()?;
-    let after = bench.volume.status(1)?;
+    let after = bench.volume.node_status(1)?;
     let moved = match phase {
         "read" => after.bytes_read - before.bytes_read,
         _ => after.bytes_written - before.bytes_written,
@@ -131,32 +131,32 @@ fn through_daemon(
 }
 
 /// The plain TCP copy: two processes.
-struct Copy {
-    file: Gang,
-    memory: Gang,
+struct TcpCopyPair {
+    file: WorkerGroup,
+    memory: WorkerGroup,
 }
 
-impl Copy {
-    fn start(bench: &Bench, bytes: u64) -> Result<Copy, BenchError> {
+impl TcpCopyPair {
+    fn start(bench: &SuiteContext, bytes: u64) -> Result<TcpCopyPair, BenchError> {
         let buffer = BUFFER as usize;
-        let file = StreamPart::File { file: bench.plain.join("stream"), bytes, buffer };
-        let memory = StreamPart::Memory { bytes, buffer };
-        Ok(Copy {
-            file: Gang::start(&bench.launcher, vec![Task::Stream(file)])?,
-            memory: Gang::start(&bench.launcher, vec![Task::Stream(memory)])?,
+        let file = TcpCopyPart::File { file: bench.plain.join("stream"), bytes, buffer };
+        let memory = TcpCopyPart::Memory { bytes, buffer };
+        Ok(TcpCopyPair {
+            file: WorkerGroup::start(&bench.launcher, vec![WorkerTask::Stream(file)])?,
+            memory: WorkerGroup::start(&bench.launcher, vec![WorkerTask::Stream(memory)])?,
         })
     }
 
     /// Makes one copy; a read needs the file of an earlier write.
-    fn run(&mut self, phase: &str) -> Result<Outcome, BenchError> {
+    fn run_copy(&mut self, phase: &str) -> Result<PhaseOutcome, BenchError> {
         let (far, near) = match phase {
             "read" => ("send", "receive"),
             _ => ("receive", "send"),
         };
-        let address = self.file.prepare(far)?.swap_remove(0);
-        self.file.go()?;
-        let mut outcome = self.memory.phase(&format!("{near} {address}"))?;
-        outcome.cpu_ns += Outcome::of(&self.file.collect()?).cpu_ns;
+        let address = self.file.prepare_phase(far)?.swap_remove(0);
+        self.file.start_phase()?;
+        let mut outcome = self.memory.run_phase(&format!("{near} {address}"))?;
+        outcome.cpu_ns += PhaseOutcome::from_reports(&self.file.collect_reports()?).cpu_ns;
         Ok(outcome)
     }
 }

@@ -1,23 +1,23 @@
 //! A volume for the time of the suite. The `tatami` command starts and stops it, as a user would.
 
 use crate::clock::now_ns;
-use crate::error::{BenchError, at};
+use crate::error::{BenchError, path_error};
 use crate::mdtest::own_cred;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use tatami_client::{Client, Endpoint, Options};
+use tatami_client::{Client, ClientOptions, Endpoint};
 use tatami_wire::admin::{AdminCall, AdminReply, NodeStatus};
 use tatami_wire::{Ino, NodeId, VolumeKey};
 
 /// A running volume with a mount for each node. Dropping it stops it.
-pub struct Volume {
+pub struct BenchVolume {
     program: PathBuf,
     dir: PathBuf,
     client: Client,
     nodes: u16,
 }
 
-impl Volume {
+impl BenchVolume {
     /// Starts `nodes` daemons, each with a mount, below `dir`, with `program` as the `tatami`
     /// command. `shards` names the nodes that have names, as `volume.shards` does.
     ///
@@ -28,36 +28,39 @@ impl Volume {
         dir: &Path,
         nodes: u16,
         shards: &str,
-    ) -> Result<Volume, BenchError> {
-        Volume::with_executors(program, dir, nodes, shards, 1)
+    ) -> Result<BenchVolume, BenchError> {
+        BenchVolume::start_with_executors(program, dir, nodes, shards, 1)
     }
 
-    /// Does the same as [`Volume::start`], with `executors` executors on each node that has names.
+    /// Does the same as [`BenchVolume::start`], with `executors` executors on each node that has
+    /// names.
     ///
     /// # Errors
     /// The message of `tatami up`.
-    pub fn with_executors(
+    pub fn start_with_executors(
         program: &Path,
         dir: &Path,
         nodes: u16,
         shards: &str,
         executors: u8,
-    ) -> Result<Volume, BenchError> {
-        std::fs::create_dir_all(dir).map_err(at("creating", dir))?;
+    ) -> Result<BenchVolume, BenchError> {
+        std::fs::create_dir_all(dir).map_err(path_error("creating", dir))?;
         // Daemons of an interrupted run may still run, and their files would be taken for this
         // volume's.
-        stop(program, dir);
-        std::fs::remove_dir_all(dir).map_err(at("removing", dir))?;
-        std::fs::create_dir_all(dir).map_err(at("creating", dir))?;
+        stop_volume(program, dir);
+        std::fs::remove_dir_all(dir).map_err(path_error("removing", dir))?;
+        std::fs::create_dir_all(dir).map_err(path_error("creating", dir))?;
         let (nodes_text, mounts) = (nodes.to_string(), dir.join("mnt").display().to_string());
         let executors = executors.to_string();
         let more = ["--nodes", &nodes_text, "--mount", &mounts, "--volume-shards", shards];
         let more = [&more[..], &["--executors", &executors]].concat();
-        up(program, dir, &more).inspect_err(|_| stop(program, dir))?;
-        match options(dir).and_then(|o| Ok(Client::connect(o)?)) {
-            Ok(client) => Ok(Volume { program: program.into(), dir: dir.into(), client, nodes }),
+        start_volume(program, dir, &more).inspect_err(|_| stop_volume(program, dir))?;
+        match read_options(dir).and_then(|o| Ok(Client::connect(o)?)) {
+            Ok(client) => {
+                Ok(BenchVolume { program: program.into(), dir: dir.into(), client, nodes })
+            }
             Err(e) => {
-                stop(program, dir);
+                stop_volume(program, dir);
                 Err(e)
             }
         }
@@ -69,17 +72,17 @@ impl Volume {
     }
 
     /// Returns the path of a node's mount.
-    pub fn mount(&self, node: u16) -> PathBuf {
+    pub fn mount_path(&self, node: u16) -> PathBuf {
         self.dir.join("mnt").join(format!("node{node}"))
     }
 
     /// Returns the directory of a node's objects.
-    pub fn objects(&self, node: u16) -> PathBuf {
+    pub fn objects_path(&self, node: u16) -> PathBuf {
         self.dir.join(format!("node{node}")).join("objects")
     }
 
     /// Returns the directory of a node's part of the namespace.
-    pub fn store(&self, node: u16) -> PathBuf {
+    pub fn store_path(&self, node: u16) -> PathBuf {
         self.dir.join(format!("node{node}")).join("meta")
     }
 
@@ -88,13 +91,14 @@ impl Volume {
     ///
     /// # Errors
     /// The message of `tatami up`, and a volume that does not answer.
-    pub fn restart(&self) -> Result<f64, BenchError> {
-        let pid = self.status(0)?.pid;
-        kill(pid).map_err(|e| at("killing", Path::new(&format!("/proc/{pid}")))(e.into()))?;
+    pub fn restart_daemon(&self) -> Result<f64, BenchError> {
+        let pid = self.node_status(0)?.pid;
+        kill_process(pid)
+            .map_err(|e| path_error("killing", Path::new(&format!("/proc/{pid}")))(e.into()))?;
         let start = now_ns();
-        up(&self.program, &self.dir, &[])?;
+        start_volume(&self.program, &self.dir, &[])?;
         let found = self.client.getattr(&own_cred(), Ino::ROOT);
-        found.map_err(crate::error::on("looking at", b"/"))?;
+        found.map_err(crate::error::volume_error("looking at", b"/"))?;
         Ok((now_ns() - start) as f64 / 1e9)
     }
 
@@ -102,17 +106,17 @@ impl Volume {
     ///
     /// # Errors
     /// A key that can't be read.
-    pub fn options(&self) -> Result<Options, BenchError> {
-        options(&self.dir)
+    pub fn client_options(&self) -> Result<ClientOptions, BenchError> {
+        read_options(&self.dir)
     }
 
     /// Returns the options to reach the volume from a machine that is none of its nodes.
     ///
     /// # Errors
     /// A key that can't be read.
-    pub fn options_by_tcp(&self) -> Result<Options, BenchError> {
+    pub fn tcp_options(&self) -> Result<ClientOptions, BenchError> {
         let address = self.client.map().nodes[0].address.clone();
-        Ok(Options { endpoint: Endpoint::Tcp(address), ..options(&self.dir)? })
+        Ok(ClientOptions { endpoint: Endpoint::Tcp(address), ..read_options(&self.dir)? })
     }
 
     /// Returns the session with the volume, from node 0.
@@ -124,34 +128,37 @@ impl Volume {
     ///
     /// # Errors
     /// When it does not answer.
-    pub fn status(&self, node: u16) -> Result<NodeStatus, BenchError> {
-        match self.client.admin(NodeId(node), AdminCall::Status) {
+    pub fn node_status(&self, node: u16) -> Result<NodeStatus, BenchError> {
+        match self.client.send_admin(NodeId(node), AdminCall::Status) {
             Ok(AdminReply::Status(status)) => Ok(*status),
             Ok(_) => Err(tatami_wire::Errno::EPROTO),
             Err(e) => Err(e),
         }
-        .map_err(crate::error::on("asking for the status of", format!("node{node}").as_bytes()))
+        .map_err(crate::error::volume_error(
+            "asking for the status of",
+            format!("node{node}").as_bytes(),
+        ))
     }
 
     /// Returns the process numbers of all daemons.
     ///
     /// # Errors
     /// When one does not answer.
-    pub fn daemons(&self) -> Result<Vec<u32>, BenchError> {
-        (0..self.nodes).map(|n| Ok(self.status(n)?.pid)).collect()
+    pub fn daemon_pids(&self) -> Result<Vec<u32>, BenchError> {
+        (0..self.nodes).map(|n| Ok(self.node_status(n)?.pid)).collect()
     }
 }
 
-impl Drop for Volume {
+impl Drop for BenchVolume {
     fn drop(&mut self) {
-        stop(&self.program, &self.dir);
+        stop_volume(&self.program, &self.dir);
     }
 }
 
-fn options(dir: &Path) -> Result<Options, BenchError> {
-    let mut options = Options::new(Endpoint::Unix(dir.join("node0/socket")));
+fn read_options(dir: &Path) -> Result<ClientOptions, BenchError> {
+    let mut options = ClientOptions::new(Endpoint::Unix(dir.join("node0/socket")));
     let path = dir.join("key");
-    let key = std::fs::read_to_string(&path).map_err(at("reading", &path))?;
+    let key = std::fs::read_to_string(&path).map_err(path_error("reading", &path))?;
     // A checksum follows the digits.
     let digits = key.split_whitespace().next().unwrap_or_default();
     let key = VolumeKey::from_hex(digits).map_err(|e| BenchError::Usage(e.to_string()))?;
@@ -159,10 +166,10 @@ fn options(dir: &Path) -> Result<Options, BenchError> {
     Ok(options)
 }
 
-fn up(program: &Path, dir: &Path, more: &[&str]) -> Result<(), BenchError> {
+fn start_volume(program: &Path, dir: &Path, more: &[&str]) -> Result<(), BenchError> {
     let mut up = Command::new(program);
     up.arg("up").arg("--dir").arg(dir).args(more);
-    let said = up.stdin(Stdio::null()).output().map_err(at("starting", program))?;
+    let said = up.stdin(Stdio::null()).output().map_err(path_error("starting", program))?;
     if said.status.success() {
         return Ok(());
     }
@@ -172,7 +179,7 @@ fn up(program: &Path, dir: &Path, more: &[&str]) -> Result<(), BenchError> {
 }
 
 /// Kills a process and waits until it has ended.
-fn kill(pid: u32) -> rustix::io::Result<()> {
+fn kill_process(pid: u32) -> rustix::io::Result<()> {
     use rustix::event::{PollFd, PollFlags, poll};
     use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(rustix::io::Errno::SRCH)?;
@@ -183,7 +190,7 @@ fn kill(pid: u32) -> rustix::io::Result<()> {
 
 /// Stops the volume, as far as it runs. The second attempt uses force: the volume is the suite's
 /// own, so a process that happens to look into the mount must not keep it.
-fn stop(program: &Path, dir: &Path) {
+fn stop_volume(program: &Path, dir: &Path) {
     for more in [&[][..], &["--force"]] {
         let mut down = Command::new(program);
         down.arg("down").arg("--dir").arg(dir).args(more).stdin(Stdio::null());

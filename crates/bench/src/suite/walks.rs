@@ -6,11 +6,11 @@
 //! node, so that no cache of this node has it. The directory on the disk is the same each time, and
 //! in the kernel's memory.
 
-use super::Bench;
-use super::figure::{Better, Figure, Runs};
-use super::pairs::{self, Pairs};
+use super::SuiteContext;
+use super::figure::{Figure, FigureRuns, GoalDirection};
+use super::pairs::{self, PairedRuns};
 use crate::clock::{Steal, now_ns};
-use crate::error::{BenchError, at};
+use crate::error::{BenchError, path_error};
 use std::fs::File;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -24,7 +24,7 @@ const OWN: [(&str, &[&str], &[&str]); 2] =
 
 /// The result of one walk.
 #[derive(Clone, Copy, Debug)]
-struct Walk {
+struct WalkSample {
     /// Entries per second.
     rate: f64,
     /// Metadata requests per entry.
@@ -35,98 +35,110 @@ struct Walk {
 ///
 /// # Errors
 /// A measurement that could not be run.
-pub fn figures(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
-    let entries = bench.walked();
-    let (there, here) = (bench.volume.mount(1), bench.volume.mount(0));
+pub fn take_figures(bench: &SuiteContext) -> Result<Vec<Figure>, BenchError> {
+    let entries = bench.walk_entries();
+    let (there, here) = (bench.volume.mount_path(1), bench.volume.mount_path(0));
     let plain = bench.plain.join("walk");
-    fill(&plain, entries)?;
-    fill(&there.join("walk"), entries)?;
+    create_files(&plain, entries)?;
+    create_files(&there.join("walk"), entries)?;
     let mut made = 0;
     let mut unknown = || {
         made += 1;
         let name = format!("walk{made}");
-        fill(&there.join(&name), entries)?;
+        create_files(&there.join(&name), entries)?;
         Ok::<_, BenchError>(here.join(name))
     };
     let note = format!("{entries} entries");
-    let rate = |walk: &Walk| walk.rate;
-    let figure = |name: &str, runs: &Runs| {
-        let better = (Better::Higher, None);
+    let rate = |walk: &WalkSample| walk.rate;
+    let figure = |name: &str, runs: &FigureRuns| {
+        let better = (GoalDirection::Higher, None);
         Figure::new(format!("walk {name}, rate"), "entries/s", "the plain disk", better, runs)
-            .note(&note)
+            .with_note(&note)
     };
     let mut figures = Vec::new();
     for (name, command) in COMMANDS {
         if !bench.wants_any(&[&format!("walk {name}, rate"), &format!("walk {name}, requests")]) {
             continue;
         }
-        let walk = |dir: &Path| bench.walk(command, dir.as_os_str(), entries);
-        let pairs: Pairs<Walk> =
-            pairs::alternate(bench.runs, || walk(&unknown()?), || walk(&plain))?;
-        bench.keep(&mut figures, figure(name, &pairs.runs(rate)));
-        let asked = pairs.ours().iter().map(|walk| walk.requests).collect();
-        let runs =
-            Runs { ours: asked, floor: vec![1.0; bench.runs], stolen: pairs.runs(rate).stolen };
+        let walk = |dir: &Path| bench.run_walk(command, dir.as_os_str(), entries);
+        let pairs: PairedRuns<WalkSample> =
+            pairs::run_alternating(bench.runs, || walk(&unknown()?), || walk(&plain))?;
+        bench.add_figure(&mut figures, figure(name, &pairs.figure_runs(rate)));
+        let asked = pairs.our_runs().iter().map(|walk| walk.requests).collect();
+        let runs = FigureRuns {
+            ours: asked,
+            baseline: vec![1.0; bench.runs],
+            stolen: pairs.figure_runs(rate).stolen,
+        };
         let name = format!("walk {name}, requests");
-        let better = (Better::Lower, None);
-        bench.keep(
+        let better = (GoalDirection::Lower, None);
+        bench.add_figure(
             &mut figures,
-            Figure::new(name, "requests/entry", "one each", better, &runs).note(&note),
+            Figure::new(name, "requests/entry", "one each", better, &runs).with_note(&note),
         );
     }
     for (name, command, usual) in OWN {
-        if bench.wants(&format!("walk {name}, rate")) {
-            let pairs: Pairs<Walk> = pairs::alternate(
+        if bench.wants_figure(&format!("walk {name}, rate")) {
+            let pairs: PairedRuns<WalkSample> = pairs::run_alternating(
                 bench.runs,
-                || bench.walk_by_tatami(command, entries),
-                || bench.walk(usual, plain.as_os_str(), entries),
+                || bench.run_tatami_walk(command, entries),
+                || bench.run_walk(usual, plain.as_os_str(), entries),
             )?;
-            bench.keep(&mut figures, figure(name, &pairs.runs(rate)));
+            bench.add_figure(&mut figures, figure(name, &pairs.figure_runs(rate)));
         }
     }
-    if !bench.wants("walk tatami rm -r, rate") {
+    if !bench.wants_figure("walk tatami rm -r, rate") {
         return Ok(figures);
     }
     // Only one run: afterwards the directory is gone.
     let steal = Steal::now();
-    let removed = bench.walk_by_tatami(&["rm", "-r"], entries)?;
-    let usual = bench.walk(&["rm", "-r"], plain.as_os_str(), entries)?;
-    let runs = Runs { ours: vec![removed.rate], floor: vec![usual.rate], stolen: steal.share() };
-    bench.keep(&mut figures, figure("tatami rm -r", &runs));
+    let removed = bench.run_tatami_walk(&["rm", "-r"], entries)?;
+    let usual = bench.run_walk(&["rm", "-r"], plain.as_os_str(), entries)?;
+    let runs = FigureRuns {
+        ours: vec![removed.rate],
+        baseline: vec![usual.rate],
+        stolen: steal.stolen_share(),
+    };
+    bench.add_figure(&mut figures, figure("tatami rm -r", &runs));
     Ok(figures)
 }
 
-impl Bench {
+impl SuiteContext {
     /// Returns the entries of a directory that is walked through.
-    fn walked(&self) -> u64 {
+    fn walk_entries(&self) -> u64 {
         if self.quick { 2000 } else { self.entries.min(50_000) }
     }
 
     fn wants_any(&self, names: &[&str]) -> bool {
-        names.iter().any(|name| self.wants(name))
+        names.iter().any(|name| self.wants_figure(name))
     }
 
     /// Runs a usual command.
-    fn walk(
+    fn run_walk(
         &self,
         words: &[&str],
         dir: &std::ffi::OsStr,
         entries: u64,
-    ) -> Result<Walk, BenchError> {
+    ) -> Result<WalkSample, BenchError> {
         let mut command = Command::new(words[0]);
         command.args(&words[1..]).arg(dir);
-        self.time(command, words[0], entries)
+        self.time_command(command, words[0], entries)
     }
 
     /// Runs a command of Tatami, without the mount.
-    fn walk_by_tatami(&self, words: &[&str], entries: u64) -> Result<Walk, BenchError> {
+    fn run_tatami_walk(&self, words: &[&str], entries: u64) -> Result<WalkSample, BenchError> {
         let mut command = Command::new(&self.program);
         command.arg(words[0]).arg("--dir").arg(self.volume.dir()).args(&words[1..]).arg(":/walk");
-        self.time(command, "tatami", entries)
+        self.time_command(command, "tatami", entries)
     }
 
-    fn time(&self, mut command: Command, name: &str, entries: u64) -> Result<Walk, BenchError> {
-        let requests = || Ok::<_, BenchError>(self.volume.status(0)?.meta_requests);
+    fn time_command(
+        &self,
+        mut command: Command,
+        name: &str,
+        entries: u64,
+    ) -> Result<WalkSample, BenchError> {
+        let requests = || Ok::<_, BenchError>(self.volume.node_status(0)?.meta_requests);
         // Without the user's locale.
         command.env("LC_ALL", "C").stdin(Stdio::null()).stdout(Stdio::null());
         let (before, start) = (requests()?, now_ns());
@@ -140,16 +152,16 @@ impl Bench {
             return Err(BenchError::Program { program: name.into(), problem });
         }
         let asked = requests()?.saturating_sub(before);
-        Ok(Walk { rate: entries as f64 / seconds, requests: asked as f64 / entries as f64 })
+        Ok(WalkSample { rate: entries as f64 / seconds, requests: asked as f64 / entries as f64 })
     }
 }
 
 /// Creates a directory of empty files.
-fn fill(dir: &Path, entries: u64) -> Result<(), BenchError> {
-    std::fs::create_dir(dir).map_err(at("creating", dir))?;
+fn create_files(dir: &Path, entries: u64) -> Result<(), BenchError> {
+    std::fs::create_dir(dir).map_err(path_error("creating", dir))?;
     for n in 0..entries {
         let path = dir.join(format!("file.{n}"));
-        File::create_new(&path).map_err(at("creating", &path))?;
+        File::create_new(&path).map_err(path_error("creating", &path))?;
     }
     Ok(())
 }

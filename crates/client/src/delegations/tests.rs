@@ -1,19 +1,19 @@
 //! The delegation cache and the kernel's copies are never old, in any order of events.
 
 use super::*;
-use tatami_wire::delegation::Listed;
-use tatami_wire::partition::Range;
+use tatami_wire::delegation::DelegatedEntries;
+use tatami_wire::partition::HashRange;
 
 const TERM: Duration = Duration::from_secs(600);
 const DIR: Ino = Ino(1);
 
-fn attr(ino: Ino, kind: Kind, version: u64) -> Attr {
-    Attr { mode: 0o755, version, ..Attr::plain(ino, kind) }
+fn attr(ino: Ino, kind: InodeKind, version: u64) -> Attr {
+    Attr { mode: 0o755, version, ..Attr::with_defaults(ino, kind) }
 }
 
-impl Delegations {
+impl DelegationCache {
     fn answer(&self, op: &MetaOp) -> Option<MetaResult> {
-        super::answer(op, |_| [Some(self), None], |ino| self.attr(ino))
+        super::answer_from_cache(op, |_| [Some(self), None], |ino| self.cached_attr(ino))
     }
 }
 
@@ -21,7 +21,7 @@ fn create(n: u64) -> MetaOp {
     MetaOp::Create {
         parent: DIR,
         name: name(n),
-        node: tatami_wire::meta::NewNode::Fifo,
+        node: tatami_wire::meta::InodeTemplate::Fifo,
         mode: 0,
         umask: 0,
         exclusive: true,
@@ -29,10 +29,10 @@ fn create(n: u64) -> MetaOp {
     }
 }
 
-fn on() -> Delegations {
-    let delegations = Delegations::default();
-    delegations.begin();
-    delegations.extend(uptime(), TERM);
+fn on() -> DelegationCache {
+    let delegations = DelegationCache::default();
+    delegations.begin_connection();
+    delegations.extend_term(uptime(), TERM);
     delegations
 }
 
@@ -55,8 +55,8 @@ fn list() -> MetaOp {
 /// Returns the reply to a listing of these names.
 fn listing(names: &HashMap<u64, Ino>) -> MetaReply {
     let entry = |(n, ino): (&u64, &Ino)| {
-        let attr = Some(attr(*ino, Kind::File, 1));
-        DirEntry { name: name(*n), ino: *ino, kind: Kind::File, cookie: n + 1, attr }
+        let attr = Some(attr(*ino, InodeKind::File, 1));
+        DirEntry { name: name(*n), ino: *ino, kind: InodeKind::File, cookie: n + 1, attr }
     };
     let entries = names.iter().map(entry).collect();
     MetaReply::Entries { entries, end: true, parent: DIR, upto: u64::MAX >> 1 }
@@ -66,38 +66,52 @@ fn get(ino: Ino) -> MetaOp {
     MetaOp::GetAttr { ino }
 }
 
-fn granted(changed: &[Ino], delegated: &[Ino], dir: Option<Attr>) -> Granted {
+fn granted(changed: &[Ino], delegated: &[Ino], dir: Option<Attr>) -> DelegationGrant {
     let (changed, delegated) = (changed.to_vec(), delegated.to_vec());
-    Granted { changed, delegated, dir: dir.map(Box::new), part: None, listed: Listed::default() }
+    DelegationGrant {
+        changed,
+        delegated,
+        dir: dir.map(Box::new),
+        partition: None,
+        delegated_entries: DelegatedEntries::default(),
+    }
 }
 
-fn part(version: u64) -> Box<PartTold> {
-    Box::new(PartTold { attr: attr(DIR, Kind::Dir, version), range: Range { from: 0, bits: 4 } })
+fn part(version: u64) -> Box<PartitionAttr> {
+    Box::new(PartitionAttr {
+        attr: attr(DIR, InodeKind::Dir, version),
+        range: HashRange { from: 0, bits: 4 },
+    })
 }
 
 fn found(ino: Ino) -> MetaReply {
-    MetaReply::Attr(attr(ino, Kind::File, 1))
+    MetaReply::Attr(attr(ino, InodeKind::File, 1))
 }
 
 #[test]
 fn what_is_delegated_needs_no_question() {
     let d = on();
-    let asked = d.ask(&lookup(5));
-    d.learn(&lookup(5), asked, Ok(&found(Ino(5))), Some(&granted(&[], &[DIR, Ino(5)], None)));
+    let asked = d.begin_request(&lookup(5));
+    d.finish_request(
+        &lookup(5),
+        asked,
+        Ok(&found(Ino(5))),
+        Some(&granted(&[], &[DIR, Ino(5)], None)),
+    );
     assert_eq!(d.answer(&lookup(5)), Some(Ok(found(Ino(5)))));
     assert_eq!(d.answer(&get(Ino(5))), Some(Ok(found(Ino(5)))));
     assert_eq!(d.answer(&lookup(6)), None);
-    let asked = d.ask(&lookup(6));
-    d.learn(&lookup(6), asked, Err(Errno::ENOENT), Some(&granted(&[], &[DIR], None)));
+    let asked = d.begin_request(&lookup(6));
+    d.finish_request(&lookup(6), asked, Err(Errno::ENOENT), Some(&granted(&[], &[DIR], None)));
     assert_eq!(d.answer(&lookup(6)), Some(Err(Errno::ENOENT)));
     // Facts that were not delegated are not kept.
-    let asked = d.ask(&lookup(7));
-    d.learn(&lookup(7), asked, Ok(&found(Ino(7))), Some(&granted(&[], &[], None)));
+    let asked = d.begin_request(&lookup(7));
+    d.finish_request(&lookup(7), asked, Ok(&found(Ino(7))), Some(&granted(&[], &[], None)));
     assert_eq!((d.answer(&lookup(7)), d.answer(&get(Ino(7)))), (None, None));
-    d.recall(&[Ino(5)]);
+    d.handle_recall(&[Ino(5)]);
     assert_eq!((d.answer(&lookup(5)), d.answer(&get(Ino(5)))), (None, None));
     assert_eq!(d.answer(&lookup(6)), Some(Err(Errno::ENOENT)));
-    d.end();
+    d.end_connection();
     assert_eq!(d.answer(&lookup(6)), None);
 }
 
@@ -110,27 +124,27 @@ fn what_is_listed_needs_no_question() {
     // The second file's attributes are not delegated, whichever comes second.
     let (of_first, of_second) = (entries[0].clone(), entries[1].clone());
     let mut granted = granted(&[], &[DIR], None);
-    granted.listed = [true, false].into_iter().collect();
-    let asked = d.ask(&list());
-    d.learn(&list(), asked, Ok(&reply), Some(&granted));
-    let find = |entry: &DirEntry| MetaOp::Find { parent: DIR, name: entry.name.clone() };
+    granted.delegated_entries = [true, false].into_iter().collect();
+    let asked = d.begin_request(&list());
+    d.finish_request(&list(), asked, Ok(&reply), Some(&granted));
+    let find = |entry: &DirEntry| MetaOp::LookupEntry { parent: DIR, name: entry.name.clone() };
     assert_eq!(d.answer(&get(of_first.ino)), Some(Ok(found(of_first.ino))));
     assert_eq!(d.answer(&find(&of_first)), Some(Ok(found(of_first.ino))));
     assert_eq!(d.answer(&get(of_second.ino)), None);
-    assert_eq!(d.answer(&find(&of_second)), Some(Ok(MetaReply::Leads(of_second.ino))));
-    d.recall(&[DIR]);
+    assert_eq!(d.answer(&find(&of_second)), Some(Ok(MetaReply::Referral(of_second.ino))));
+    d.handle_recall(&[DIR]);
     assert_eq!(d.answer(&find(&of_first)), None);
     // Of a directory that is not delegated, only the entries with a bit are known.
     granted.delegated.clear();
-    let asked = d.ask(&list());
-    d.recall(&[of_first.ino]);
-    d.learn(&list(), asked, Ok(&reply), Some(&granted));
+    let asked = d.begin_request(&list());
+    d.handle_recall(&[of_first.ino]);
+    d.finish_request(&list(), asked, Ok(&reply), Some(&granted));
     assert_eq!((d.answer(&find(&of_second)), d.answer(&get(of_first.ino))), (None, None));
 }
 
 #[test]
 fn a_directory_that_was_quiet_for_long_lends_names_at_once() {
-    let quiet = attr(DIR, Kind::Dir, 1);
+    let quiet = attr(DIR, InodeKind::Dir, 1);
     let mut busy = part(1);
     busy.attr.ctime = Timestamp::from_sec(i64::MAX);
     for (dir, part, at_once) in [
@@ -141,13 +155,13 @@ fn a_directory_that_was_quiet_for_long_lends_names_at_once() {
     ] {
         let d = on();
         let kernel: Arc<dyn KernelCache> = Arc::new(Told::default());
-        d.lend_to(&kernel);
+        d.set_kernel(&kernel);
         let delegated: &[Ino] = if part.is_some() { &[] } else { &[DIR] };
-        let granted = Granted { part, ..granted(&[], delegated, dir) };
-        let asked = d.ask(&list());
+        let granted = DelegationGrant { partition: part, ..granted(&[], delegated, dir) };
+        let asked = d.begin_request(&list());
         let names = HashMap::from([(1, Ino(11))]);
-        d.learn(&list(), asked, Ok(&listing(&names)), Some(&granted));
-        let time = d.lend_name(DIR, &name(1), Some(Ino(11)));
+        d.finish_request(&list(), asked, Ok(&listing(&names)), Some(&granted));
+        let time = d.grant_entry_timeout(DIR, &name(1), Some(Ino(11)));
         // A machine that was just started has seen nothing quiet yet.
         assert_eq!(time.is_some(), at_once && uptime() > Duration::from_secs(1));
     }
@@ -158,31 +172,32 @@ fn a_partition_is_known_until_it_changes() {
     let d = on();
     let told = Arc::new(Told::default());
     let kernel: Arc<dyn KernelCache> = told.clone();
-    d.lend_to(&kernel);
-    let with = |changed: &[Ino], version| Granted {
-        part: Some(part(version)),
+    d.set_kernel(&kernel);
+    let with = |changed: &[Ino], version| DelegationGrant {
+        partition: Some(part(version)),
         ..granted(changed, &[], None)
     };
-    let version = || d.part(DIR).map(|part| part.attr.version);
-    let early = d.ask(&lookup(6));
-    let asked = d.ask(&lookup(5));
-    d.learn(&lookup(5), asked, Err(Errno::ENOENT), Some(&with(&[], 1)));
+    let version = || d.cached_partition(DIR).map(|part| part.attr.version);
+    let early = d.begin_request(&lookup(6));
+    let asked = d.begin_request(&lookup(5));
+    d.finish_request(&lookup(5), asked, Err(Errno::ENOENT), Some(&with(&[], 1)));
     assert_eq!((version(), d.answer(&lookup(5))), (Some(1), Some(Err(Errno::ENOENT))));
-    assert_eq!(d.attr(DIR), None, "it is not the directory");
+    assert_eq!(d.cached_attr(DIR), None, "it is not the directory");
     // The reply to this client's own change has the new state. A reply from before the change does
     // not count.
-    let asked = d.ask(&create(5));
+    let asked = d.begin_request(&create(5));
     assert_eq!(version(), None);
-    let made = MetaReply::Created { attr: attr(Ino(15), Kind::File, 1), cap: None, created: true };
-    d.learn(&create(5), asked, Ok(&made), Some(&with(&[DIR], 2)));
+    let made =
+        MetaReply::Created { attr: attr(Ino(15), InodeKind::File, 1), cap: None, created: true };
+    d.finish_request(&create(5), asked, Ok(&made), Some(&with(&[DIR], 2)));
     assert_eq!(version(), Some(2));
-    d.learn(&lookup(6), early, Err(Errno::ENOENT), Some(&with(&[], 1)));
+    d.finish_request(&lookup(6), early, Err(Errno::ENOENT), Some(&with(&[], 1)));
     assert_eq!(version(), Some(2));
     // The kernel's copy of the directory goes with the partition.
     let whole = Ino(99);
-    assert!(d.lend_part(&part(1), whole).is_none(), "that is past");
-    assert!(d.lend_part(&part(2), whole).is_some());
-    d.recall(&[DIR]);
+    assert!(d.grant_partition_timeout(&part(1), whole).is_none(), "that is past");
+    assert!(d.grant_partition_timeout(&part(2), whole).is_some());
+    d.handle_recall(&[DIR]);
     assert_eq!((version(), d.answer(&lookup(5))), (None, None));
     assert_eq!(*told.0.lock(), [whole]);
 }
@@ -190,27 +205,27 @@ fn a_partition_is_known_until_it_changes() {
 #[test]
 fn an_answer_from_before_a_recall_is_not_kept() {
     let d = on();
-    let asked = d.ask(&get(Ino(5)));
-    d.recall(&[Ino(5)]);
-    d.learn(&get(Ino(5)), asked, Ok(&found(Ino(5))), Some(&granted(&[], &[Ino(5)], None)));
+    let asked = d.begin_request(&get(Ino(5)));
+    d.handle_recall(&[Ino(5)]);
+    d.finish_request(&get(Ino(5)), asked, Ok(&found(Ino(5))), Some(&granted(&[], &[Ino(5)], None)));
     assert_eq!(d.answer(&get(Ino(5))), None);
     // Nor one of an earlier connection.
-    let asked = d.ask(&get(Ino(5)));
-    d.end();
-    d.begin();
-    d.extend(uptime(), TERM);
-    d.learn(&get(Ino(5)), asked, Ok(&found(Ino(5))), Some(&granted(&[], &[Ino(5)], None)));
+    let asked = d.begin_request(&get(Ino(5)));
+    d.end_connection();
+    d.begin_connection();
+    d.extend_term(uptime(), TERM);
+    d.finish_request(&get(Ino(5)), asked, Ok(&found(Ino(5))), Some(&granted(&[], &[Ino(5)], None)));
     assert_eq!(d.answer(&get(Ino(5))), None);
 }
 
 #[test]
 fn a_term_ends() {
-    let d = Delegations::default();
-    d.begin();
+    let d = DelegationCache::default();
+    d.begin_connection();
     let (begin, term) = (uptime(), Duration::from_millis(1));
-    d.extend(begin, term);
-    let asked = d.ask(&get(Ino(5)));
-    d.learn(&get(Ino(5)), asked, Ok(&found(Ino(5))), Some(&granted(&[], &[Ino(5)], None)));
+    d.extend_term(begin, term);
+    let asked = d.begin_request(&get(Ino(5)));
+    d.finish_request(&get(Ino(5)), asked, Ok(&found(Ino(5))), Some(&granted(&[], &[Ino(5)], None)));
     while uptime() < begin + term {
         std::hint::spin_loop();
     }
@@ -223,51 +238,51 @@ fn a_new_directory_is_known_as_a_whole() {
     let mkdir = MetaOp::Create {
         parent: Ino(9),
         name: name(0),
-        node: tatami_wire::meta::NewNode::Dir,
+        node: tatami_wire::meta::InodeTemplate::Dir,
         mode: 0o755,
         umask: 0,
         exclusive: true,
         open: None,
     };
-    let asked = d.ask(&mkdir);
-    let made = MetaReply::Created { attr: attr(DIR, Kind::Dir, 1), cap: None, created: true };
-    let dir = Some(attr(Ino(9), Kind::Dir, 2));
+    let asked = d.begin_request(&mkdir);
+    let made = MetaReply::Created { attr: attr(DIR, InodeKind::Dir, 1), cap: None, created: true };
+    let dir = Some(attr(Ino(9), InodeKind::Dir, 2));
     let with = granted(&[Ino(9), DIR], &[Ino(9), DIR], dir.clone());
-    d.learn(&mkdir, asked, Ok(&made), Some(&with));
+    d.finish_request(&mkdir, asked, Ok(&made), Some(&with));
     assert_eq!(d.answer(&lookup(5)), Some(Err(Errno::ENOENT)));
     assert_eq!(d.answer(&get(Ino(9))), dir.map(|dir| Ok(MetaReply::Attr(dir))));
     // While a name is being made, only the shard knows.
-    let asked = d.ask(&unlink(5));
+    let asked = d.begin_request(&unlink(5));
     assert_eq!(d.answer(&lookup(5)), None);
     assert_eq!(d.answer(&lookup(6)), Some(Err(Errno::ENOENT)));
-    d.learn(&unlink(5), asked, Err(Errno::ENOENT), Some(&granted(&[], &[DIR], None)));
+    d.finish_request(&unlink(5), asked, Err(Errno::ENOENT), Some(&granted(&[], &[DIR], None)));
     assert_eq!(d.answer(&lookup(5)), Some(Err(Errno::ENOENT)));
 }
 
 #[test]
 fn who_knows_as_many_names_as_there_are_knows_all() {
     let d = on();
-    let dir = |size, version| Some(Attr { size, ..attr(DIR, Kind::Dir, version) });
+    let dir = |size, version| Some(Attr { size, ..attr(DIR, InodeKind::Dir, version) });
     let made = |n| {
-        let attr = attr(Ino(n), Kind::Fifo, 1);
+        let attr = attr(Ino(n), InodeKind::Fifo, 1);
         MetaReply::Created { attr, cap: None, created: true }
     };
     let told = |size, version| granted(&[DIR], &[DIR], dir(size, version));
     // While another name is being made, the directory is not complete.
-    let (first, other) = (d.ask(&create(1)), d.ask(&create(2)));
-    d.learn(&create(1), first, Ok(&made(1)), Some(&told(1, 1)));
+    let (first, other) = (d.begin_request(&create(1)), d.begin_request(&create(2)));
+    d.finish_request(&create(1), first, Ok(&made(1)), Some(&told(1, 1)));
     assert_eq!((d.answer(&lookup(2)), d.answer(&lookup(3))), (None, None));
-    d.learn(&create(2), other, Ok(&made(2)), Some(&told(2, 2)));
-    let third = d.ask(&create(3));
-    d.learn(&create(3), third, Ok(&made(3)), Some(&told(3, 3)));
+    d.finish_request(&create(2), other, Ok(&made(2)), Some(&told(2, 2)));
+    let third = d.begin_request(&create(3));
+    d.finish_request(&create(3), third, Ok(&made(3)), Some(&told(3, 3)));
     assert_eq!(d.answer(&lookup(4)), Some(Err(Errno::ENOENT)));
-    let asked = d.ask(&create(4));
+    let asked = d.begin_request(&create(4));
     assert_eq!(d.answer(&lookup(4)), None);
-    d.learn(&create(4), asked, Err(Errno::ENOSPC), Some(&granted(&[], &[], None)));
-    d.recall(&[DIR]);
+    d.finish_request(&create(4), asked, Err(Errno::ENOSPC), Some(&granted(&[], &[], None)));
+    d.handle_recall(&[DIR]);
     // Another client has made a name that this one does not know.
-    let asked = d.ask(&create(5));
-    d.learn(&create(5), asked, Ok(&made(5)), Some(&told(5, 5)));
+    let asked = d.begin_request(&create(5));
+    d.finish_request(&create(5), asked, Ok(&made(5)), Some(&told(5, 5)));
     assert_eq!(d.answer(&lookup(6)), None);
 }
 
@@ -275,26 +290,26 @@ fn who_knows_as_many_names_as_there_are_knows_all() {
 fn an_inode_elsewhere_is_known_by_another_executor() {
     let (here, there) = (on(), on());
     let of = |ino: Ino| [Some(if ino == DIR { &here } else { &there }), None];
-    let of_any = |ino| of(ino).into_iter().flatten().find_map(|known| known.attr(ino));
-    let find = MetaOp::Find { parent: DIR, name: name(5) };
-    let asked = here.ask(&find);
-    let leads = MetaReply::Leads(Ino(5));
-    here.learn(&find, asked, Ok(&leads), Some(&granted(&[], &[DIR], None)));
-    assert_eq!(answer(&find, of, of_any), Some(Ok(leads)));
-    assert_eq!(answer(&lookup(5), of, of_any), None);
-    let asked = there.ask(&get(Ino(5)));
+    let of_any = |ino| of(ino).into_iter().flatten().find_map(|known| known.cached_attr(ino));
+    let find = MetaOp::LookupEntry { parent: DIR, name: name(5) };
+    let asked = here.begin_request(&find);
+    let leads = MetaReply::Referral(Ino(5));
+    here.finish_request(&find, asked, Ok(&leads), Some(&granted(&[], &[DIR], None)));
+    assert_eq!(answer_from_cache(&find, of, of_any), Some(Ok(leads)));
+    assert_eq!(answer_from_cache(&lookup(5), of, of_any), None);
+    let asked = there.begin_request(&get(Ino(5)));
     let with = granted(&[], &[Ino(5)], None);
-    there.learn(&get(Ino(5)), asked, Ok(&found(Ino(5))), Some(&with));
-    assert_eq!(answer(&find, of, of_any), Some(Ok(found(Ino(5)))));
+    there.finish_request(&get(Ino(5)), asked, Ok(&found(Ino(5))), Some(&with));
+    assert_eq!(answer_from_cache(&find, of, of_any), Some(Ok(found(Ino(5)))));
 }
 
 #[test]
 fn a_change_of_unknown_effect_ends_all_knowledge() {
     let d = on();
-    let asked = d.ask(&get(Ino(5)));
-    d.learn(&get(Ino(5)), asked, Ok(&found(Ino(5))), Some(&granted(&[], &[Ino(5)], None)));
-    let asked = d.ask(&unlink(3));
-    d.learn(&unlink(3), asked, Err(Errno::EHOSTDOWN), None);
+    let asked = d.begin_request(&get(Ino(5)));
+    d.finish_request(&get(Ino(5)), asked, Ok(&found(Ino(5))), Some(&granted(&[], &[Ino(5)], None)));
+    let asked = d.begin_request(&unlink(3));
+    d.finish_request(&unlink(3), asked, Err(Errno::EHOSTDOWN), None);
     assert_eq!(d.answer(&get(Ino(5))), None);
 }
 
@@ -317,8 +332,8 @@ fn no_interleaving_leaves_something_old() {
     }
     struct Call {
         op: MetaOp,
-        asked: Asked,
-        answer: Option<(MetaResult, Granted)>,
+        asked: CacheTicket,
+        answer: Option<(MetaResult, DelegationGrant)>,
     }
     let step = prop_oneof![
         3 => (0..3usize, 0..4u8, 0..2u64).prop_map(|(t, k, n)| Step::Ask(t, k, n)),
@@ -342,14 +357,14 @@ fn no_interleaving_leaves_something_old() {
                         2 => unlink(n),
                         _ => list(),
                     };
-                    let asked = d.ask(&op);
+                    let asked = d.begin_request(&op);
                     threads[t] = Some(Call { op, asked, answer: None });
                 }
                 Step::Apply(t) => {
                     let Some(call) = threads[t].as_mut().filter(|c| c.answer.is_none()) else {
                         continue;
                     };
-                    let n: u64 = call.op.entry().map_or(0, |(_, name)| {
+                    let n: u64 = call.op.named_entry().map_or(0, |(_, name)| {
                         std::str::from_utf8(name).expect("digits").parse().expect("digits")
                     });
                     let there = entries.get(&n).copied();
@@ -361,7 +376,7 @@ fn no_interleaving_leaves_something_old() {
                             next += 1;
                             entries.insert(n, Ino(next));
                             changed = vec![DIR, Ino(next)];
-                            let attr = attr(Ino(next), Kind::File, 1);
+                            let attr = attr(Ino(next), InodeKind::File, 1);
                             Ok(MetaReply::Created { attr, cap: None, created: true })
                         }
                         (MetaOp::Create { .. }, Some(_)) => Err(Errno::EEXIST),
@@ -374,7 +389,7 @@ fn no_interleaving_leaves_something_old() {
                     };
                     version += changed.len() as u64;
                     let size = entries.len() as u64;
-                    let dir = Some(Attr { size, ..attr(DIR, Kind::Dir, version) });
+                    let dir = Some(Attr { size, ..attr(DIR, InodeKind::Dir, version) });
                     let dir = dir.filter(|_| !changed.is_empty());
                     let mut to = vec![DIR];
                     to.extend(match &result {
@@ -383,7 +398,7 @@ fn no_interleaving_leaves_something_old() {
                     });
                     let mut granted = granted(&changed, &to, dir);
                     if let Ok(MetaReply::Entries { entries, .. }) = &result {
-                        granted.listed = entries.iter().map(|_| true).collect();
+                        granted.delegated_entries = entries.iter().map(|_| true).collect();
                     }
                     call.answer = Some((result, granted));
                 }
@@ -393,17 +408,17 @@ fn no_interleaving_leaves_something_old() {
                     }
                     let Some(Call { op, asked, answer: Some((result, granted)) }) =
                         threads[t].take() else { continue };
-                    d.learn(&op, asked, result.as_ref().map_err(|e| *e), Some(&granted));
+                    d.finish_request(&op, asked, result.as_ref().map_err(|e| *e), Some(&granted));
                 }
                 Step::Other(n) => {
                     match entries.remove(&n) {
                         Some(ino) => {
-                                d.recall(&[DIR, ino]);
+                                d.handle_recall(&[DIR, ino]);
                             }
                         None => {
                             next += 1;
                             entries.insert(n, Ino(next));
-                            d.recall(&[DIR]);
+                            d.handle_recall(&[DIR]);
                         }
                     }
                     version += 1;
@@ -412,7 +427,7 @@ fn no_interleaving_leaves_something_old() {
             }
             // A name that no thread is changing must be answered as the shard would.
             for n in 0..2 {
-                let busy = |c: &Call| c.op.is_mutation() && c.op.entry() == lookup(n).entry();
+                let busy = |c: &Call| c.op.is_mutation() && c.op.named_entry() == lookup(n).named_entry();
                 if threads.iter().flatten().any(busy) {
                     continue;
                 }
@@ -438,17 +453,17 @@ fn what_is_remembered_is_bounded() {
     let d = on();
     for n in 0..(KNOWN_MAX as u64 * 2) {
         let op = lookup(n);
-        let asked = d.ask(&op);
+        let asked = d.begin_request(&op);
         let ino = Ino(1000 + n);
-        d.learn(&op, asked, Ok(&found(ino)), Some(&granted(&[], &[DIR, ino], None)));
+        d.finish_request(&op, asked, Ok(&found(ino)), Some(&granted(&[], &[DIR, ino], None)));
     }
     let held: usize = d
         .shards
         .iter()
-        .flat_map(|s| s.lock().known.values().map(Known::size).collect::<Vec<_>>())
+        .flat_map(|s| s.lock().inodes.values().map(CachedInode::count_records).collect::<Vec<_>>())
         .sum();
     assert_eq!(held, d.size.load(SeqCst));
-    assert!(held <= KNOWN_MAX + SHARDS);
+    assert!(held <= KNOWN_MAX + CACHE_SHARDS);
 }
 
 /// Records the inodes that it must forget.
@@ -456,7 +471,7 @@ fn what_is_remembered_is_bounded() {
 struct Told(Mutex<Vec<Ino>>);
 
 impl KernelCache for Told {
-    fn forget_attr(&self, ino: Ino, ago: Duration) {
+    fn invalidate_attr(&self, ino: Ino, ago: Duration) {
         assert!(ago < uptime());
         self.0.lock().push(ino);
     }
@@ -466,34 +481,43 @@ impl KernelCache for Told {
 fn what_is_lent_is_forgotten_before_it_is_given_back() {
     let d = on();
     let told = Arc::new(Told::default());
-    let file = attr(Ino(5), Kind::File, 1);
-    let learn = |d: &Delegations| {
-        let asked = d.ask(&lookup(5));
+    let file = attr(Ino(5), InodeKind::File, 1);
+    let learn = |d: &DelegationCache| {
+        let asked = d.begin_request(&lookup(5));
         let with = granted(&[], &[DIR, Ino(5)], None);
-        d.learn(&lookup(5), asked, Ok(&found(Ino(5))), Some(&with));
+        d.finish_request(&lookup(5), asked, Ok(&found(Ino(5))), Some(&with));
     };
     learn(&d);
-    assert_eq!(d.lend_attr(&file), None, "there is no kernel");
+    assert_eq!(d.grant_attr_timeout(&file), None, "there is no kernel");
     let kernel: Arc<dyn KernelCache> = told.clone();
-    d.lend_to(&kernel);
-    assert!(d.lend_attr(&file).is_some_and(|time| time <= TERM));
-    assert_eq!(d.lend_attr(&attr(Ino(5), Kind::File, 2)), None, "others than are known");
-    assert_eq!(d.lend_attr(&attr(Ino(6), Kind::File, 1)), None);
-    d.recall(&[Ino(5)]);
-    d.recall(&[Ino(5)]);
+    d.set_kernel(&kernel);
+    assert!(d.grant_attr_timeout(&file).is_some_and(|time| time <= TERM));
+    assert_eq!(
+        d.grant_attr_timeout(&attr(Ino(5), InodeKind::File, 2)),
+        None,
+        "others than are known"
+    );
+    assert_eq!(d.grant_attr_timeout(&attr(Ino(6), InodeKind::File, 1)), None);
+    d.handle_recall(&[Ino(5)]);
+    d.handle_recall(&[Ino(5)]);
     assert_eq!(*told.0.lock(), [Ino(5)]);
-    assert_eq!(d.lend_attr(&file), None);
+    assert_eq!(d.grant_attr_timeout(&file), None);
     // A change by this client.
     learn(&d);
-    assert!(d.lend_attr(&file).is_some());
+    assert!(d.grant_attr_timeout(&file).is_some());
     let link = MetaOp::Link { ino: Ino(5), parent: DIR, name: name(6) };
-    let asked = d.ask(&link);
-    let linked = MetaReply::Attr(attr(Ino(5), Kind::File, 2));
-    d.learn(&link, asked, Ok(&linked), Some(&granted(&[DIR, Ino(5)], &[DIR, Ino(5)], None)));
+    let asked = d.begin_request(&link);
+    let linked = MetaReply::Attr(attr(Ino(5), InodeKind::File, 2));
+    d.finish_request(
+        &link,
+        asked,
+        Ok(&linked),
+        Some(&granted(&[DIR, Ino(5)], &[DIR, Ino(5)], None)),
+    );
     assert_eq!(*told.0.lock(), [Ino(5), Ino(5)]);
-    assert_eq!(d.lend_attr(&file), None);
-    assert!(d.lend_attr(&attr(Ino(5), Kind::File, 2)).is_some());
-    d.end();
+    assert_eq!(d.grant_attr_timeout(&file), None);
+    assert!(d.grant_attr_timeout(&attr(Ino(5), InodeKind::File, 2)).is_some());
+    d.end_connection();
     assert_eq!(*told.0.lock(), [Ino(5), Ino(5), Ino(5)]);
 }
 
@@ -501,19 +525,23 @@ fn what_is_lent_is_forgotten_before_it_is_given_back() {
 fn names_are_lent_where_all_is_quiet_and_waited_for() {
     let d = on();
     let kernel: Arc<dyn KernelCache> = Arc::new(Told::default());
-    d.lend_to(&kernel);
-    let asked = d.ask(&lookup(5));
+    d.set_kernel(&kernel);
+    let asked = d.begin_request(&lookup(5));
     let with = granted(&[], &[DIR, Ino(5)], None);
-    d.learn(&lookup(5), asked, Ok(&found(Ino(5))), Some(&with));
-    assert_eq!(d.lend_name(DIR, &name(5), Some(Ino(5))), None, "it was delegated just now");
+    d.finish_request(&lookup(5), asked, Ok(&found(Ino(5))), Some(&with));
+    assert_eq!(
+        d.grant_entry_timeout(DIR, &name(5), Some(Ino(5))),
+        None,
+        "it was delegated just now"
+    );
     let quiet = uptime() + Duration::from_millis(200);
     while uptime() < quiet {
         std::thread::yield_now();
     }
-    assert!(d.lend_name(DIR, &name(5), Some(Ino(5))).is_some());
-    assert_eq!(d.lend_name(DIR, &name(5), Some(Ino(6))), None);
-    assert_eq!(d.lend_name(DIR, &name(6), None), None, "nothing is known of it");
-    assert!(!d.recall(&[DIR]).is_zero());
-    assert!(d.recall(&[DIR]).is_zero());
-    assert_eq!(d.lend_name(DIR, &name(5), Some(Ino(5))), None);
+    assert!(d.grant_entry_timeout(DIR, &name(5), Some(Ino(5))).is_some());
+    assert_eq!(d.grant_entry_timeout(DIR, &name(5), Some(Ino(6))), None);
+    assert_eq!(d.grant_entry_timeout(DIR, &name(6), None), None, "nothing is known of it");
+    assert!(!d.handle_recall(&[DIR]).is_zero());
+    assert!(d.handle_recall(&[DIR]).is_zero());
+    assert_eq!(d.grant_entry_timeout(DIR, &name(5), Some(Ino(5))), None);
 }

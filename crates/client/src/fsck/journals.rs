@@ -1,30 +1,35 @@
-//! The journals of pieces that are not closed: what they tell beyond what was published is told nowhere else.
+//! The journals of pieces that are not closed: what they tell beyond what was published is told
+//! nowhere else.
 //!
-//! A piece that is closed has no journal, so files that no job has left open cost nothing. Of the others each journal is
-//! read once, record by record with its checksum. A journal is small beside the bytes that it tells of, and has at most
-//! [`tatami_layout::journal::BYTES_MAX`] bytes; one is in memory at a time.
+//! A piece that is closed has no journal, so files that no job has left open cost nothing. Of the
+//! others each journal is read once, record by record with its checksum. A journal is small beside
+//! the bytes that it tells of, and has at most [`tatami_layout::journal::BYTES_MAX`] bytes; one is
+//! in memory at a time.
 //!
-//! Nothing is mended here. A repair that kept the whole records would turn the bytes of the others into zeros, and only
-//! the owner of the file knows whether a copy is the better way: `tatami recover --accept-loss` asks for that decision.
+//! Nothing is mended here. A repair that kept the whole records would turn the bytes of the others
+//! into zeros, and only the owner of the file knows whether a copy is the better way: `tatami
+//! recover --accept-loss` asks for that decision.
 
-use super::{Finding, Fsck, FsckError, Wrong};
+use super::{FindingKind, Fsck, FsckError, FsckFinding};
 use crate::Tiles;
 use crate::pieces::find_journal_damage;
 use std::time::Duration;
 use tatami_layout::journal::Damage;
-use tatami_wire::tiles::Growth;
+use tatami_wire::tiles::PieceGrowth;
 use tatami_wire::{Access, Attr, Cap, Cred, Errno, NodeId, Piece};
 
-/// Looks at a journal until it counts as damaged. A record is stored before those that follow it, so a record that a
-/// second look does not find whole never will be; one look more is for a record that was being copied at both.
+/// Looks at a journal until it counts as damaged. A record is stored before those that follow it,
+/// so a record that a second look does not find whole never will be; one look more is for a record
+/// that was being copied at both.
 const LOOKS: usize = 3;
 /// Pause between two looks.
 const REST: Duration = Duration::from_millis(50);
 
 impl Fsck<'_> {
-    /// Reads the journals of all pieces of a file that are not closed, and reports those that are damaged.
+    /// Reads the journals of all pieces of a file that are not closed, and reports those that are
+    /// damaged.
     pub(super) fn check_journals(&mut self, attr: &Attr, tiles: &Tiles) -> Result<(), FsckError> {
-        let open = tiles.pieces.iter().filter(|(_, piece)| piece.growth != Growth::Closed);
+        let open = tiles.pieces.iter().filter(|(_, piece)| piece.growth != PieceGrowth::Closed);
         let open: Vec<_> = open.map(|(number, piece)| (*number, piece.node)).collect();
         if open.is_empty() {
             return Ok(());
@@ -33,7 +38,9 @@ impl Fsck<'_> {
             Ok((_, cap)) => cap,
             // The file was removed meanwhile.
             Err(Errno::ENOENT | Errno::ESTALE) => return Ok(()),
-            Err(errno) => return Err(self.failed_at(attr.ino.shard(), "open a file", errno)),
+            Err(errno) => {
+                return Err(self.shard_error(attr.ino.owner_shard(), "open a file", errno));
+            }
         };
         for (number, node) in open {
             let mut damage = self.look_at_journal(attr, cap, node, number)?;
@@ -68,7 +75,8 @@ impl Fsck<'_> {
         }
     }
 
-    /// Reports a damaged journal, unless its piece was closed or dropped while we looked: then the journal is garbage.
+    /// Reports a damaged journal, unless its piece was closed or dropped while we looked: then the
+    /// journal is garbage.
     fn found_journal(
         &mut self,
         attr: &Attr,
@@ -77,22 +85,22 @@ impl Fsck<'_> {
         damage: Damage,
     ) -> Result<(), FsckError> {
         let ino = attr.ino;
-        let now = self.tiles(self.attr(ino)?.as_ref())?;
+        let now = self.read_tiles(self.read_attr(ino)?.as_ref())?;
         let is_open = |tiles: &Tiles| {
-            tiles.pieces.get(&number).is_some_and(|piece| piece.growth != Growth::Closed)
+            tiles.pieces.get(&number).is_some_and(|piece| piece.growth != PieceGrowth::Closed)
         };
         if !now.as_ref().is_some_and(is_open) {
             self.report.dispelled += 1;
             return Ok(());
         }
-        let object = Piece::journal_of(number);
+        let object = Piece::of_journal(number);
         let what = format!(
             "the journal of piece {number} (object {:016x}.{:08x}) is {damage}; what it told beyond what was published \
              is not in the file",
             ino.0, object.0
         );
-        self.found(Finding {
-            wrong: Wrong::Journal,
+        self.record_finding(FsckFinding {
+            wrong: FindingKind::Journal,
             ino,
             path: None,
             node: Some(node),

@@ -2,14 +2,17 @@
 
 use crate::Tiles;
 use std::collections::BTreeMap;
-use tatami_wire::{Attr, Kind, NodeId, Piece};
+use tatami_wire::{Attr, InodeKind, NodeId, Piece};
 
 /// The location of an object.
-pub(super) type At = (NodeId, Piece);
+pub(super) type ObjectLocation = (NodeId, Piece);
 
 /// Returns the objects that an inode may have, and the least length of each.
-pub(super) fn right(attr: &Attr, tiles: Option<&Tiles>) -> BTreeMap<At, u64> {
-    if attr.kind != Kind::File {
+pub(super) fn expected_objects(
+    attr: &Attr,
+    tiles: Option<&Tiles>,
+) -> BTreeMap<ObjectLocation, u64> {
+    if attr.kind != InodeKind::File {
         return BTreeMap::new();
     }
     // A client changes the object before the inode, so the object is at least as long as the inode
@@ -18,42 +21,46 @@ pub(super) fn right(attr: &Attr, tiles: Option<&Tiles>) -> BTreeMap<At, u64> {
         true => tiles.map_or(0, |tiles| tiles.base_size),
         false => attr.size,
     };
-    let base = attr.layout.pieces().map(|at| (at, least));
+    let base = attr.layout.all_objects().map(|at| (at, least));
     base.chain(tiles.into_iter().flat_map(Tiles::objects)).collect()
 }
 
 /// Returns the size of a file with these objects, in bytes.
-pub(super) fn size(attr: &Attr, tiles: Option<&Tiles>, objects: &BTreeMap<At, u64>) -> u64 {
-    let base = attr.layout.file_size(|node, piece| size_of(objects, (node, piece)));
+pub(super) fn file_size(
+    attr: &Attr,
+    tiles: Option<&Tiles>,
+    objects: &BTreeMap<ObjectLocation, u64>,
+) -> u64 {
+    let base = attr.layout.file_size(|node, piece| object_size(objects, (node, piece)));
     tiles.map_or(base, |tiles| tiles.size(base))
 }
 
 /// Returns objects that are shorter than they must be, with both lengths.
-pub(super) fn short<'a>(
-    right: &'a BTreeMap<At, u64>,
-    objects: &'a BTreeMap<At, u64>,
-) -> impl Iterator<Item = (At, u64, u64)> + 'a {
-    let lengths = right.iter().map(|(at, least)| (*at, size_of(objects, *at), *least));
+pub(super) fn short_objects<'a>(
+    right: &'a BTreeMap<ObjectLocation, u64>,
+    objects: &'a BTreeMap<ObjectLocation, u64>,
+) -> impl Iterator<Item = (ObjectLocation, u64, u64)> + 'a {
+    let lengths = right.iter().map(|(at, least)| (*at, object_size(objects, *at), *least));
     lengths.filter(|(_, len, least)| len < least)
 }
 
 /// Returns whether an inode, its tiles and the sizes of its objects agree.
-pub(super) fn fits(
+pub(super) fn is_consistent(
     attr: Option<&Attr>,
     tiles: Option<&Tiles>,
-    objects: &BTreeMap<At, u64>,
+    objects: &BTreeMap<ObjectLocation, u64>,
 ) -> bool {
     match attr {
-        Some(attr) if attr.kind == Kind::File => {
-            let right = right(attr, tiles);
+        Some(attr) if attr.kind == InodeKind::File => {
+            let right = expected_objects(attr, tiles);
             objects.keys().all(|at| right.contains_key(at))
-                && short(&right, objects).next().is_none()
-                && size(attr, tiles, objects) == attr.size
+                && short_objects(&right, objects).next().is_none()
+                && file_size(attr, tiles, objects) == attr.size
         }
         _ => objects.is_empty(),
     }
 }
 
-fn size_of(objects: &BTreeMap<At, u64>, at: At) -> u64 {
+fn object_size(objects: &BTreeMap<ObjectLocation, u64>, at: ObjectLocation) -> u64 {
     objects.get(&at).copied().unwrap_or(0)
 }

@@ -1,36 +1,36 @@
 //! Paths of the inodes that were found: an inode does not know its names.
 
-use super::Finding;
+use super::FsckFinding;
 use crate::Client;
 use std::collections::HashMap;
-use tatami_wire::{Cred, Errno, Ino, Kind, READDIR_MAX};
+use tatami_wire::{Cred, Errno, Ino, InodeKind, READDIR_MAX};
 
 /// Most directories that wait for their walk; beyond, subdirectories are not walked.
 const PENDING_MAX: usize = 1_000_000;
 
 /// Walks the whole tree for a path of each inode that still has a fault. Directories that cannot be
 /// read are passed over.
-pub(super) fn add(client: &Client, findings: &mut [Finding]) {
+pub(super) fn add_paths(client: &Client, findings: &mut [FsckFinding]) {
     let open = findings.iter_mut().filter(|finding| !finding.repaired);
-    let mut wanted: HashMap<Ino, Vec<&mut Finding>> = HashMap::new();
+    let mut wanted: HashMap<Ino, Vec<&mut FsckFinding>> = HashMap::new();
     for finding in open {
         wanted.entry(finding.ino).or_default().push(finding);
     }
-    give(&mut wanted, Ino::ROOT, b"/");
+    set_path(&mut wanted, Ino::ROOT, b"/");
     let mut pending = vec![(Ino::ROOT, Vec::new())];
     while let Some((dir, path)) = pending.pop()
         && !wanted.is_empty()
     {
-        if let Err(error) = walk(client, (dir, &path), &mut wanted, &mut pending) {
+        if let Err(error) = walk_directory(client, (dir, &path), &mut wanted, &mut pending) {
             tracing::debug!(%dir, %error, "a directory was passed over in the search for paths");
         }
     }
 }
 
-fn walk(
+fn walk_directory(
     client: &Client,
     (dir, path): (Ino, &[u8]),
-    wanted: &mut HashMap<Ino, Vec<&mut Finding>>,
+    wanted: &mut HashMap<Ino, Vec<&mut FsckFinding>>,
     pending: &mut Vec<(Ino, Vec<u8>)>,
 ) -> Result<(), Errno> {
     let mut after = 0;
@@ -39,12 +39,12 @@ fn walk(
         let before = after;
         after = part.entries.last().map_or(after, |entry| entry.cookie);
         for entry in part.entries {
-            let is_dir = entry.kind == Kind::Dir && pending.len() < PENDING_MAX;
+            let is_dir = entry.kind == InodeKind::Dir && pending.len() < PENDING_MAX;
             if !is_dir && !wanted.contains_key(&entry.ino) {
                 continue;
             }
             let path = [path, b"/", &entry.name[..]].concat();
-            give(wanted, entry.ino, &path);
+            set_path(wanted, entry.ino, &path);
             if is_dir {
                 pending.push((entry.ino, path));
             }
@@ -56,7 +56,7 @@ fn walk(
     }
 }
 
-fn give(wanted: &mut HashMap<Ino, Vec<&mut Finding>>, ino: Ino, path: &[u8]) {
+fn set_path(wanted: &mut HashMap<Ino, Vec<&mut FsckFinding>>, ino: Ino, path: &[u8]) {
     for finding in wanted.remove(&ino).into_iter().flatten() {
         finding.path = Some(String::from_utf8_lossy(path).into_owned());
     }

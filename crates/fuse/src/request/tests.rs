@@ -30,7 +30,7 @@ fn words(words: &[u32]) -> Vec<u8> {
 fn a_lookup_carries_its_header_and_name() {
     let bytes = message(op::LOOKUP, b"a name\0", &[]);
     let r = Request::parse(&bytes).expect("a whole request");
-    assert_eq!(r.op, Op::Lookup { name: b"a name" });
+    assert_eq!(r.op, FuseOp::Lookup { name: b"a name" });
     assert_eq!((r.header.unique, r.header.node, r.header.pid), (77, 5, 4242));
     assert_eq!((r.header.uid, r.header.gid), (1000, 100));
     assert!(r.groups.is_empty());
@@ -42,7 +42,7 @@ fn a_write_carries_exactly_its_data() {
     args.extend(b"abc");
     let bytes = message(op::WRITE, &args, &[]);
     let r = Request::parse(&bytes).expect("a whole request");
-    let expected = Op::Write {
+    let expected = FuseOp::Write {
         handle: 9,
         offset: 4096,
         data: b"abc",
@@ -55,7 +55,7 @@ fn a_write_carries_exactly_its_data() {
     assert_eq!(Request::parse(&message(op::WRITE, &args, &[])), Err(ParseError::Short));
 }
 
-fn of(bytes: &[u8]) -> Result<Op<'_>, ParseError> {
+fn of(bytes: &[u8]) -> Result<FuseOp<'_>, ParseError> {
     Request::parse(bytes).map(|r| r.op)
 }
 
@@ -71,14 +71,14 @@ fn a_lock_says_whose_it_is_and_of_what() {
         pid: 4242,
         whole: false,
     };
-    assert_eq!(of(&message(op::GETLK, &args, &[])), Ok(Op::GetLock(lock)));
-    assert_eq!(of(&message(op::SETLK, &args, &[])), Ok(Op::SetLock { lock, wait: false }));
+    assert_eq!(of(&message(op::GETLK, &args, &[])), Ok(FuseOp::GetLock(lock)));
+    assert_eq!(of(&message(op::SETLK, &args, &[])), Ok(FuseOp::SetLock { lock, wait: false }));
     let whole = words(&[9, 0, 77, 0, 10, 0, 19, 0, libc::F_WRLCK as u32, 4242, 1, 0]);
     let lock = FileLock { whole: true, ..lock };
-    assert_eq!(of(&message(op::SETLKW, &whole, &[])), Ok(Op::SetLock { lock, wait: true }));
+    assert_eq!(of(&message(op::SETLKW, &whole, &[])), Ok(FuseOp::SetLock { lock, wait: true }));
     assert_eq!(of(&message(op::SETLK, &whole[..40], &[])), Err(ParseError::Short));
     let flush = words(&[9, 0, 0, 0, 77, 0]);
-    assert_eq!(of(&message(op::FLUSH, &flush, &[])), Ok(Op::Flush { handle: 9, owner: 77 }));
+    assert_eq!(of(&message(op::FLUSH, &flush, &[])), Ok(FuseOp::Flush { handle: 9, owner: 77 }));
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn a_create_may_bring_supplementary_groups() {
     let bytes = message(op::CREATE, &args, &extension);
     let r = Request::parse(&bytes).expect("a whole request");
     assert_eq!(r.groups.iter().collect::<Vec<_>>(), vec![50]);
-    assert_eq!(r.op, Op::Create { name: b"f", flags: 0o1101, mode: 0o100644, umask: 0o22 });
+    assert_eq!(r.op, FuseOp::Create { name: b"f", flags: 0o1101, mode: 0o100644, umask: 0o22 });
     // The count exceeds the extension.
     let bad = words(&[16, abi::EXT_GROUPS, 1000, 50]);
     assert_eq!(Request::parse(&message(op::CREATE, &args, &bad)), Err(ParseError::Short));
@@ -102,12 +102,12 @@ fn what_setattr_leaves_alone_is_none() {
     let mut args = words(&[fattr::SIZE | fattr::FH | fattr::MTIME | fattr::MTIME_NOW, 0]);
     args.extend(words(&[3, 0, 100, 0]));
     args.resize(88, 0);
-    let r = set_attr(Fields(&args)).expect("a whole request");
-    let expected = SetAttr {
+    let r = parse_set_attr(FieldReader(&args)).expect("a whole request");
+    let expected = FuseSetAttr {
         size: Some(100),
         handle: Some(3),
-        mtime: Some(SetTime::Now),
-        ..SetAttr::default()
+        mtime: Some(FuseSetTime::Now),
+        ..FuseSetAttr::default()
     };
     assert_eq!(r, expected);
 }
@@ -125,7 +125,7 @@ fn names_must_end_and_not_be_empty() {
 #[test]
 fn an_unknown_operation_is_told_as_such() {
     let bytes = message(9999, b"whatever", &[]);
-    assert_eq!(Request::parse(&bytes).map(|r| r.op), Ok(Op::Unknown));
+    assert_eq!(Request::parse(&bytes).map(|r| r.op), Ok(FuseOp::Unknown));
 }
 
 proptest! {

@@ -1,24 +1,31 @@
-//! What a journal tells when its writer is gone: all of it, or what a power cut has left, or what is whole of a damaged one.
+//! What a journal tells when its writer is gone: all of it, or what a power cut has left, or what
+//! is whole of a damaged one.
 //!
-//! A power cut leaves holes in what was not synced. They are told from damage by their form, and by whether the machine was
-//! started anew since. docs/FORMAT.md says why no mark of how far a journal was synced is needed for that.
+//! A power cut leaves holes in what was not synced. They are told from damage by their form, and by
+//! whether the machine was started anew since. docs/reference/formats.md says why no mark of how
+//! far a journal was synced is needed for that.
 
-use super::{Damage, Form, HEADER_WORDS, Header, TILE_WORDS, Told, decode, take_all, words_of};
+use super::{
+    Damage, HEADER_WORDS, JournalForm, JournalHeader, JournalReplay, TILE_WORDS, apply_records,
+    decode, to_words,
+};
 use crate::piece::PieceTiles;
 use crate::tile::Tile;
 
-/// Words of a sector, the least that a disk takes as a whole: after a power cut a sector has what it had at some earlier moment.
+/// Words of a sector, the least that a disk takes as a whole: after a power cut a sector has what
+/// it had at some earlier moment.
 const SECTOR_WORDS: usize = 64;
 
 /// What a damaged journal still tells.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Salvaged {
+pub struct RecoveredTiles {
     /// The tiles whose records are whole.
     pub tiles: PieceTiles,
     /// Where records are lost; nothing of a journal that is whole.
     pub lost: Vec<Damage>,
-    /// Everything that is lost has the form that a power cut leaves: sectors that were not synced, and are zeros from some
-    /// word to their end. Other bytes changed, too, where a disk gives back what was not written.
+    /// Everything that is lost has the form that a power cut leaves: sectors that were not synced,
+    /// and are zeros from some word to their end. Other bytes changed, too, where a disk gives back
+    /// what was not written.
     pub is_torn: bool,
 }
 
@@ -28,37 +35,38 @@ pub enum LastWord {
     /// All that was written; nothing of a journal that was never begun.
     Whole(Option<PieceTiles>),
     /// A power cut has taken a part of what was not synced. Nothing of that part was promised.
-    Torn(Salvaged),
+    Torn(RecoveredTiles),
     /// It tells of something else than its writer wrote.
     Damaged(Damage),
 }
 
-/// What the journal `bytes` of a piece of `len` bytes tells when its writer is gone. `is_restarted`: the machine that has the
-/// journal was started anew since the last change of the journal. Only then a power cut can have left holes.
+/// What the journal `bytes` of a piece of `len` bytes tells when its writer is gone.
+/// `is_restarted`: the machine that has the journal was started anew since the last change of the
+/// journal. Only then a power cut can have left holes.
 ///
-/// A sync promises nothing that is in a journal alone: it ends when the tiles are published, and that is on the disk. So what
-/// a hole has taken was promised by no sync.
+/// A sync promises nothing that is in a journal alone: it ends when the tiles are published, and
+/// that is on the disk. So what a hole has taken was promised by no sync.
 pub fn read_last_word(bytes: &[u8], len: u64, is_restarted: bool) -> LastWord {
     match decode(bytes) {
         Ok(tiles) => LastWord::Whole(tiles),
-        Err(damage) if is_restarted => match salvage(bytes, None, len) {
-            salvaged if salvaged.is_torn => LastWord::Torn(salvaged),
+        Err(damage) if is_restarted => match recover_records(bytes, None, len) {
+            recovered if recovered.is_torn => LastWord::Torn(recovered),
             _ => LastWord::Damaged(damage),
         },
         Err(damage) => LastWord::Damaged(damage),
     }
 }
 
-/// Whether a sector of `region` is zero at its end: whoever writes a journal leaves no such sector before a later record.
-/// `first` is the place of the region in the journal, in words.
+/// Whether a sector of `region` is zero at its end: whoever writes a journal leaves no such sector
+/// before a later record. `first` is the place of the region in the journal, in words.
 fn has_hole(first: usize, region: &[u64]) -> bool {
     let is_end = |place: usize| (first + place + 1).is_multiple_of(SECTOR_WORDS);
     region.iter().enumerate().any(|(place, word)| *word == 0 && is_end(place))
 }
 
-impl Salvaged {
+impl RecoveredTiles {
     /// The tiles together with those that were published of the piece, which are true as well.
-    pub fn joined_with(self, published: &PieceTiles) -> PieceTiles {
+    pub fn join_published(self, published: &PieceTiles) -> PieceTiles {
         let end_of = |tile: &Tile| tile.at.saturating_add(tile.len);
         let end = published.tiles().iter().map(end_of).max().unwrap_or(0);
         let mut all = published.clone();
@@ -72,22 +80,23 @@ impl Salvaged {
     }
 }
 
-/// What of a damaged journal is whole, of a piece that is `len` bytes long; of rank `rank`, if that is known otherwise. Of a journal of the first form that is
-/// what lies before the damage: without the numbers of views nothing is known of what follows.
-pub fn salvage(bytes: &[u8], rank: Option<u32>, len: u64) -> Salvaged {
+/// What of a damaged journal is whole, of a piece that is `len` bytes long; of rank `rank`, if that
+/// is known otherwise. Of a journal of the first form that is what lies before the damage: without
+/// the numbers of views nothing is known of what follows.
+pub fn recover_records(bytes: &[u8], rank: Option<u32>, len: u64) -> RecoveredTiles {
     let mut lost = Vec::new();
-    let words = words_of(bytes);
+    let words = to_words(bytes);
     let nothing =
-        |lost, is_torn| Salvaged { tiles: PieceTiles::new(rank.unwrap_or(0)), lost, is_torn };
+        |lost, is_torn| RecoveredTiles { tiles: PieceTiles::new(rank.unwrap_or(0)), lost, is_torn };
     let Some((found, mut rest)) = words.split_first_chunk() else { return nothing(lost, false) };
     let mut is_torn = true;
-    let header = match Header::read(found) {
+    let header = match JournalHeader::read(found) {
         Ok(header) => header,
         Err(damage) => {
             lost.push(damage);
             // A header lies in one sector, and its first word was stored last.
             is_torn = false;
-            Header::mended(found)
+            JournalHeader::repair_bit_flip(found)
         }
     };
     let Some(header) = header else {
@@ -97,44 +106,48 @@ pub fn salvage(bytes: &[u8], rank: Option<u32>, len: u64) -> Salvaged {
         let is_torn = is_torn && !lost.is_empty() && has_hole(0, &words);
         return nothing(lost, is_torn);
     };
-    let mut told = Told::new(header);
+    let mut told = JournalReplay::new(header);
     let mut at = HEADER_WORDS as u64 * 8;
     loop {
-        (at, rest) = take_all(&mut told, at, rest);
+        (at, rest) = apply_records(&mut told, at, rest);
         let Err(damage) = header.check_end(at, rest) else { break };
         lost.push(damage);
         // A tile whose record fits but for its length is not lost.
-        let is_tile = rest.get(..TILE_WORDS).is_some_and(|tile| header.fits(at, tile));
-        let from = usize::from(told.passed > 0 || !is_tile);
-        let next = header.find_whole(at, rest, from).filter(|_| header.form == Form::Second);
-        // Of a tile that is whole but for its length only a length that was never stored, and so is 0, can be a hole.
+        let is_tile = rest.get(..TILE_WORDS).is_some_and(|tile| header.matches_checksum(at, tile));
+        let from = usize::from(told.skipped_words > 0 || !is_tile);
+        let next = header
+            .find_intact_record(at, rest, from)
+            .filter(|_| header.form == JournalForm::Second);
+        // Of a tile that is whole but for its length only a length that was never stored, and so is
+        // 0, can be a hole.
         let is_length = next == Some(0);
-        let after = if is_length { header.find_whole(at, rest, 1) } else { next };
+        let after = if is_length { header.find_intact_record(at, rest, 1) } else { next };
         // Where nothing whole follows, the zeros behind the last word are room.
         let used = || rest.iter().rposition(|word| *word != 0).map_or(0, |last| last + 1);
         let region = &rest[..after.unwrap_or_else(used)];
         is_torn &= has_hole((at / 8) as usize, region) && !(is_length && rest[TILE_WORDS - 1] != 0);
         let Some(next) = next else { break };
-        told.pass_over(next.max(1));
+        told.skip_words(next.max(1));
         (at, rest) = (at + next as u64 * 8, &rest[next..]);
     }
-    told.bound(len);
+    told.bound_lengths(len);
     let is_torn = is_torn && !lost.is_empty();
-    Salvaged { tiles: told.piece(rank.unwrap_or(header.rank)), lost, is_torn }
+    RecoveredTiles { tiles: told.to_piece_tiles(rank.unwrap_or(header.rank)), lost, is_torn }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::encode_with;
+    use super::super::encode_with_header;
     use super::*;
     use crate::shape::Shape;
     use crate::view::View;
     use proptest::prelude::*;
 
-    /// What one writer did to a journal, store by store, and the tiles that are true at some moment.
-    fn written(header: Header, views: u64, tiles: usize) -> (Vec<Vec<u8>>, PieceTiles) {
+    /// What one writer did to a journal, store by store, and the tiles that are true at some
+    /// moment.
+    fn written(header: JournalHeader, views: u64, tiles: usize) -> (Vec<Vec<u8>>, PieceTiles) {
         let mut piece = PieceTiles::new(3);
-        let view = piece.add_view(&View::bytes()).expect("added");
+        let view = piece.add_view(&View::all_bytes()).expect("added");
         // Records of other lengths, so that those of tiles begin anywhere in a sector.
         let block = Shape::resized(0, 32, &Shape::bytes(8).expect("shape")).expect("shape");
         for number in 0..views {
@@ -146,7 +159,7 @@ mod tests {
             // Irregular, so that no tile is a continuation of the one before.
             let start = tile * 1000 + tile * tile * 37 % 501;
             piece.append(7 + tile, view, start, 10, tile * 10).expect("appended");
-            let mut bytes = encode_with(header, &piece);
+            let mut bytes = encode_with_header(header, &piece);
             bytes.resize(16 << 10, 0);
             versions.push(bytes);
         }
@@ -155,8 +168,9 @@ mod tests {
     }
 
     proptest! {
-        /// After a power cut each sector of a journal is as it was at some moment since the last sync. Nobody takes that for
-        /// damage, all records that were synced are there, and of the others none tells of anything that was not written.
+        /// After a power cut each sector of a journal is as it was at some moment since the last
+        /// sync. Nobody takes that for damage, all records that were synced are there, and of the
+        /// others none tells of anything that was not written.
         #[test]
         fn what_a_power_cut_leaves_of_a_journal_is_torn_and_no_damage(
             views in 0u64..9,
@@ -164,7 +178,7 @@ mod tests {
             more in 1usize..120,
             choices in prop::collection::vec(any::<prop::sample::Index>(), 32),
         ) {
-            let header = Header::new(1, 3);
+            let header = JournalHeader::new(1, 3);
             let (versions, piece) = written(header, views, synced + more);
             let empty = vec![0; versions[0].len()];
             let at = |time: usize| if time == 0 { &empty } else { &versions[time - 1] };
@@ -175,7 +189,7 @@ mod tests {
             }
             let told = match read_last_word(&left, u64::MAX, true) {
                 LastWord::Whole(told) => told.map_or(Vec::new(), |told| told.tiles().to_vec()),
-                LastWord::Torn(salvaged) => salvaged.tiles.tiles().to_vec(),
+                LastWord::Torn(recovered) => recovered.tiles.tiles().to_vec(),
                 LastWord::Damaged(damage) => panic!("{damage}"),
             };
             prop_assert!(told.iter().all(|tile| piece.tiles().contains(tile)), "{told:?}");
@@ -186,21 +200,22 @@ mod tests {
             prop_assert_eq!(matches!(live, LastWord::Damaged(_)), !is_whole);
         }
 
-        /// One flipped bit is damage after a power cut, too, wherever it lies in a journal of many sectors.
+        /// One flipped bit is damage after a power cut, too, wherever it lies in a journal of many
+        /// sectors.
         #[test]
         fn a_flipped_bit_is_no_hole(
             views in 0u64..9,
             tiles in 1usize..100,
             bit: prop::sample::Index,
         ) {
-            let (versions, piece) = written(Header::new(1, 3), views, tiles);
+            let (versions, piece) = written(JournalHeader::new(1, 3), views, tiles);
             let mut bytes = versions.into_iter().next_back().expect("one");
-            let end = encode_with(Header::new(1, 3), &piece).len();
+            let end = encode_with_header(JournalHeader::new(1, 3), &piece).len();
             let bit = bit.index(end * 8);
             bytes[bit / 8] ^= 1 << (bit % 8);
             match read_last_word(&bytes, u64::MAX, true) {
                 LastWord::Whole(told) => prop_assert_eq!(told, Some(piece)),
-                LastWord::Torn(salvaged) => prop_assert!(false, "bit {}: {:?}", bit, salvaged.lost),
+                LastWord::Torn(recovered) => prop_assert!(false, "bit {}: {:?}", bit, recovered.lost),
                 LastWord::Damaged(_) => {}
             }
         }

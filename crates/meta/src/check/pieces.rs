@@ -1,22 +1,22 @@
 //! The records of tiled files, and their problems.
 
 use super::survey::Survey;
-use super::{Mend, Problem};
-use crate::error::Outcome;
+use super::{CheckProblem, LocalRepair};
+use crate::error::MetaOutcome;
 use crate::inode::Inode;
-use crate::keys::{self, Key, Parsed, tag};
+use crate::keys::{self, ParsedKey, RecordKey, tag};
+use crate::operation::Txn;
 use crate::store::Store;
-use crate::tiled::{PieceRecord, Tiled, end_of_encoded};
-use crate::txn::Txn;
+use crate::tiled::{PieceRecord, TiledRecord, encoded_tiles_end};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use tatami_wire::{Ino, NodeId, Piece};
 
 /// The records that lie beside one inode.
 #[derive(Default)]
-pub(super) struct Beside {
+pub(super) struct SideRecords {
     /// The `T` record; `None` inside for one that cannot be decoded.
-    tiled: Option<Option<Tiled>>,
+    tiled: Option<Option<TiledRecord>>,
     /// Pieces that can be decoded, and those of them that are open.
     pieces: u32,
     open: u32,
@@ -25,51 +25,51 @@ pub(super) struct Beside {
     /// Highest number that a piece has, or had.
     highest: u32,
     /// Keys of pieces that cannot be decoded.
-    damaged: Vec<(u32, Key)>,
+    damaged: Vec<(u32, RecordKey)>,
     /// Numbers of pieces, and whether each is open.
     numbers: BTreeMap<u32, bool>,
     /// Objects that are to be removed, and the keys of these records.
-    dropped: Vec<(NodeId, Piece, Key)>,
+    dropped: Vec<(NodeId, Piece, RecordKey)>,
 }
 
 /// Gathers the records of the range, and reports those of missing inodes.
-pub(super) fn take<S: Store>(survey: &mut Survey, txn: &Txn<'_, S>) -> Outcome<()> {
-    let mut lost: Vec<(Ino, &'static str, Key)> = Vec::new();
-    txn.scan(&[tag::TILED], &[tag::TILED], &mut |key, value| {
-        let Some(Parsed::Tiled(ino)) = keys::parse(key) else {
+pub(super) fn gather_pieces<S: Store>(survey: &mut Survey, txn: &Txn<'_, S>) -> MetaOutcome<()> {
+    let mut lost: Vec<(Ino, &'static str, RecordKey)> = Vec::new();
+    txn.scan_records(&[tag::TILED], &[tag::TILED], &mut |key, value| {
+        let Some(ParsedKey::Tiled(ino)) = keys::parse(key) else {
             return Ok(ControlFlow::Continue(()));
         };
-        if survey.lives(ino) {
+        if survey.has_inode(ino) {
             let beside = survey.tiled.entry(ino).or_default();
-            beside.tiled = Some(Tiled::decode(value).ok());
-        } else if survey.covers(ino) {
+            beside.tiled = Some(TiledRecord::decode(value).ok());
+        } else if survey.covers_inode(ino) {
             lost.push((ino, "record of pieces", key.to_vec()));
         }
         Ok(ControlFlow::Continue(()))
     })?;
-    txn.scan(&[tag::PIECE], &[tag::PIECE], &mut |key, value| {
-        let Some(Parsed::Piece { ino, number }) = keys::parse(key) else {
+    txn.scan_records(&[tag::PIECE], &[tag::PIECE], &mut |key, value| {
+        let Some(ParsedKey::Piece { ino, number }) = keys::parse(key) else {
             return Ok(ControlFlow::Continue(()));
         };
-        if survey.lives(ino) {
-            survey.tiled.entry(ino).or_default().add(number, key, value);
-        } else if survey.covers(ino) {
+        if survey.has_inode(ino) {
+            survey.tiled.entry(ino).or_default().add_piece(number, key, value);
+        } else if survey.covers_inode(ino) {
             lost.push((ino, "piece", key.to_vec()));
         }
         Ok(ControlFlow::Continue(()))
     })?;
     for (ino, what, key) in lost {
         let what = format!("{what} of an inode that is not there");
-        survey.problem(ino, what, Mend::Write(vec![(key, None)]));
+        survey.add_problem(ino, what, LocalRepair::Write(vec![(key, None)]));
     }
-    take_dropped(survey, txn)
+    gather_dropped(survey, txn)
 }
 
 /// Reports objects that are to be removed although a piece needs them.
-fn take_dropped<S: Store>(survey: &mut Survey, txn: &Txn<'_, S>) -> Outcome<()> {
-    let mut wrong: Vec<(Ino, u32, Key)> = Vec::new();
-    txn.scan(&[tag::DROPPED], &[tag::DROPPED], &mut |key, _| {
-        if let Some(Parsed::Dropped { node, ino, object }) = keys::parse(key)
+fn gather_dropped<S: Store>(survey: &mut Survey, txn: &Txn<'_, S>) -> MetaOutcome<()> {
+    let mut wrong: Vec<(Ino, u32, RecordKey)> = Vec::new();
+    txn.scan_records(&[tag::DROPPED], &[tag::DROPPED], &mut |key, _| {
+        if let Some(ParsedKey::Dropped { node, ino, object }) = keys::parse(key)
             && let Some(beside) = survey.tiled.get_mut(&ino)
         {
             beside.dropped.push((node, object, key.to_vec()));
@@ -88,18 +88,18 @@ fn take_dropped<S: Store>(survey: &mut Survey, txn: &Txn<'_, S>) -> Outcome<()> 
     for (ino, number, key) in wrong {
         let what =
             format!("an object of piece {number} is marked as garbage although it is in use");
-        survey.problem(ino, what, Mend::Write(vec![(key, None)]));
+        survey.add_problem(ino, what, LocalRepair::Write(vec![(key, None)]));
     }
     Ok(())
 }
 
-impl Beside {
-    fn add(&mut self, number: u32, key: &[u8], value: &[u8]) {
+impl SideRecords {
+    fn add_piece(&mut self, number: u32, key: &[u8], value: &[u8]) {
         self.highest = self.highest.max(number);
         let cuts = self.tiled.iter().flatten().flat_map(|tiled| tiled.cuts.clone());
         let cuts: Vec<_> = cuts.collect();
         let read = PieceRecord::decode(value).and_then(|record| {
-            let end = end_of_encoded(&record.tiles, &cuts)?;
+            let end = encoded_tiles_end(&record.tiles, &cuts)?;
             Ok((record, end))
         });
         let Ok((record, end)) = read else {
@@ -114,10 +114,11 @@ impl Beside {
     }
 
     /// Returns the `T` record as it should be.
-    fn right(&self, inode: &Inode) -> Tiled {
+    fn expected_record(&self, inode: &Inode) -> TiledRecord {
         let known = self.tiled.clone().flatten();
         let was_known = known.is_some();
-        let mut tiled = known.unwrap_or_else(|| Tiled::default().over(inode.size, inode.blocks));
+        let mut tiled =
+            known.unwrap_or_else(|| TiledRecord::default().with_base(inode.size, inode.blocks));
         let highest = self.highest.max(inode.layout.base().number());
         tiled.next = tiled.next.max(highest.saturating_add(1));
         (tiled.pieces, tiled.open, tiled.blocks) = (self.pieces, self.open, self.blocks);
@@ -131,33 +132,38 @@ impl Beside {
 }
 
 /// Checks one existing inode.
-pub(super) fn judge(survey: &Survey, ino: Ino, inode: &Inode, problems: &mut Vec<Problem>) {
-    let mut problem = |what: String, mend| problems.push(Problem { ino, what, mend });
+pub(super) fn judge_pieces(
+    survey: &Survey,
+    ino: Ino,
+    inode: &Inode,
+    problems: &mut Vec<CheckProblem>,
+) {
+    let mut problem = |what: String, mend| problems.push(CheckProblem { ino, what, mend });
     let Some(beside) = survey.tiled.get(&ino) else {
         if inode.pieces || inode.layout.is_tiled() {
             let layout = inode.layout.with_tiles(false);
             let what = "the record of its pieces is not there".to_owned();
             let set = move |inode: &mut Inode| (inode.pieces, inode.layout) = (false, layout);
-            problem(what, Mend::Set(Box::new(set)));
+            problem(what, LocalRepair::Correct(Box::new(set)));
         }
         return;
     };
     for (number, key) in &beside.damaged {
         let what = format!("the tiles of its piece {number} do not read");
-        problem(what, Mend::Write(vec![(key.clone(), None)]));
+        problem(what, LocalRepair::Write(vec![(key.clone(), None)]));
     }
     let base = (inode.layout.node(), inode.layout.base());
     for (.., key) in beside.dropped.iter().filter(|(node, object, _)| (*node, *object) == base) {
         let what = "its base is marked as garbage although it is in use".to_owned();
-        problem(what, Mend::Write(vec![(key.clone(), None)]));
+        problem(what, LocalRepair::Write(vec![(key.clone(), None)]));
     }
-    let right = beside.right(inode);
+    let right = beside.expected_record(inode);
     if beside.tiled.as_ref().and_then(|tiled| tiled.as_ref()) != Some(&right) {
         let what = format!(
             "the record of its pieces should tell of {}, {} of them open",
             right.pieces, right.open
         );
-        problem(what, Mend::Write(vec![(keys::tiled(ino), Some(right.encode()))]));
+        problem(what, LocalRepair::Write(vec![(keys::tiled(ino), Some(right.encode()))]));
     }
     let tiled = right.pieces > 0 || inode.layout.is_tiled();
     if !inode.pieces || inode.layout.is_tiled() != tiled {
@@ -169,11 +175,11 @@ pub(super) fn judge(survey: &Survey, ino: Ino, inode: &Inode, problems: &mut Vec
                 inode.layout = layout;
             }
         };
-        problem(what, Mend::Set(Box::new(set)));
+        problem(what, LocalRepair::Correct(Box::new(set)));
     }
-    if tiled && inode.size != right.size() {
-        let size = right.size();
+    if tiled && inode.size != right.file_size() {
+        let size = right.file_size();
         let what = format!("with its tiles it has {size} bytes, it says {}", inode.size);
-        problem(what, Mend::Set(Box::new(move |inode: &mut Inode| inode.size = size)));
+        problem(what, LocalRepair::Correct(Box::new(move |inode: &mut Inode| inode.size = size)));
     }
 }

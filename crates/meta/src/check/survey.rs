@@ -1,25 +1,25 @@
 //! The records about a range of inodes: gathered first, judged later.
 
-use super::pieces::{self, Beside};
-use super::{Mend, Problem, inode_number, is_near, peek, show};
-use crate::error::Outcome;
+use super::pieces::{self, SideRecords};
+use super::{CheckProblem, LocalRepair, format_name, is_local_if_any, parse_inode_key, peek_inode};
+use crate::error::MetaOutcome;
 use crate::inode::Inode;
-use crate::keys::{self, Key, Parsed, tag};
-use crate::permission::{self, Name};
-use crate::record::{Entry, decode_reply};
+use crate::keys::{self, ParsedKey, RecordKey, tag};
+use crate::operation::Txn;
+use crate::permission::{self, EntryName};
+use crate::record::{EntryRecord, decode_reply};
 use crate::store::Store;
-use crate::txn::Txn;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
-use tatami_wire::partition::Range;
-use tatami_wire::{Ino, Kind};
+use tatami_wire::partition::HashRange;
+use tatami_wire::{Ino, InodeKind};
 
 /// Entries taken from the store at a time.
 const CHUNK: usize = 8192;
 
 /// The number of sound entries, and of those that lead to directories.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Counts {
+pub(super) struct EntryCounts {
     pub entries: u64,
     pub subdirs: u32,
 }
@@ -36,36 +36,40 @@ pub(super) struct Survey {
     /// Sound entries that lead to inodes of the range.
     pub names: BTreeMap<Ino, u32>,
     /// The directory and key of each entry that leads to a directory of the range.
-    pub places: BTreeMap<Ino, Vec<(Ino, Key)>>,
+    pub places: BTreeMap<Ino, Vec<(Ino, RecordKey)>>,
     /// Sound entries in directories of the range.
-    pub dirs: BTreeMap<Ino, Counts>,
+    pub dirs: BTreeMap<Ino, EntryCounts>,
     /// Length of the listing, and of the values, of attributes.
     pub xattrs: BTreeMap<Ino, (u32, u32)>,
     pub writers: BTreeMap<Ino, u32>,
     pub keepers: BTreeMap<Ino, u32>,
     pub unsettled: BTreeSet<Ino>,
     /// The records of tiled files beside their inodes.
-    pub tiled: BTreeMap<Ino, Beside>,
+    pub tiled: BTreeMap<Ino, SideRecords>,
     /// Problems of entries and side records.
-    pub problems: Vec<Problem>,
+    pub problems: Vec<CheckProblem>,
 }
 
 /// An entry in the range, or one that leads there.
-struct Found {
-    key: Key,
+struct SurveyedEntry {
+    key: RecordKey,
     dir: Ino,
     hash: u64,
     name: Vec<u8>,
-    entry: Option<Entry>,
+    entry: Option<EntryRecord>,
 }
 
 impl Survey {
     /// Gathers the records about up to `limit` inodes above `after`.
-    pub fn take<S: Store>(txn: &mut Txn<'_, S>, after: Ino, limit: usize) -> Outcome<Survey> {
+    pub fn gather_records<S: Store>(
+        txn: &mut Txn<'_, S>,
+        after: Ino,
+        limit: usize,
+    ) -> MetaOutcome<Survey> {
         let mut survey = Survey { after: Some(after), ..Survey::default() };
         let mut full = false;
-        txn.scan(&keys::inode(after), &[tag::INODE], &mut |key, value| {
-            let Some(ino) = inode_number(key).filter(|ino| *ino > after) else {
+        txn.scan_records(&keys::inode(after), &[tag::INODE], &mut |key, value| {
+            let Some(ino) = parse_inode_key(key).filter(|ino| *ino > after) else {
                 return Ok(ControlFlow::Continue(()));
             };
             if survey.inodes.len() >= limit {
@@ -78,47 +82,47 @@ impl Survey {
         if full {
             survey.last = survey.inodes.last_key_value().map(|(ino, _)| *ino);
         }
-        survey.take_entries(txn)?;
-        survey.take_xattrs(txn)?;
-        survey.take_marks(txn)?;
-        survey.take_garbage(txn)?;
-        pieces::take(&mut survey, txn)?;
+        survey.gather_entries(txn)?;
+        survey.gather_xattrs(txn)?;
+        survey.gather_marks(txn)?;
+        survey.gather_garbage(txn)?;
+        pieces::gather_pieces(&mut survey, txn)?;
         if survey.last.is_none() {
-            survey.take_strangers(txn)?;
+            survey.gather_unknown_keys(txn)?;
         }
         Ok(survey)
     }
 
     /// Returns the inode behind which the next step begins; `None` after the last.
-    pub fn next(&self) -> Option<Ino> {
+    pub fn next_ino(&self) -> Option<Ino> {
         self.last
     }
 
-    pub(super) fn covers(&self, ino: Ino) -> bool {
+    pub(super) fn covers_inode(&self, ino: Ino) -> bool {
         self.after.is_none_or(|after| ino > after) && self.last.is_none_or(|last| ino <= last)
     }
 
-    pub(super) fn lives(&self, ino: Ino) -> bool {
+    pub(super) fn has_inode(&self, ino: Ino) -> bool {
         matches!(self.inodes.get(&ino), Some(Some(_)))
     }
 
-    pub(super) fn problem(&mut self, ino: Ino, what: String, mend: Mend) {
-        self.problems.push(Problem { ino, what, mend });
+    pub(super) fn add_problem(&mut self, ino: Ino, what: String, mend: LocalRepair) {
+        self.problems.push(CheckProblem { ino, what, mend });
     }
 
-    fn take_entries<S: Store>(&mut self, txn: &mut Txn<'_, S>) -> Outcome<()> {
+    fn gather_entries<S: Store>(&mut self, txn: &mut Txn<'_, S>) -> MetaOutcome<()> {
         let mut from = vec![tag::ENTRY];
-        let mut parent: Option<(Ino, Option<Range>)> = None;
+        let mut parent: Option<(Ino, Option<HashRange>)> = None;
         loop {
             let mut chunk = Vec::new();
-            txn.scan(&from, &[tag::ENTRY], &mut |key, value| {
-                let Some(Parsed::Entry { parent: dir, hash, name }) = keys::parse(key) else {
+            txn.scan_records(&from, &[tag::ENTRY], &mut |key, value| {
+                let Some(ParsedKey::Entry { parent: dir, hash, name }) = keys::parse(key) else {
                     return Ok(ControlFlow::Continue(()));
                 };
-                let entry = Entry::decode(value).ok();
-                if self.covers(dir) || entry.is_some_and(|e| self.covers(e.ino)) {
+                let entry = EntryRecord::decode(value).ok();
+                if self.covers_inode(dir) || entry.is_some_and(|e| self.covers_inode(e.ino)) {
                     let key = key.to_vec();
-                    chunk.push(Found { key, dir, hash, name: name.to_vec(), entry });
+                    chunk.push(SurveyedEntry { key, dir, hash, name: name.to_vec(), entry });
                 }
                 let go_on = chunk.len() < CHUNK;
                 Ok(if go_on { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
@@ -132,10 +136,10 @@ impl Survey {
                 // Entries of one directory follow each other, so its inode is loaded once.
                 let range = match parent {
                     Some((dir, range)) if dir == found.dir => range,
-                    _ => peek(txn, found.dir)?.filter(|d| d.is_dir()).map(|d| d.range),
+                    _ => peek_inode(txn, found.dir)?.filter(|d| d.is_dir()).map(|d| d.range),
                 };
                 parent = Some((found.dir, range));
-                self.take_entry(txn, found, range)?;
+                self.gather_entry(txn, found, range)?;
             }
             if done {
                 return Ok(());
@@ -143,21 +147,21 @@ impl Survey {
         }
     }
 
-    fn take_entry<S: Store>(
+    fn gather_entry<S: Store>(
         &mut self,
         txn: &mut Txn<'_, S>,
-        found: Found,
-        range: Option<Range>,
-    ) -> Outcome<()> {
-        let Found { key, dir, hash, name, entry } = found;
-        let ours = self.covers(dir);
+        found: SurveyedEntry,
+        range: Option<HashRange>,
+    ) -> MetaOutcome<()> {
+        let SurveyedEntry { key, dir, hash, name, entry } = found;
+        let ours = self.covers_inode(dir);
         let report = |survey: &mut Survey, what: String, mend| {
             if ours {
-                survey.problem(dir, what, mend);
+                survey.add_problem(dir, what, mend);
             }
         };
-        let shown = show(&name);
-        let delete = || Mend::Write(vec![(key.clone(), None)]);
+        let shown = format_name(&name);
+        let delete = || LocalRepair::Write(vec![(key.clone(), None)]);
         let Some(range) = range else {
             let what = format!("entry {shown} lies in an inode that is no directory");
             report(self, what, delete());
@@ -167,79 +171,79 @@ impl Survey {
             report(self, format!("entry {shown} does not read"), delete());
             return Ok(());
         };
-        let plain = matches!(permission::name(&name), Ok(Name::Plain(_)));
-        if !plain || hash != keys::name_hash(txn.state.seed(), &name) || !range.has(hash) {
+        let plain = matches!(permission::parse_name(&name), Ok(EntryName::Plain(_)));
+        if !plain || hash != keys::name_hash(txn.state.seed(), &name) || !range.contains(hash) {
             report(self, format!("entry {shown} lies in a wrong place"), delete());
             return Ok(());
         }
-        let target = peek(txn, entry.ino)?.map(|target| target.kind);
+        let target = peek_inode(txn, entry.ino)?.map(|target| target.kind);
         // An inode on another node cannot be checked here: the entry's kind is taken as right.
-        let elsewhere = || (!is_near(txn, entry.ino)).then_some(entry.kind);
+        let elsewhere = || (!is_local_if_any(txn, entry.ino)).then_some(entry.kind);
         let Some(kind) = target.or_else(elsewhere) else {
             let what = format!("entry {shown} leads to inode {}, which is not there", entry.ino);
             report(self, what, delete());
             return Ok(());
         };
         if kind != entry.kind {
-            let right = Entry { ino: entry.ino, kind };
+            let right = EntryRecord { ino: entry.ino, kind };
             let what = format!("entry {shown} says that inode {} is of another kind", entry.ino);
-            report(self, what, Mend::Write(vec![(key.clone(), Some(right.encode()))]));
+            report(self, what, LocalRepair::Write(vec![(key.clone(), Some(right.encode()))]));
         }
         if ours {
             let counts = self.dirs.entry(dir).or_default();
             counts.entries += 1;
-            counts.subdirs += u32::from(kind == Kind::Dir);
+            counts.subdirs += u32::from(kind == InodeKind::Dir);
         }
-        if self.covers(entry.ino) {
+        if self.covers_inode(entry.ino) {
             *self.names.entry(entry.ino).or_default() += 1;
-            if kind == Kind::Dir {
+            if kind == InodeKind::Dir {
                 self.places.entry(entry.ino).or_default().push((dir, key));
             }
         }
         Ok(())
     }
 
-    fn take_xattrs<S: Store>(&mut self, txn: &mut Txn<'_, S>) -> Outcome<()> {
+    fn gather_xattrs<S: Store>(&mut self, txn: &mut Txn<'_, S>) -> MetaOutcome<()> {
         let mut lost = Vec::new();
-        let start = self.after.map_or(vec![tag::XATTR], |a| keys::of_ino(tag::XATTR, a));
-        txn.scan(&start, &[tag::XATTR], &mut |key, value| {
-            let Some(Parsed::Xattr { ino, name }) = keys::parse(key) else {
+        let start = self.after.map_or(vec![tag::XATTR], |a| keys::inode_prefix(tag::XATTR, a));
+        txn.scan_records(&start, &[tag::XATTR], &mut |key, value| {
+            let Some(ParsedKey::Xattr { ino, name }) = keys::parse(key) else {
                 return Ok(ControlFlow::Continue(()));
             };
             if self.last.is_some_and(|last| ino > last) {
                 return Ok(ControlFlow::Break(()));
             }
-            if self.lives(ino) {
+            if self.has_inode(ino) {
                 let sums = self.xattrs.entry(ino).or_default();
                 sums.0 = sums.0.saturating_add(name.len() as u32 + 1);
                 sums.1 = sums.1.saturating_add(value.len() as u32);
-            } else if self.covers(ino) {
-                lost.push((ino, show(name), key.to_vec()));
+            } else if self.covers_inode(ino) {
+                lost.push((ino, format_name(name), key.to_vec()));
             }
             Ok(ControlFlow::Continue(()))
         })?;
         for (ino, name, key) in lost {
             let what = format!("attribute {name} of an inode that is not there");
-            self.problem(ino, what, Mend::Write(vec![(key, None)]));
+            self.add_problem(ino, what, LocalRepair::Write(vec![(key, None)]));
         }
         Ok(())
     }
 
     /// Gathers writers, keepers and inodes with a pending size recovery.
-    fn take_marks<S: Store>(&mut self, txn: &mut Txn<'_, S>) -> Outcome<()> {
+    fn gather_marks<S: Store>(&mut self, txn: &mut Txn<'_, S>) -> MetaOutcome<()> {
         let mut lost = Vec::new();
-        for tag in [tag::WRITER, tag::ORPHAN, tag::UNSETTLED] {
-            txn.scan(&[tag], &[tag], &mut |key, _| {
+        for tag in [tag::WRITER, tag::ORPHAN, tag::PENDING_RECOVERY] {
+            txn.scan_records(&[tag], &[tag], &mut |key, _| {
                 let (ino, what) = match keys::parse(key) {
-                    Some(Parsed::Writer { ino, .. }) => (ino, "writer"),
-                    Some(Parsed::Orphan { ino, .. }) => (ino, "keeper"),
-                    Some(Parsed::Unsettled(ino)) => (ino, "lost writer"),
+                    Some(ParsedKey::Writer { ino, .. }) => (ino, "writer"),
+                    Some(ParsedKey::Orphan { ino, .. }) => (ino, "keeper"),
+                    Some(ParsedKey::PendingRecovery(ino)) => (ino, "lost writer"),
                     _ => return Ok(ControlFlow::Continue(())),
                 };
-                if !self.covers(ino) {
+                if !self.covers_inode(ino) {
                     return Ok(ControlFlow::Continue(()));
                 }
-                if !self.lives(ino) {
+                if !self.has_inode(ino) {
                     lost.push((ino, what, key.to_vec()));
                 } else if tag == tag::WRITER {
                     *self.writers.entry(ino).or_default() += 1;
@@ -253,16 +257,16 @@ impl Survey {
         }
         for (ino, what, key) in lost {
             let what = format!("{what} of an inode that is not there");
-            self.problem(ino, what, Mend::Write(vec![(key, None)]));
+            self.add_problem(ino, what, LocalRepair::Write(vec![(key, None)]));
         }
         Ok(())
     }
 
-    fn take_garbage<S: Store>(&mut self, txn: &mut Txn<'_, S>) -> Outcome<()> {
+    fn gather_garbage<S: Store>(&mut self, txn: &mut Txn<'_, S>) -> MetaOutcome<()> {
         let mut wrong = Vec::new();
-        txn.scan(&[], &[tag::GARBAGE], &mut |key, _| {
-            if let Some(Parsed::Garbage { ino, .. }) = keys::parse(key)
-                && self.lives(ino)
+        txn.scan_records(&[], &[tag::GARBAGE], &mut |key, _| {
+            if let Some(ParsedKey::Garbage { ino, .. }) = keys::parse(key)
+                && self.has_inode(ino)
             {
                 wrong.push((ino, key.to_vec()));
             }
@@ -270,22 +274,22 @@ impl Survey {
         })?;
         for (ino, key) in wrong {
             let what = "its objects are marked as garbage although it is in use".to_owned();
-            self.problem(ino, what, Mend::Write(vec![(key, None)]));
+            self.add_problem(ino, what, LocalRepair::Write(vec![(key, None)]));
         }
         Ok(())
     }
 
     /// Reports replies and embedded directories that cannot be decoded, and unknown keys: once, in
     /// the last step.
-    fn take_strangers<S: Store>(&mut self, txn: &mut Txn<'_, S>) -> Outcome<()> {
+    fn gather_unknown_keys<S: Store>(&mut self, txn: &mut Txn<'_, S>) -> MetaOutcome<()> {
         let mut wrong = Vec::new();
-        txn.scan(&[], &[], &mut |key, value| {
+        txn.scan_records(&[], &[], &mut |key, value| {
             match keys::parse(key) {
                 None => wrong.push(("a record has an unknown key", key.to_vec())),
-                Some(Parsed::Reply { .. }) if decode_reply(value).is_err() => {
+                Some(ParsedKey::Reply { .. }) if decode_reply(value).is_err() => {
                     wrong.push(("the answer on a client's slot does not read", key.to_vec()));
                 }
-                Some(Parsed::Young(_)) if Inode::decode(value).is_err() => {
+                Some(ParsedKey::EmbeddedDir(_)) if Inode::decode(value).is_err() => {
                     wrong.push(("a directory's record does not read", key.to_vec()));
                 }
                 Some(_) => {}
@@ -293,7 +297,7 @@ impl Survey {
             Ok(ControlFlow::Continue(()))
         })?;
         for (what, key) in wrong {
-            self.problem(Ino::ROOT, what.to_owned(), Mend::Write(vec![(key, None)]));
+            self.add_problem(Ino::ROOT, what.to_owned(), LocalRepair::Write(vec![(key, None)]));
         }
         Ok(())
     }

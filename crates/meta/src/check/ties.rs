@@ -1,64 +1,70 @@
 //! Back-pointers between names and inodes, for a client that compares those of several nodes.
 
-use crate::error::Outcome;
+use crate::error::MetaOutcome;
 use crate::inode::Inode;
-use crate::keys::{self, Key, Parsed, tag};
-use crate::record::{Entry, kind_byte};
+use crate::keys::{self, ParsedKey, RecordKey, tag};
+use crate::operation::Txn;
+use crate::record::{EntryRecord, kind_byte};
 use crate::store::Store;
-use crate::transaction::record::Committed;
-use crate::txn::Txn;
+use crate::transaction::record::DecisionRecord;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use tatami_wire::Ino;
-use tatami_wire::meta::{Bytes, MetaReply, Naming, TIES_MAX, Tied};
-use tatami_wire::transaction::Item;
+use tatami_wire::meta::{BACK_POINTERS_MAX, BackPointer, Bytes, InodeEntries, MetaReply};
+use tatami_wire::transaction::RecordItem;
 
 /// Returns inodes of this node above `after`, and entries of this node that lead to such inodes.
-pub(crate) fn ties<S: Store>(
+pub(crate) fn list_ties<S: Store>(
     txn: &Txn<'_, S>,
     after: Ino,
     last: Ino,
     limit: u32,
-) -> Outcome<MetaReply> {
+) -> MetaOutcome<MetaReply> {
     // Entries for one inode may state several kinds, and go into one answer.
-    let limit = limit.clamp(8, TIES_MAX) as usize;
-    let mut range = Range { after, last };
-    let mut inodes = inodes(txn, &mut range, limit)?;
-    let mut names = names(txn, &mut range, limit)?;
+    let limit = limit.clamp(8, BACK_POINTERS_MAX) as usize;
+    let mut range = InodeRange { after, last };
+    let mut inodes = list_inodes(txn, &mut range, limit)?;
+    let mut names = list_names(txn, &mut range, limit)?;
     // Both lists must end at the same inode, so the shorter range counts.
-    inodes.retain(|tied| range.has(tied.ino));
-    names.retain(|naming| range.has(naming.ino));
+    inodes.retain(|tied| range.contains(tied.ino));
+    names.retain(|naming| range.contains(naming.ino));
     let upto = (range.last != last).then_some(range.last);
-    Ok(MetaReply::Ties { inodes, names, upto })
+    Ok(MetaReply::BackPointers { inodes, names, upto })
 }
 
-struct Range {
+struct InodeRange {
     after: Ino,
     last: Ino,
 }
 
-impl Range {
-    fn has(&self, ino: Ino) -> bool {
+impl InodeRange {
+    fn contains(&self, ino: Ino) -> bool {
         ino > self.after && ino <= self.last
     }
 }
 
-fn inodes<S: Store>(txn: &Txn<'_, S>, range: &mut Range, limit: usize) -> Outcome<Vec<Tied>> {
+fn list_inodes<S: Store>(
+    txn: &Txn<'_, S>,
+    range: &mut InodeRange,
+    limit: usize,
+) -> MetaOutcome<Vec<BackPointer>> {
     let mut found = Vec::new();
-    for tag in [tag::INODE, tag::YOUNG] {
+    for tag in [tag::INODE, tag::EMBEDDED_DIR] {
         let mut count = 0;
-        txn.scan(&keys::of_ino(tag, range.after), &[tag], &mut |key, value| {
-            let (Some(Parsed::Inode(ino)) | Some(Parsed::Young(ino))) = keys::parse(key) else {
+        txn.scan_records(&keys::inode_prefix(tag, range.after), &[tag], &mut |key, value| {
+            let (Some(ParsedKey::Inode(ino)) | Some(ParsedKey::EmbeddedDir(ino))) =
+                keys::parse(key)
+            else {
                 return Ok(ControlFlow::Continue(()));
             };
             if ino > range.last {
                 return Ok(ControlFlow::Break(()));
             }
             let inode = Inode::decode(value).ok();
-            if range.has(ino) && !inode.as_ref().is_some_and(Inode::is_part) {
+            if range.contains(ino) && !inode.as_ref().is_some_and(Inode::is_later_partition) {
                 count += 1;
-                let changing = txn.state.locks.against_reading(key).is_some();
-                found.push(tied(ino, inode, changing));
+                let changing = txn.state.locks.read_blocker(key).is_some();
+                found.push(describe_inode(ino, inode, changing));
             }
             if count == limit {
                 range.last = ino;
@@ -71,8 +77,8 @@ fn inodes<S: Store>(txn: &Txn<'_, S>, range: &mut Range, limit: usize) -> Outcom
     Ok(found)
 }
 
-fn tied(ino: Ino, inode: Option<Inode>, changing: bool) -> Tied {
-    Tied {
+fn describe_inode(ino: Ino, inode: Option<Inode>, changing: bool) -> BackPointer {
+    BackPointer {
         ino,
         kind: inode.as_ref().map(|inode| inode.kind),
         nlink: inode.as_ref().map_or(0, |inode| inode.nlink),
@@ -83,16 +89,20 @@ fn tied(ino: Ino, inode: Option<Inode>, changing: bool) -> Tied {
     }
 }
 
-fn names<S: Store>(txn: &Txn<'_, S>, range: &mut Range, limit: usize) -> Outcome<Vec<Naming>> {
-    let mut found: BTreeMap<(Ino, u8), Naming> = BTreeMap::new();
+fn list_names<S: Store>(
+    txn: &Txn<'_, S>,
+    range: &mut InodeRange,
+    limit: usize,
+) -> MetaOutcome<Vec<InodeEntries>> {
+    let mut found: BTreeMap<(Ino, u8), InodeEntries> = BTreeMap::new();
     // Pending changes are marked, so that a transaction in progress is not taken for damage.
-    let Changes { keys: changed, coming } = changes(txn)?;
-    let mut add = |entry: Entry, dir, count, changing, range: &mut Range| {
-        if !range.has(entry.ino) {
+    let PendingEntries { keys: changed, coming } = pending_entries(txn)?;
+    let mut add = |entry: EntryRecord, dir, count, changing, range: &mut InodeRange| {
+        if !range.contains(entry.ino) {
             return;
         }
-        let Entry { ino, kind } = entry;
-        let new = Naming { ino, kind, dir, count: 0, changing: false };
+        let EntryRecord { ino, kind } = entry;
+        let new = InodeEntries { ino, kind, dir, count: 0, changing: false };
         let naming = found.entry((ino, kind_byte(kind))).or_insert(new);
         naming.dir = dir;
         naming.count = naming.count.saturating_add(count);
@@ -104,9 +114,9 @@ fn names<S: Store>(txn: &Txn<'_, S>, range: &mut Range, limit: usize) -> Outcome
             range.last = Ino(ino.0 - 1);
         }
     };
-    txn.scan(&[tag::ENTRY], &[tag::ENTRY], &mut |key, value| {
-        if let (Some(Parsed::Entry { parent, .. }), Ok(entry)) =
-            (keys::parse(key), Entry::decode(value))
+    txn.scan_records(&[tag::ENTRY], &[tag::ENTRY], &mut |key, value| {
+        if let (Some(ParsedKey::Entry { parent, .. }), Ok(entry)) =
+            (keys::parse(key), EntryRecord::decode(value))
         {
             add(entry, txn.state.map().directory_of(parent), 1, changed.contains(key), range);
         }
@@ -118,20 +128,20 @@ fn names<S: Store>(txn: &Txn<'_, S>, range: &mut Range, limit: usize) -> Outcome
 
 /// Entries that transactions are about to write.
 #[derive(Default)]
-struct Changes {
-    keys: BTreeSet<Key>,
+struct PendingEntries {
+    keys: BTreeSet<RecordKey>,
     /// The inodes that they will lead to, with their directory.
-    coming: Vec<(Ino, Entry)>,
+    coming: Vec<(Ino, EntryRecord)>,
 }
 
-fn changes<S: Store>(txn: &Txn<'_, S>) -> Outcome<Changes> {
-    let mut changes = Changes::default();
-    let mut comes = |item: &Item<Bytes>| -> Outcome<()> {
-        if let (Some(Parsed::Entry { parent, .. }), Some(value)) =
+fn pending_entries<S: Store>(txn: &Txn<'_, S>) -> MetaOutcome<PendingEntries> {
+    let mut changes = PendingEntries::default();
+    let mut comes = |item: &RecordItem<Bytes>| -> MetaOutcome<()> {
+        if let (Some(ParsedKey::Entry { parent, .. }), Some(value)) =
             (keys::parse(&item.key), &item.value)
         {
             let dir = txn.state.map().directory_of(parent);
-            changes.coming.push((dir, Entry::decode(value)?));
+            changes.coming.push((dir, EntryRecord::decode(value)?));
         }
         Ok(())
     };
@@ -140,8 +150,8 @@ fn changes<S: Store>(txn: &Txn<'_, S>) -> Outcome<Changes> {
     }
     // Of transactions decided here, participants hold the keys only until they get the outcome.
     let mut decided = Vec::new();
-    txn.scan(&[tag::COMMITTED], &[tag::COMMITTED], &mut |_, value| {
-        decided.push(Committed::decode(value)?);
+    txn.scan_records(&[tag::COMMITTED], &[tag::COMMITTED], &mut |_, value| {
+        decided.push(DecisionRecord::decode(value)?);
         Ok(ControlFlow::Continue(()))
     })?;
     for part in decided.iter().flat_map(|committed| committed.participants.values()) {

@@ -3,13 +3,13 @@
 //! It keeps two maps: one that readers see, and one that a power cut leaves. Commits wait in
 //! between until they are synced.
 
-use super::{Change, MemoryStore, Store, StoreError, Visit};
+use super::{Change, MemoryStore, PairVisitor, Store, StoreError};
 
 const PATH: &str = "faulty store";
 
 /// The way a commit or sync is to fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub enum StoreFault {
     /// The disk reports `EIO`. The store is poisoned.
     Io,
     /// The disk is full: nothing is written, the store goes on.
@@ -28,7 +28,7 @@ pub struct FaultyStore {
     durable: MemoryStore,
     pending: Vec<Vec<Change>>,
     commits: u64,
-    commit_faults: Vec<(u64, Fault)>,
+    commit_faults: Vec<(u64, StoreFault)>,
     sync_fault: bool,
     full: bool,
     poisoned: Option<&'static str>,
@@ -43,7 +43,7 @@ impl FaultyStore {
     }
 
     /// Lets the `n`-th commit from now (0 is the next) fail.
-    pub fn fail_commit(&mut self, n: u64, fault: Fault) {
+    pub fn fail_commit(&mut self, n: u64, fault: StoreFault) {
         self.commit_faults.push((self.commits + n, fault));
     }
 
@@ -58,7 +58,7 @@ impl FaultyStore {
     }
 
     /// Returns the number of commits so far.
-    pub fn commits(&self) -> u64 {
+    pub fn commit_count(&self) -> u64 {
         self.commits
     }
 
@@ -68,19 +68,19 @@ impl FaultyStore {
     pub fn power_cut(&mut self, kept: usize) {
         let kept = kept.min(self.pending.len());
         for batch in self.pending.drain(..).take(kept) {
-            batch.iter().for_each(|change| self.durable.change(change));
+            batch.iter().for_each(|change| self.durable.apply_change(change));
         }
-        self.reset();
+        self.reset_faults();
         self.visible = self.durable.clone();
     }
 
     /// Simulates the death of the process: all commits are there.
-    pub fn kill(&mut self) {
-        self.reset();
+    pub fn kill_process(&mut self) {
+        self.reset_faults();
     }
 
     /// Returns the number of commits that a power cut could lose.
-    pub fn unsynced(&self) -> usize {
+    pub fn unsynced_commits(&self) -> usize {
         self.pending.len()
     }
 
@@ -90,12 +90,12 @@ impl FaultyStore {
     }
 
     /// Changes one pair past all checks, as a broken disk or program would.
-    pub fn corrupt(&mut self, change: &Change) {
-        self.visible.change(change);
-        self.durable.change(change);
+    pub fn corrupt_pair(&mut self, change: &Change) {
+        self.visible.apply_change(change);
+        self.durable.apply_change(change);
     }
 
-    fn reset(&mut self) {
+    fn reset_faults(&mut self) {
         if let Some(whole) = self.whole.take() {
             self.visible = whole;
         }
@@ -104,19 +104,19 @@ impl FaultyStore {
         self.sync_fault = false;
     }
 
-    fn write(&mut self, batch: &[Change]) {
-        batch.iter().for_each(|change| self.visible.change(change));
+    fn write_batch(&mut self, batch: &[Change]) {
+        batch.iter().for_each(|change| self.visible.apply_change(change));
         self.pending.push(batch.to_vec());
     }
 
-    fn check(&self) -> Result<(), StoreError> {
+    fn check_poisoned(&self) -> Result<(), StoreError> {
         match self.poisoned {
             Some(op) => Err(StoreError::Poisoned { path: PATH.into(), op }),
             None => Ok(()),
         }
     }
 
-    fn io(op: &'static str) -> StoreError {
+    fn io_error(op: &'static str) -> StoreError {
         let source = std::io::Error::from_raw_os_error(tatami_wire::Errno::EIO.0);
         StoreError::Io { path: PATH.into(), op, source }
     }
@@ -127,42 +127,47 @@ impl Store for FaultyStore {
         self.visible.get(key)
     }
 
-    fn scan(&self, from: &[u8], prefix: &[u8], visit: &mut Visit<'_>) -> Result<(), StoreError> {
+    fn scan(
+        &self,
+        from: &[u8],
+        prefix: &[u8],
+        visit: &mut PairVisitor<'_>,
+    ) -> Result<(), StoreError> {
         self.visible.scan(from, prefix, visit)
     }
 
     fn commit(&mut self, batch: &[Change]) -> Result<(), StoreError> {
-        self.check()?;
+        self.check_poisoned()?;
         let n = self.commits;
         self.commits += 1;
         match self.commit_faults.iter().find(|(at, _)| *at == n).map(|(_, fault)| *fault) {
-            None => self.write(batch),
-            Some(Fault::Full) => return Err(StoreError::Full { path: PATH.into() }),
+            None => self.write_batch(batch),
+            Some(StoreFault::Full) => return Err(StoreError::Full { path: PATH.into() }),
             Some(fault) => {
                 self.poisoned = Some("commit");
                 match fault {
-                    Fault::IoAfterWrite => self.write(batch),
-                    Fault::Torn => {
+                    StoreFault::IoAfterWrite => self.write_batch(batch),
+                    StoreFault::Torn => {
                         self.whole = Some(self.visible.clone());
                         let half = &batch[..batch.len() / 2];
-                        half.iter().for_each(|change| self.visible.change(change));
+                        half.iter().for_each(|change| self.visible.apply_change(change));
                     }
-                    Fault::Io | Fault::Full => {}
+                    StoreFault::Io | StoreFault::Full => {}
                 }
-                return Err(FaultyStore::io("commit"));
+                return Err(FaultyStore::io_error("commit"));
             }
         }
         Ok(())
     }
 
     fn sync(&mut self) -> Result<(), StoreError> {
-        self.check()?;
+        self.check_poisoned()?;
         if self.sync_fault {
             self.poisoned = Some("sync");
-            return Err(FaultyStore::io("sync"));
+            return Err(FaultyStore::io_error("sync"));
         }
         for batch in self.pending.drain(..) {
-            batch.iter().for_each(|change| self.durable.change(change));
+            batch.iter().for_each(|change| self.durable.apply_change(change));
         }
         Ok(())
     }
@@ -195,20 +200,20 @@ mod tests {
     #[test]
     fn faults_come_when_told_and_poison_unless_the_disk_is_full() {
         let mut store = FaultyStore::new();
-        store.fail_commit(0, Fault::Full);
-        store.fail_commit(2, Fault::IoAfterWrite);
+        store.fail_commit(0, StoreFault::Full);
+        store.fail_commit(2, StoreFault::IoAfterWrite);
         assert!(matches!(store.commit(&put("a")), Err(StoreError::Full { .. })));
         store.commit(&put("b")).expect("a full disk does no harm");
         assert!(matches!(store.commit(&put("c")), Err(StoreError::Io { .. })));
         assert!(matches!(store.commit(&put("d")), Err(StoreError::Poisoned { .. })));
         assert!(matches!(store.sync(), Err(StoreError::Poisoned { .. })));
-        store.kill();
+        store.kill_process();
         assert!(store.get(b"c").expect("get").is_some(), "the batch had reached the disk");
-        store.fail_commit(0, Fault::Torn);
+        store.fail_commit(0, StoreFault::Torn);
         let both = [put("e"), put("f")].concat();
         assert!(matches!(store.commit(&both), Err(StoreError::Io { .. })));
         assert!(store.get(b"e").expect("get").is_some(), "torn");
-        store.kill();
+        store.kill_process();
         assert!(store.get(b"e").expect("get").is_none(), "dropped when opened again");
     }
 }

@@ -27,7 +27,7 @@
 //! A log is synced before the next one begins, and the next one knows where it ended.
 
 use super::Change;
-use super::mapped::Mapped;
+use super::mapped::MappedLog;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
@@ -48,7 +48,7 @@ const REMOVED: u32 = u32::MAX;
 const BUFFER_KEEP: usize = 1 << 20;
 
 /// A log that is being written.
-pub(super) struct Log {
+pub(super) struct WriteAheadLog {
     file: File,
     path: PathBuf,
     number: u64,
@@ -57,7 +57,7 @@ pub(super) struct Log {
     synced: u64,
     buffer: Vec<u8>,
     /// The reserved part of the file as mapped memory, where that is possible.
-    mapped: Option<Mapped>,
+    mapped: Option<MappedLog>,
 }
 
 /// The reason why a log cannot be read.
@@ -77,7 +77,7 @@ impl From<io::Error> for ReadError {
 
 /// The extent of a log that was read.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct LogExtent {
     /// The end of the log before it.
     pub before: u64,
     /// The end of its last whole batch that only whole ones precede.
@@ -90,7 +90,7 @@ pub(super) struct Found {
 
 /// The bytes that were cut off a log.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Cut {
+pub(super) struct LogCut {
     /// Where the log ends now, in bytes.
     pub at: u64,
     /// The bytes that followed, up to the last that was not zero.
@@ -100,12 +100,12 @@ pub(super) struct Cut {
 }
 
 /// Returns the path of log `number`.
-pub(super) fn path(dir: &Path, number: u64) -> PathBuf {
+pub(super) fn log_path(dir: &Path, number: u64) -> PathBuf {
     dir.join(format!("{number:08}.log"))
 }
 
 /// Returns the numbers of the logs in `dir`, in order.
-pub(super) fn list(dir: &Path) -> io::Result<Vec<u64>> {
+pub(super) fn list_logs(dir: &Path) -> io::Result<Vec<u64>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(dir)? {
         let name = entry?.file_name();
@@ -115,11 +115,16 @@ pub(super) fn list(dir: &Path) -> io::Result<Vec<u64>> {
     Ok(found)
 }
 
-impl Log {
+impl WriteAheadLog {
     /// Makes log `number`, whose predecessor ended at `before`, durably. With `reserve`, that many
     /// bytes are allocated on the disk; where that fails, the log grows as it is written.
-    pub fn create(dir: &Path, number: u64, before: u64, reserve: Option<u64>) -> io::Result<Log> {
-        let path = path(dir, number);
+    pub fn create(
+        dir: &Path,
+        number: u64,
+        before: u64,
+        reserve: Option<u64>,
+    ) -> io::Result<WriteAheadLog> {
+        let path = log_path(dir, number);
         let file =
             OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&path)?;
         let mut head = Vec::with_capacity(HEAD as usize);
@@ -128,11 +133,18 @@ impl Log {
         head.extend_from_slice(&number.to_le_bytes());
         head.extend_from_slice(&before.to_le_bytes());
         head.extend_from_slice(&xxh3_64(&head).to_le_bytes());
-        let mut log =
-            Log { file, path, number, end: HEAD, synced: HEAD, buffer: Vec::new(), mapped: None };
+        let mut log = WriteAheadLog {
+            file,
+            path,
+            number,
+            end: HEAD,
+            synced: HEAD,
+            buffer: Vec::new(),
+            mapped: None,
+        };
         // Header first, then the file, then its name: a log whose name survives has a header.
         log.file.write_all_at(&head, 0)?;
-        log.reserve(reserve);
+        log.reserve_blocks(reserve);
         log.file.sync_all()?;
         sync_dir(dir)?;
         Ok(log)
@@ -143,28 +155,28 @@ impl Log {
     pub fn resume(
         dir: &Path,
         number: u64,
-        found: &Found,
+        found: &LogExtent,
         reserve: Option<u64>,
-    ) -> io::Result<(Log, Option<Cut>)> {
-        let path = path(dir, number);
+    ) -> io::Result<(WriteAheadLog, Option<LogCut>)> {
+        let path = log_path(dir, number);
         let mut file = OpenOptions::new().read(true).write(true).open(&path)?;
-        let cut = cut(&mut file, &path, found.end)?;
+        let cut = cut_tail(&mut file, &path, found.end)?;
         // New batches follow the resumed ones. These must not be lost in a power cut that the new
         // ones survive.
         file.sync_all()?;
         let (end, buffer) = (found.end, Vec::new());
-        let mut log = Log { file, path, number, end, synced: end, buffer, mapped: None };
-        log.reserve(reserve);
+        let mut log = WriteAheadLog { file, path, number, end, synced: end, buffer, mapped: None };
+        log.reserve_blocks(reserve);
         Ok((log, cut))
     }
 
-    fn reserve(&mut self, bytes: Option<u64>) {
+    fn reserve_blocks(&mut self, bytes: Option<u64>) {
         if let Some(bytes) = bytes {
             let bytes = bytes.max(self.end);
             // This sets the length, too: a write that moves the end of a file costs more.
             let flags = rustix::fs::FallocateFlags::empty();
             if rustix::fs::fallocate(&self.file, flags, 0, bytes).is_ok() {
-                self.mapped = Mapped::new(&self.file, bytes, self.end);
+                self.mapped = MappedLog::new(&self.file, bytes, self.end);
             }
         }
     }
@@ -184,7 +196,7 @@ impl Log {
 
     /// Hands the batch to the kernel: through mapped memory, or with one system call. After an
     /// error of a system call the batch is not in the log: the next one takes its place.
-    pub fn append(&mut self, batch: &[Change]) -> io::Result<()> {
+    pub fn append_batch(&mut self, batch: &[Change]) -> io::Result<()> {
         let buffer = &mut self.buffer;
         buffer.clear();
         buffer.shrink_to(BUFFER_KEEP);
@@ -201,9 +213,14 @@ impl Log {
         head[..4].copy_from_slice(&len.to_le_bytes());
         // The batch carries the synced offset, which is durable with the next sync: reading needs
         // no other file to find damage.
-        head.copy_from_slice(&batch_head(len, self.synced, changes, seed(self.number, self.end)));
+        head.copy_from_slice(&encode_batch_head(
+            len,
+            self.synced,
+            changes,
+            checksum_seed(self.number, self.end),
+        ));
         let put = match &mut self.mapped {
-            Some(mapped) => mapped.put(&self.file, buffer, self.end)?,
+            Some(mapped) => mapped.write_bytes(&self.file, buffer, self.end)?,
             None => false,
         };
         if !put {
@@ -217,7 +234,7 @@ impl Log {
     }
 
     /// Allocates the next `bytes` bytes on the disk, if possible: the next batches go there.
-    pub fn claim(&self, bytes: u64) {
+    pub fn allocate_next(&self, bytes: u64) {
         let flags = rustix::fs::FallocateFlags::empty();
         // If it fails, the next batch fails, too, with the same error.
         let _ = rustix::fs::fallocate(&self.file, flags, self.end, bytes);
@@ -233,7 +250,7 @@ impl Log {
     }
 
     /// Returns the work that makes all present batches survive a power cut, for another thread.
-    /// Then [`Log::end_sync`] gets the end of the log at this call.
+    /// Then [`WriteAheadLog::end_sync`] gets the end of the log at this call.
     pub fn begin_sync(&self) -> io::Result<super::SyncWork> {
         let file = self.file.try_clone()?;
         Ok(Box::new(move || file.sync_data()))
@@ -251,7 +268,7 @@ impl Log {
     }
 }
 
-fn batch_head(len: u32, synced: u64, changes: &[u8], seed: u64) -> [u8; BATCH_HEAD] {
+fn encode_batch_head(len: u32, synced: u64, changes: &[u8], seed: u64) -> [u8; BATCH_HEAD] {
     let mut head = [0; BATCH_HEAD];
     head[..4].copy_from_slice(&len.to_le_bytes());
     head[4..FIELDS].copy_from_slice(&synced.to_le_bytes());
@@ -265,7 +282,7 @@ fn fields_sum(fields: &[u8], seed: u64) -> u32 {
     xxh3_64_with_seed(fields, seed) as u32
 }
 
-fn seed(number: u64, at: u64) -> u64 {
+fn checksum_seed(number: u64, at: u64) -> u64 {
     number.rotate_left(40) ^ at
 }
 
@@ -276,18 +293,18 @@ fn sync_dir(dir: &Path) -> io::Result<()> {
 
 /// Reads log `number`, and shows `visit` each change of its whole batches up to the first that is
 /// not. `None` when the creation of the log was interrupted, before any batch was written.
-pub(super) fn read(
+pub(super) fn read_log(
     dir: &Path,
     number: u64,
     visit: &mut dyn FnMut(Change),
-) -> Result<Option<Found>, ReadError> {
-    let bytes = std::fs::read(path(dir, number))?;
+) -> Result<Option<LogExtent>, ReadError> {
+    let bytes = std::fs::read(log_path(dir, number))?;
     let Some((head, _)) = bytes.split_first_chunk::<{ HEAD as usize }>() else { return Ok(None) };
     let (fields, sum) = head.split_at(HEAD as usize - 8);
     if sum != xxh3_64(fields).to_le_bytes() {
         // A log's header is synced before its first batch is written. So bytes behind a broken
         // header mean damage.
-        return match used(&bytes) > HEAD {
+        return match used_len(&bytes) > HEAD {
             true => Err(ReadError::Damaged("the header of a log")),
             false => Ok(None),
         };
@@ -300,8 +317,8 @@ pub(super) fn read(
     if format != FORMAT {
         return Err(ReadError::Format(format));
     }
-    let mut found = Found { before: u64_at(20), end: HEAD, synced: HEAD, behind: None };
-    for batch in Batches::new(&bytes, number) {
+    let mut found = LogExtent { before: u64_at(20), end: HEAD, synced: HEAD, behind: None };
+    for batch in LogBatches::new(&bytes, number) {
         found.synced = found.synced.max(batch.synced);
         // A gap: this batch lies behind one that is not whole. Its changes do not count, but its
         // synced offset does.
@@ -312,27 +329,31 @@ pub(super) fn read(
             continue;
         }
         // The checksum is right, so these are the written changes.
-        if !each(batch.changes, visit) {
+        if !visit_changes(batch.changes, visit) {
             return Err(ReadError::Damaged("a batch of a log"));
         }
-        found.end = batch.end();
+        found.end = batch.end_offset();
     }
     Ok(Some(found))
 }
 
 /// Shows `visit` each change of all whole batches of a damaged log, with any gaps between them.
-pub(super) fn salvage(dir: &Path, number: u64, visit: &mut dyn FnMut(Change)) -> io::Result<()> {
-    let bytes = std::fs::read(path(dir, number))?;
-    for batch in Batches::new(&bytes, number) {
-        each(batch.changes, visit);
+pub(super) fn recover_batches(
+    dir: &Path,
+    number: u64,
+    visit: &mut dyn FnMut(Change),
+) -> io::Result<()> {
+    let bytes = std::fs::read(log_path(dir, number))?;
+    for batch in LogBatches::new(&bytes, number) {
+        visit_changes(batch.changes, visit);
     }
     Ok(())
 }
 
 /// Moves a damaged log aside, where no store looks for it. Returns its new name.
-pub(super) fn put_aside(dir: &Path, number: u64) -> io::Result<PathBuf> {
-    let path = path(dir, number);
-    let kept = kept(&path);
+pub(super) fn move_aside(dir: &Path, number: u64) -> io::Result<PathBuf> {
+    let path = log_path(dir, number);
+    let kept = kept_path(&path);
     std::fs::rename(path, &kept)?;
     // Durable before a new log begins: the damaged one must not be read again.
     sync_dir(dir)?;
@@ -340,21 +361,21 @@ pub(super) fn put_aside(dir: &Path, number: u64) -> io::Result<PathBuf> {
 }
 
 /// A batch that is whole.
-struct Batch<'a> {
+struct LogBatch<'a> {
     at: u64,
     synced: u64,
     changes: &'a [u8],
 }
 
-impl Batch<'_> {
-    fn end(&self) -> u64 {
+impl LogBatch<'_> {
+    fn end_offset(&self) -> u64 {
         self.at + (BATCH_HEAD + self.changes.len()) as u64
     }
 }
 
 /// All whole batches of a log in order. Behind one that is not whole, the next is searched at each
 /// byte.
-struct Batches<'a> {
+struct LogBatches<'a> {
     bytes: &'a [u8],
     number: u64,
     at: u64,
@@ -362,40 +383,40 @@ struct Batches<'a> {
     used: u64,
 }
 
-impl<'a> Batches<'a> {
-    fn new(bytes: &'a [u8], number: u64) -> Batches<'a> {
-        Batches { bytes, number, at: HEAD, used: used(bytes) }
+impl<'a> LogBatches<'a> {
+    fn new(bytes: &'a [u8], number: u64) -> LogBatches<'a> {
+        LogBatches { bytes, number, at: HEAD, used: used_len(bytes) }
     }
 
-    fn batch_at(&self, at: u64) -> Option<Batch<'a>> {
+    fn batch_at(&self, at: u64) -> Option<LogBatch<'a>> {
         let (head, rest) = self.bytes.get(at as usize..)?.split_first_chunk::<BATCH_HEAD>()?;
         let (fields, sums) = head.split_at(FIELDS);
         let len = fields.first_chunk().map_or(0, |b| u32::from_le_bytes(*b)) as usize;
         let synced = fields.last_chunk().map_or(0, |b| u64::from_le_bytes(*b));
         // The offset is in the seed, so stale bytes of a reused block are no batch.
-        let seed = seed(self.number, at);
+        let seed = checksum_seed(self.number, at);
         // Cheap checks first: they run at each byte of a damaged part.
         if len == 0 || synced > at || sums[..4] != fields_sum(fields, seed).to_le_bytes() {
             return None;
         }
         let changes = rest.get(..len)?;
         let right = sums[4..] == xxh3_64_with_seed(changes, seed).to_le_bytes();
-        right.then_some(Batch { at, synced, changes })
+        right.then_some(LogBatch { at, synced, changes })
     }
 }
 
-impl<'a> Iterator for Batches<'a> {
-    type Item = Batch<'a>;
+impl<'a> Iterator for LogBatches<'a> {
+    type Item = LogBatch<'a>;
 
-    fn next(&mut self) -> Option<Batch<'a>> {
+    fn next(&mut self) -> Option<LogBatch<'a>> {
         let batch = (self.at..self.used).find_map(|at| self.batch_at(at))?;
-        self.at = batch.end();
+        self.at = batch.end_offset();
         Some(batch)
     }
 }
 
 /// Returns the end of the bytes that are not zero.
-fn used(bytes: &[u8]) -> u64 {
+fn used_len(bytes: &[u8]) -> u64 {
     // Mostly zeros: this loop over words dominates the cost.
     let (words, rest) = bytes.as_chunks::<8>();
     if let Some(last) = rest.iter().rposition(|b| *b != 0) {
@@ -407,15 +428,15 @@ fn used(bytes: &[u8]) -> u64 {
 }
 
 /// Cuts `file` off at byte `at`, if any byte behind it is not zero, and keeps the bytes beside it.
-fn cut(file: &mut File, path: &Path, at: u64) -> io::Result<Option<Cut>> {
+fn cut_tail(file: &mut File, path: &Path, at: u64) -> io::Result<Option<LogCut>> {
     let mut rest = Vec::new();
     file.seek(SeekFrom::Start(at))?;
     file.read_to_end(&mut rest)?;
-    rest.truncate(used(&rest) as usize);
+    rest.truncate(used_len(&rest) as usize);
     if rest.is_empty() {
         return Ok(None);
     }
-    let kept = kept(path);
+    let kept = kept_path(path);
     let keep = || {
         let copy = File::create(&kept)?;
         copy.write_all_at(&rest, 0)?;
@@ -424,18 +445,18 @@ fn cut(file: &mut File, path: &Path, at: u64) -> io::Result<Option<Cut>> {
     // A copy that fails (the disk may be full) must not keep the store from opening.
     let kept = keep().is_ok().then(|| kept.clone());
     file.set_len(at)?;
-    Ok(Some(Cut { at, bytes: rest.len() as u64, kept }))
+    Ok(Some(LogCut { at, bytes: rest.len() as u64, kept }))
 }
 
 /// Returns the path of the bytes that were cut off a log.
-fn kept(path: &Path) -> PathBuf {
+fn kept_path(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".cut");
     PathBuf::from(name)
 }
 
 /// Visits the changes of a batch. Returns whether it could be decoded.
-fn each(mut changes: &[u8], visit: &mut dyn FnMut(Change)) -> bool {
+fn visit_changes(mut changes: &[u8], visit: &mut dyn FnMut(Change)) -> bool {
     while !changes.is_empty() {
         let Some(([a, b, c, d, e, f], rest)) = changes.split_first_chunk::<CHANGE_HEAD>() else {
             return false;
@@ -453,7 +474,7 @@ fn each(mut changes: &[u8], visit: &mut dyn FnMut(Change)) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::mark::Marked;
+    use super::super::mark::MarkContent;
     use super::*;
     use proptest::prelude::*;
 
@@ -471,18 +492,18 @@ mod tests {
 
     /// A log of those batches, and the end of each of them.
     fn written(dir: &Path) -> (Vec<u8>, Vec<usize>) {
-        let mut log = Log::create(dir, 3, 77, None).expect("create");
+        let mut log = WriteAheadLog::create(dir, 3, 77, None).expect("create");
         let mut ends = vec![log.end() as usize];
         for batch in batches() {
-            log.append(&batch).expect("append");
+            log.append_batch(&batch).expect("append");
             ends.push(log.end() as usize);
         }
         (std::fs::read(log.path()).expect("read"), ends)
     }
 
-    fn changes(dir: &Path) -> Result<Option<(Found, Vec<Change>)>, ReadError> {
+    fn changes(dir: &Path) -> Result<Option<(LogExtent, Vec<Change>)>, ReadError> {
         let mut changes = Vec::new();
-        let found = read(dir, 3, &mut |change| changes.push(change))?;
+        let found = read_log(dir, 3, &mut |change| changes.push(change))?;
         Ok(found.map(|found| (found, changes)))
     }
 
@@ -491,33 +512,34 @@ mod tests {
         let dir = tempfile::tempdir().expect("directory");
         let (bytes, ends) = written(dir.path());
         for zeros in [0, 1, 11, 12, 5000] {
-            std::fs::write(path(dir.path(), 3), [bytes.clone(), vec![0; zeros]].concat())
+            std::fs::write(log_path(dir.path(), 3), [bytes.clone(), vec![0; zeros]].concat())
                 .expect("write");
             let (found, read) = changes(dir.path()).expect("reads").expect("whole");
             assert_eq!((found.before, found.end as usize), (77, ends[5]));
             assert_eq!(read, batches().concat());
         }
-        assert_eq!(list(dir.path()).expect("list"), [3]);
+        assert_eq!(list_logs(dir.path()).expect("list"), [3]);
     }
 
     #[test]
     fn within_what_is_reserved_and_beyond_it_is_one_log() {
         let dir = tempfile::tempdir().expect("directory");
         let large = |n: u8| vec![(vec![n], Some(vec![n; 30_000])), (vec![n, n], None)];
-        let mut log = Log::create(dir.path(), 3, 77, Some(400_000)).expect("create");
+        let mut log = WriteAheadLog::create(dir.path(), 3, 77, Some(400_000)).expect("create");
         let mut expected = Vec::new();
         for n in 0..20 {
             if n == 7 {
                 let (found, _) = changes(dir.path()).expect("reads").expect("whole");
                 assert_eq!(found.end, log.end());
                 drop(log);
-                let resumed = Log::resume(dir.path(), 3, &found, Some(400_000)).expect("resume");
+                let resumed =
+                    WriteAheadLog::resume(dir.path(), 3, &found, Some(400_000)).expect("resume");
                 assert_eq!(resumed.1, None, "behind it are zeros");
                 log = resumed.0;
             }
             // Not every file system allocates ahead.
             let through_memory = log.mapped.is_some();
-            log.append(&large(n)).expect("append");
+            log.append_batch(&large(n)).expect("append");
             if through_memory {
                 assert_eq!(log.mapped.is_some(), log.end() <= 400_000);
             }
@@ -533,7 +555,7 @@ mod tests {
     fn a_header_that_was_not_finished_is_no_log_and_a_damaged_one_is_told() {
         let dir = tempfile::tempdir().expect("directory");
         let (mut bytes, _) = written(dir.path());
-        let file = path(dir.path(), 3);
+        let file = log_path(dir.path(), 3);
         for unfinished in [0, 10, 35] {
             std::fs::write(&file, &bytes[..unfinished]).expect("write");
             assert!(changes(dir.path()).expect("reads").is_none());
@@ -554,14 +576,14 @@ mod tests {
         let dir = tempfile::tempdir().expect("directory");
         let (mut bytes, ends) = written(dir.path());
         bytes[ends[2] + 40..ends[2] + 60].fill(0xff);
-        std::fs::write(path(dir.path(), 3), [&bytes[..], &[0; 100]].concat()).expect("write");
+        std::fs::write(log_path(dir.path(), 3), [&bytes[..], &[0; 100]].concat()).expect("write");
         let (found, _) = changes(dir.path()).expect("reads").expect("whole");
         assert_eq!((found.synced, found.behind), (HEAD, Some(ends[3] as u64)));
-        let (mut log, cut) = Log::resume(dir.path(), 3, &found, None).expect("resume");
+        let (mut log, cut) = WriteAheadLog::resume(dir.path(), 3, &found, None).expect("resume");
         let cut = cut.expect("cut");
         assert_eq!((cut.at, cut.bytes), (ends[2] as u64, (bytes.len() - ends[2]) as u64));
         assert_eq!(std::fs::read(cut.kept.expect("kept")).expect("read"), bytes[ends[2]..]);
-        log.append(&batches()[4]).expect("append");
+        log.append_batch(&batches()[4]).expect("append");
         let (found, read) = changes(dir.path()).expect("reads").expect("whole");
         assert_eq!(read, [&batches()[..2], &batches()[4..]].concat().concat());
         assert_eq!(
@@ -573,10 +595,10 @@ mod tests {
     #[test]
     fn batches_tell_up_to_where_the_log_was_synced_before_them() {
         let dir = tempfile::tempdir().expect("directory");
-        let mut log = Log::create(dir.path(), 3, 77, None).expect("create");
+        let mut log = WriteAheadLog::create(dir.path(), 3, 77, None).expect("create");
         let mut synced = HEAD;
         for batch in batches() {
-            log.append(&batch).expect("append");
+            log.append_batch(&batch).expect("append");
             let (found, _) = changes(dir.path()).expect("reads").expect("whole");
             assert_eq!((found.synced, found.behind), (synced, None));
             log.sync().expect("sync");
@@ -593,16 +615,16 @@ mod tests {
             // The length, which leads to the next batch, and the header of the log.
             bytes[ends[bad] + 1] ^= 0x10;
             bytes[3] ^= 1;
-            std::fs::write(path(dir.path(), 3), &bytes).expect("write");
+            std::fs::write(log_path(dir.path(), 3), &bytes).expect("write");
             let mut read = Vec::new();
-            salvage(dir.path(), 3, &mut |change| read.push(change)).expect("reads");
+            recover_batches(dir.path(), 3, &mut |change| read.push(change)).expect("reads");
             let mut left = batches();
             left.remove(bad);
             assert_eq!(read, left.concat());
         }
-        let kept = put_aside(dir.path(), 3).expect("is put aside");
+        let kept = move_aside(dir.path(), 3).expect("is put aside");
         assert!(kept.ends_with("00000003.log.cut") && kept.exists());
-        assert!(list(dir.path()).expect("list").is_empty());
+        assert!(list_logs(dir.path()).expect("list").is_empty());
     }
 
     /// A log of several batches, the last of them synced or not, as the kernel keeps it or as a
@@ -618,12 +640,12 @@ mod tests {
     }
 
     /// Writes such a log; returns its bytes, the ends of the batches, and the mark's content.
-    fn synced_log(dir: &Path, case: &Case) -> (Vec<u8>, Vec<usize>, Marked) {
-        let mut log = Log::create(dir, 3, 77, None).expect("create");
+    fn synced_log(dir: &Path, case: &Case) -> (Vec<u8>, Vec<usize>, MarkContent) {
+        let mut log = WriteAheadLog::create(dir, 3, 77, None).expect("create");
         let mut ends = vec![log.end() as usize];
-        let mut marked = Marked { boot: 1, log: 3, end: HEAD, ..Marked::default() };
+        let mut marked = MarkContent { boot: 1, log: 3, end: HEAD, ..MarkContent::default() };
         for (n, batch) in batches().iter().enumerate() {
-            log.append(batch).expect("append");
+            log.append_batch(batch).expect("append");
             ends.push(log.end() as usize);
             if n + 1 == case.known || n + 1 == case.synced {
                 log.sync().expect("sync");
@@ -658,11 +680,11 @@ mod tests {
             if let Some(cut) = cut {
                 bytes.truncate(cut.index(bytes.len() + 1));
             }
-            std::fs::write(path(dir.path(), 3), &bytes).expect("write");
+            std::fs::write(log_path(dir.path(), 3), &bytes).expect("write");
             let boot = if same_boot { 1 } else { 2 };
             // Without a header there is no log 3, which the mark knows.
             if let Ok(Some((found, read))) = changes(dir.path())
-                && (Marked { closed, ..marked }).damage(3, &found, boot).is_none()
+                && (MarkContent { closed, ..marked }).find_damage(3, &found, boot).is_none()
             {
                 prop_assert_eq!(read, batches().concat());
             }
@@ -678,9 +700,9 @@ mod tests {
             let (mut bytes, ends, marked) = synced_log(dir.path(), &case);
             let at = HEAD as usize + at.index(ends[known] - HEAD as usize);
             bytes[at] ^= 1 << bit;
-            std::fs::write(path(dir.path(), 3), &bytes).expect("write");
+            std::fs::write(log_path(dir.path(), 3), &bytes).expect("write");
             let (found, _) = changes(dir.path()).expect("reads").expect("whole");
-            prop_assert_eq!(marked.damage(3, &found, 2), Some("a batch that was synced does not read"));
+            prop_assert_eq!(marked.find_damage(3, &found, 2), Some("a batch that was synced does not read"));
         }
 
         /// A power cut: each unsynced sector has its content of some earlier moment. That is no
@@ -701,9 +723,9 @@ mod tests {
                     }
                 }
             }
-            std::fs::write(path(dir.path(), 3), &bytes).expect("write");
+            std::fs::write(log_path(dir.path(), 3), &bytes).expect("write");
             let (found, read) = changes(dir.path()).expect("reads").expect("whole");
-            prop_assert_eq!(marked.damage(3, &found, 2), None);
+            prop_assert_eq!(marked.find_damage(3, &found, 2), None);
             let there = ends.iter().position(|end| *end as u64 == found.end).expect("a batch ends");
             prop_assert!(there >= synced);
             prop_assert_eq!(read, batches()[..there].concat());
@@ -717,9 +739,9 @@ mod tests {
             let (mut bytes, ends, marked) = synced_log(dir.path(), &Case { synced: 2, known: 2, marked: true });
             let at = ends[4] + at.index(ends[5] - ends[4]);
             bytes[at..].fill(0);
-            std::fs::write(path(dir.path(), 3), &bytes).expect("write");
+            std::fs::write(log_path(dir.path(), 3), &bytes).expect("write");
             let (found, _) = changes(dir.path()).expect("reads").expect("whole");
-            prop_assert_eq!(marked.damage(3, &found, 1), None);
+            prop_assert_eq!(marked.find_damage(3, &found, 1), None);
             prop_assert_eq!(found.end as usize, ends[4]);
         }
 
@@ -731,10 +753,10 @@ mod tests {
             let (mut bytes, ends, marked) = synced_log(dir.path(), &Case { synced: 0, known: 0, marked: true });
             let at = HEAD as usize + at.index(ends[4] - HEAD as usize);
             bytes[at] ^= 1 << bit;
-            std::fs::write(path(dir.path(), 3), &bytes).expect("write");
+            std::fs::write(log_path(dir.path(), 3), &bytes).expect("write");
             let (found, _) = changes(dir.path()).expect("reads").expect("whole");
-            prop_assert!(marked.damage(3, &found, 1).is_some());
-            prop_assert_eq!(marked.damage(3, &found, 2), None, "a power cut may have left it");
+            prop_assert!(marked.find_damage(3, &found, 1).is_some());
+            prop_assert_eq!(marked.find_damage(3, &found, 2), None, "a power cut may have left it");
         }
 
         /// With any byte changed and the file cut anywhere, the read batches are a prefix that has
@@ -748,7 +770,7 @@ mod tests {
             let at = HEAD as usize + at.index(body);
             bytes[at] = to;
             bytes.truncate(HEAD as usize + cut.index(body + 1));
-            std::fs::write(path(dir.path(), 3), &bytes).expect("write");
+            std::fs::write(log_path(dir.path(), 3), &bytes).expect("write");
             let damage = if whole[at] == to { bytes.len() } else { at.min(bytes.len()) };
             let promised = ends.iter().filter(|end| **end <= damage).count() - 1;
             let (found, read) = changes(dir.path()).expect("reads").expect("a header");

@@ -20,14 +20,14 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst, compiler_fenc
 
 /// Bytes prepared at a time, a multiple of any page: the kernel caches them in large pages where it
 /// can.
-const PIECE: usize = 128 << 10;
+const PREPARED_BYTES: usize = 128 << 10;
 /// Most files that are mapped at a time. The others are written with system calls.
 const MAPPINGS: usize = 64;
 
-static ZEROS: [u8; PIECE] = [0; PIECE];
+static ZEROS: [u8; PREPARED_BYTES] = [0; PREPARED_BYTES];
 
 /// A mapping as the signal handler sees it.
-struct Place {
+struct MappingSlot {
     taken: AtomicBool,
     /// 0 when there is none.
     start: AtomicUsize,
@@ -36,8 +36,8 @@ struct Place {
     lost: AtomicBool,
 }
 
-static PLACES: [Place; MAPPINGS] = [const {
-    Place {
+static PLACES: [MappingSlot; MAPPINGS] = [const {
+    MappingSlot {
         taken: AtomicBool::new(false),
         start: AtomicUsize::new(0),
         len: AtomicUsize::new(0),
@@ -46,23 +46,23 @@ static PLACES: [Place; MAPPINGS] = [const {
 }; MAPPINGS];
 
 /// A mapped log file; see the module.
-pub(super) struct Mapped {
+pub(super) struct MappedLog {
     start: NonNull<u8>,
     len: usize,
     /// Bytes before this are prepared, from where the log was resumed.
     ready: usize,
-    place: &'static Place,
+    place: &'static MappingSlot,
 }
 
 // SAFETY: the memory belongs to this value alone and is of no thread.
-unsafe impl Send for Mapped {}
+unsafe impl Send for MappedLog {}
 
-impl Mapped {
+impl MappedLog {
     /// Maps the first `len` bytes of `file`, which has blocks for them, to be written from `end`
     /// on: only zeros follow there. `None` where that fails.
-    pub fn new(file: &File, len: u64, end: u64) -> Option<Mapped> {
+    pub fn new(file: &File, len: u64, end: u64) -> Option<MappedLog> {
         let len = usize::try_from(len).ok().filter(|len| *len > 0)?;
-        if file.metadata().ok()?.len() < len as u64 || !handler_is_there() {
+        if file.metadata().ok()?.len() < len as u64 || !ensure_handler() {
             return None;
         }
         // Atomic swap: threads of several executors take places at the same time.
@@ -80,7 +80,7 @@ impl Mapped {
         place.lost.store(false, SeqCst);
         place.len.store(len, SeqCst);
         place.start.store(start.as_ptr() as usize, SeqCst);
-        Some(Mapped { start, len, ready: end as usize, place })
+        Some(MappedLog { start, len, ready: end as usize, place })
     }
 
     /// Copies `bytes` to `at`, behind all earlier ones. Returns false when that must be done with a
@@ -88,13 +88,13 @@ impl Mapped {
     ///
     /// # Errors
     /// The file cannot be written through memory any more; its content at `at` is unknown.
-    pub fn put(&mut self, file: &File, bytes: &[u8], at: u64) -> io::Result<bool> {
+    pub fn write_bytes(&mut self, file: &File, bytes: &[u8], at: u64) -> io::Result<bool> {
         let at = at as usize;
         let Some(end) = at.checked_add(bytes.len()).filter(|end| *end <= self.len) else {
             return Ok(false);
         };
         while self.ready < end {
-            if !self.prepare(file) {
+            if !self.prepare_next(file) {
                 return Ok(false);
             }
         }
@@ -112,9 +112,9 @@ impl Mapped {
         Ok(true)
     }
 
-    /// Prepares up to the next multiple of [`PIECE`]. Returns whether that succeeded.
-    fn prepare(&mut self, file: &File) -> bool {
-        let end = (self.ready / PIECE + 1) * PIECE;
+    /// Prepares up to the next multiple of [`PREPARED_BYTES`]. Returns whether that succeeded.
+    fn prepare_next(&mut self, file: &File) -> bool {
+        let end = (self.ready / PREPARED_BYTES + 1) * PREPARED_BYTES;
         let end = end.min(self.len);
         // write(2) first: it allocates the blocks and reports a full disk, which a page fault
         // cannot.
@@ -122,7 +122,7 @@ impl Mapped {
             return false;
         }
         // Whole pages: PIECE and the start of the mapping are multiples of them.
-        let from = self.ready / PIECE * PIECE;
+        let from = self.ready / PREPARED_BYTES * PREPARED_BYTES;
         // SAFETY: from..end lies within the mapping; this advice changes no bytes.
         let present = unsafe {
             let start = self.start.as_ptr().add(from).cast::<c_void>();
@@ -135,7 +135,7 @@ impl Mapped {
     }
 }
 
-impl Drop for Mapped {
+impl Drop for MappedLog {
     fn drop(&mut self) {
         // Cleared before the unmap: the address may belong to another mapping right after it.
         self.place.start.store(0, SeqCst);
@@ -149,7 +149,7 @@ impl Drop for Mapped {
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
 /// Installs the handler, once. Returns whether it is installed.
-fn handler_is_there() -> bool {
+fn ensure_handler() -> bool {
     static INSTALLED: OnceLock<bool> = OnceLock::new();
     *INSTALLED.get_or_init(|| {
         // SAFETY: all zero is a valid sigaction, and the second call passes no new one.
@@ -192,11 +192,11 @@ extern "C" fn on_bus_error(signal: i32, info: *mut libc::siginfo_t, context: *mu
             return;
         }
     }
-    hand_on(signal, info, context);
+    forward_signal(signal, info, context);
 }
 
 /// Passes a SIGBUS that is not ours to the earlier handler, as if ours did not exist.
-fn hand_on(signal: i32, info: *mut libc::siginfo_t, context: *mut c_void) {
+fn forward_signal(signal: i32, info: *mut libc::siginfo_t, context: *mut c_void) {
     let Some(before) = BEFORE.get() else { return };
     let handler = before.sa_sigaction;
     if handler == libc::SIG_DFL || handler == libc::SIG_IGN {
@@ -219,7 +219,7 @@ fn hand_on(signal: i32, info: *mut libc::siginfo_t, context: *mut c_void) {
 mod tests {
     use super::*;
 
-    const LEN: u64 = 3 * PIECE as u64 + 100;
+    const LEN: u64 = 3 * PREPARED_BYTES as u64 + 100;
 
     fn file(dir: &tempfile::TempDir) -> File {
         let path = dir.path().join("log");
@@ -240,18 +240,24 @@ mod tests {
         let dir = tempfile::tempdir().expect("directory");
         let file = file(&dir);
         file.write_all_at(b"before", 0).expect("writes");
-        let mut mapped = Mapped::new(&file, LEN, 6).expect("is mapped");
+        let mut mapped = MappedLog::new(&file, LEN, 6).expect("is mapped");
         let mut expected = b"before".to_vec();
         for n in 0..9u8 {
             let bytes = vec![n + 1; 40_000];
-            assert!(mapped.put(&file, &bytes, expected.len() as u64).expect("is put"));
+            assert!(mapped.write_bytes(&file, &bytes, expected.len() as u64).expect("is put"));
             expected.extend(bytes);
         }
         assert!(
-            !mapped.put(&file, &[7; 40_000], expected.len() as u64).expect("no room is no error")
+            !mapped
+                .write_bytes(&file, &[7; 40_000], expected.len() as u64)
+                .expect("no room is no error")
         );
         let left = LEN as usize - expected.len();
-        assert!(mapped.put(&file, &vec![8; left], expected.len() as u64).expect("up to the last"));
+        assert!(
+            mapped
+                .write_bytes(&file, &vec![8; left], expected.len() as u64)
+                .expect("up to the last")
+        );
         expected.extend(vec![8; left]);
         assert_eq!(read(&file), expected);
         drop(mapped);
@@ -262,15 +268,15 @@ mod tests {
     fn a_file_that_was_cut_off_is_an_error_and_no_end_of_the_process() {
         let dir = tempfile::tempdir().expect("directory");
         let file = file(&dir);
-        let mut mapped = Mapped::new(&file, LEN, 0).expect("is mapped");
-        assert!(mapped.put(&file, &[1; 10], 0).expect("is put"));
+        let mut mapped = MappedLog::new(&file, LEN, 0).expect("is mapped");
+        assert!(mapped.write_bytes(&file, &[1; 10], 0).expect("is put"));
         file.set_len(0).expect("cut");
-        assert!(mapped.put(&file, &[1; 10], 10).is_err());
-        assert!(mapped.put(&file, &[1; 10], 20).is_err(), "and it stays one");
+        assert!(mapped.write_bytes(&file, &[1; 10], 10).is_err());
+        assert!(mapped.write_bytes(&file, &[1; 10], 20).is_err(), "and it stays one");
         drop(mapped);
         file.set_len(LEN).expect("long again");
-        let mut mapped = Mapped::new(&file, LEN, 0).expect("another one");
-        assert!(mapped.put(&file, &[2; 10], 0).expect("is put"));
+        let mut mapped = MappedLog::new(&file, LEN, 0).expect("another one");
+        assert!(mapped.write_bytes(&file, &[2; 10], 0).expect("is put"));
         assert_eq!(read(&file)[..10], [2; 10]);
     }
 
@@ -278,7 +284,7 @@ mod tests {
     fn more_files_than_places_are_told() {
         let dir = tempfile::tempdir().expect("directory");
         let file = file(&dir);
-        let all: Vec<_> = (0..=MAPPINGS).map(|_| Mapped::new(&file, LEN, 0)).collect();
+        let all: Vec<_> = (0..=MAPPINGS).map(|_| MappedLog::new(&file, LEN, 0)).collect();
         assert!(all.iter().any(Option::is_none));
         assert!(all.iter().any(Option::is_some));
     }

@@ -16,7 +16,7 @@
 //! keeps a dirty page. The log's own batches lag behind by one sync. Either may state less than the
 //! truth, never more. The mark is synced when the store is opened and closed.
 
-use super::log::Found;
+use super::log::LogExtent;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -33,7 +33,7 @@ const SECTOR: u64 = 512;
 
 /// The content of a mark.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Marked {
+pub(super) struct MarkContent {
     /// The boot of the machine in which the store was opened last.
     pub boot: u64,
     /// The newest log; 0 when there was none yet.
@@ -47,10 +47,10 @@ pub(super) struct Marked {
     pub lost: bool,
 }
 
-impl Marked {
+impl MarkContent {
     /// Returns the damage of the newest log `number`, if it has lost anything; `boot` is the
     /// machine's current boot, or 0.
-    pub fn damage(&self, number: u64, found: &Found, boot: u64) -> Option<&'static str> {
+    pub fn find_damage(&self, number: u64, found: &LogExtent, boot: u64) -> Option<&'static str> {
         let is_newest = self.log == number;
         // After a clean close nothing may be missing, and nothing may follow.
         if is_newest && self.closed && found.end != self.end {
@@ -69,14 +69,14 @@ impl Marked {
 }
 
 /// A mark that is kept up to date.
-pub(super) struct Mark {
+pub(super) struct LogMark {
     file: File,
     sequence: u64,
-    last: Marked,
+    last: MarkContent,
 }
 
 /// Returns the path of the mark.
-pub(super) fn path(dir: &Path) -> PathBuf {
+pub(super) fn mark_path(dir: &Path) -> PathBuf {
     dir.join("mark")
 }
 
@@ -84,34 +84,34 @@ pub(super) fn path(dir: &Path) -> PathBuf {
 ///
 /// # Errors
 /// Those of the disk.
-pub(super) fn read(dir: &Path) -> io::Result<Option<Marked>> {
-    let bytes = match std::fs::read(path(dir)) {
+pub(super) fn read_mark(dir: &Path) -> io::Result<Option<MarkContent>> {
+    let bytes = match std::fs::read(mark_path(dir)) {
         Ok(bytes) => bytes,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(e) => return Err(e),
     };
-    let slots = [0, SECTOR as usize].into_iter().filter_map(|at| decode(bytes.get(at..)?));
+    let slots = [0, SECTOR as usize].into_iter().filter_map(|at| decode_slot(bytes.get(at..)?));
     Ok(slots.max_by_key(|(sequence, _)| *sequence).map(|(_, marked)| marked))
 }
 
-impl Mark {
+impl LogMark {
     /// Replaces the mark durably, so that no power cut brings older content back.
     ///
     /// # Errors
     /// Those of the disk.
-    pub fn begin(dir: &Path, marked: Marked) -> io::Result<Mark> {
-        let path = path(dir);
+    pub fn open_mark(dir: &Path, marked: MarkContent) -> io::Result<LogMark> {
+        let path = mark_path(dir);
         let file =
             OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
         let mut slots = vec![0; SECTOR as usize + SLOT];
         let _ = file.read_at(&mut slots, 0)?;
-        let sequence = [0, SECTOR as usize].into_iter().filter_map(|at| decode(&slots[at..]));
+        let sequence = [0, SECTOR as usize].into_iter().filter_map(|at| decode_slot(&slots[at..]));
         let sequence = sequence.map(|(sequence, _)| sequence).max().unwrap_or(0);
-        let mut mark = Mark { file, sequence, last: marked };
+        let mut mark = LogMark { file, sequence, last: marked };
         // Both slots, one after the other, each synced. Until the second is durable, the first
         // counts, and has the same content.
         for _ in 0..2 {
-            mark.write(marked)?;
+            mark.write_slot(marked)?;
             mark.file.sync_all()?;
         }
         // The file's name must be durable, too, or a power cut makes the log look unmarked.
@@ -123,13 +123,13 @@ impl Mark {
     ///
     /// # Errors
     /// Those of the disk.
-    pub fn note(&mut self, log: u64, end: u64) -> io::Result<()> {
-        let marked = Marked { log, end, closed: false, ..self.last };
+    pub fn record_sync(&mut self, log: u64, end: u64) -> io::Result<()> {
+        let marked = MarkContent { log, end, closed: false, ..self.last };
         // Saves a system call a sync when nothing was written.
         if marked == self.last {
             return Ok(());
         }
-        self.write(marked)
+        self.write_slot(marked)
     }
 
     /// Records durably that the store is closed without loss.
@@ -137,13 +137,13 @@ impl Mark {
     /// # Errors
     /// Those of the disk.
     pub fn close(&mut self) -> io::Result<()> {
-        self.write(Marked { closed: true, lost: false, ..self.last })?;
+        self.write_slot(MarkContent { closed: true, lost: false, ..self.last })?;
         self.file.sync_data()
     }
 
-    fn write(&mut self, marked: Marked) -> io::Result<()> {
+    fn write_slot(&mut self, marked: MarkContent) -> io::Result<()> {
         self.sequence += 1;
-        let slot = encode(self.sequence, marked);
+        let slot = encode_slot(self.sequence, marked);
         // The slots alternate: a torn write damages the older content only.
         self.file.write_all_at(&slot, self.sequence % 2 * SECTOR)?;
         self.last = marked;
@@ -151,8 +151,8 @@ impl Mark {
     }
 }
 
-fn encode(sequence: u64, marked: Marked) -> [u8; SLOT] {
-    let Marked { boot, log, end, closed, lost } = marked;
+fn encode_slot(sequence: u64, marked: MarkContent) -> [u8; SLOT] {
+    let MarkContent { boot, log, end, closed, lost } = marked;
     let flags = if closed { CLOSED } else { 0 } | if lost { LOST } else { 0 };
     let mut slot = [0; SLOT];
     slot[..8].copy_from_slice(&MAGIC);
@@ -166,7 +166,7 @@ fn encode(sequence: u64, marked: Marked) -> [u8; SLOT] {
 }
 
 /// Returns the sequence and the content of a slot, if it is valid.
-fn decode(bytes: &[u8]) -> Option<(u64, Marked)> {
+fn decode_slot(bytes: &[u8]) -> Option<(u64, MarkContent)> {
     let (slot, _) = bytes.split_first_chunk::<SLOT>()?;
     let (body, sum) = slot.split_at(SLOT - 8);
     if sum != xxh3_64(body).to_le_bytes() || body[..8] != MAGIC {
@@ -175,7 +175,7 @@ fn decode(bytes: &[u8]) -> Option<(u64, Marked)> {
     let field = |n: usize| body[8 * n..].first_chunk().map_or(0, |b| u64::from_le_bytes(*b));
     let (boot, log, end) = (field(2), field(3), field(4));
     let (closed, lost) = (field(5) & CLOSED != 0, field(5) & LOST != 0);
-    Some((field(1), Marked { boot, log, end, closed, lost }))
+    Some((field(1), MarkContent { boot, log, end, closed, lost }))
 }
 
 #[cfg(test)]
@@ -185,55 +185,55 @@ mod tests {
     #[test]
     fn the_last_word_counts_whatever_becomes_of_the_slot_that_is_written() {
         let dir = tempfile::tempdir().expect("directory");
-        assert_eq!(read(dir.path()).expect("reads"), None);
-        let first = Marked { boot: 7, log: 1, end: 36, ..Marked::default() };
-        let mut mark = Mark::begin(dir.path(), first).expect("begins");
-        assert_eq!(read(dir.path()).expect("reads"), Some(first));
+        assert_eq!(read_mark(dir.path()).expect("reads"), None);
+        let first = MarkContent { boot: 7, log: 1, end: 36, ..MarkContent::default() };
+        let mut mark = LogMark::open_mark(dir.path(), first).expect("begins");
+        assert_eq!(read_mark(dir.path()).expect("reads"), Some(first));
         for end in [100, 200, 300] {
-            let before = std::fs::read(path(dir.path())).expect("read");
-            mark.note(1, end).expect("notes");
-            let now = Marked { end, ..first };
-            assert_eq!(read(dir.path()).expect("reads"), Some(now));
+            let before = std::fs::read(mark_path(dir.path())).expect("read");
+            mark.record_sync(1, end).expect("notes");
+            let now = MarkContent { end, ..first };
+            assert_eq!(read_mark(dir.path()).expect("reads"), Some(now));
             // Half of the written bytes got to the disk.
-            let whole = std::fs::read(path(dir.path())).expect("read");
+            let whole = std::fs::read(mark_path(dir.path())).expect("read");
             let mut torn = whole.clone();
             for (n, byte) in torn.iter_mut().enumerate().filter(|(n, _)| n % 512 >= 28) {
                 *byte = before.get(n).copied().unwrap_or(0);
             }
-            std::fs::write(path(dir.path()), &torn).expect("write");
-            let then = read(dir.path()).expect("reads").expect("one of both");
+            std::fs::write(mark_path(dir.path()), &torn).expect("write");
+            let then = read_mark(dir.path()).expect("reads").expect("one of both");
             assert!(then == now || then.end < end, "{then:?}");
-            std::fs::write(path(dir.path()), &whole).expect("write");
+            std::fs::write(mark_path(dir.path()), &whole).expect("write");
         }
         mark.close().expect("closes");
-        let closed = Marked { end: 300, closed: true, ..first };
-        assert_eq!(read(dir.path()).expect("reads"), Some(closed));
+        let closed = MarkContent { end: 300, closed: true, ..first };
+        assert_eq!(read_mark(dir.path()).expect("reads"), Some(closed));
         drop(mark);
         // Both slots of the closed store are open again.
-        let again = Marked { boot: 8, closed: false, ..closed };
-        drop(Mark::begin(dir.path(), again).expect("begins"));
-        let bytes = std::fs::read(path(dir.path())).expect("read");
+        let again = MarkContent { boot: 8, closed: false, ..closed };
+        drop(LogMark::open_mark(dir.path(), again).expect("begins"));
+        let bytes = std::fs::read(mark_path(dir.path())).expect("read");
         for at in [0, 512] {
-            assert_eq!(decode(&bytes[at..]).expect("whole").1, again);
+            assert_eq!(decode_slot(&bytes[at..]).expect("whole").1, again);
         }
     }
 
     #[test]
     fn a_flipped_bit_leaves_what_the_other_slot_says_and_two_leave_nothing() {
         let dir = tempfile::tempdir().expect("directory");
-        let first = Marked { boot: 7, log: 1, end: 36, ..Marked::default() };
-        let mut mark = Mark::begin(dir.path(), first).expect("begins");
-        mark.note(1, 100).expect("notes");
-        let whole = std::fs::read(path(dir.path())).expect("read");
+        let first = MarkContent { boot: 7, log: 1, end: 36, ..MarkContent::default() };
+        let mut mark = LogMark::open_mark(dir.path(), first).expect("begins");
+        mark.record_sync(1, 100).expect("notes");
+        let whole = std::fs::read(mark_path(dir.path())).expect("read");
         for bit in 0..SLOT * 8 {
             let mut bytes = whole.clone();
             bytes[bit / 8] ^= 1 << (bit % 8);
-            std::fs::write(path(dir.path()), &bytes).expect("write");
-            let said = read(dir.path()).expect("reads").expect("the other slot");
+            std::fs::write(mark_path(dir.path()), &bytes).expect("write");
+            let said = read_mark(dir.path()).expect("reads").expect("the other slot");
             assert!(said.end == 36 || said.end == 100);
             bytes[SECTOR as usize + bit / 8] ^= 1 << (bit % 8);
-            std::fs::write(path(dir.path()), &bytes).expect("write");
-            assert_eq!(read(dir.path()).expect("reads"), None);
+            std::fs::write(mark_path(dir.path()), &bytes).expect("write");
+            assert_eq!(read_mark(dir.path()).expect("reads"), None);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! A store in memory, for tests and simulations, and to measure the cost of the namespace itself.
 
-use super::{Change, Store, StoreError, Visit, prefix_end};
+use super::{Change, PairVisitor, Store, StoreError, prefix_end};
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
@@ -32,7 +32,7 @@ impl MemoryStore {
     }
 
     /// Makes one change.
-    pub fn change(&mut self, (key, value): &Change) {
+    pub fn apply_change(&mut self, (key, value): &Change) {
         match value {
             Some(value) => self.pairs.insert(key.clone(), value.clone()),
             None => self.pairs.remove(key),
@@ -45,7 +45,12 @@ impl Store for MemoryStore {
         Ok(self.pairs.get(key).cloned())
     }
 
-    fn scan(&self, from: &[u8], prefix: &[u8], visit: &mut Visit<'_>) -> Result<(), StoreError> {
+    fn scan(
+        &self,
+        from: &[u8],
+        prefix: &[u8],
+        visit: &mut PairVisitor<'_>,
+    ) -> Result<(), StoreError> {
         let start = from.max(prefix);
         let end = prefix_end(prefix);
         if end.as_deref().is_some_and(|end| start >= end) {
@@ -61,7 +66,7 @@ impl Store for MemoryStore {
     }
 
     fn commit(&mut self, batch: &[Change]) -> Result<(), StoreError> {
-        batch.iter().for_each(|change| self.change(change));
+        batch.iter().for_each(|change| self.apply_change(change));
         Ok(())
     }
 

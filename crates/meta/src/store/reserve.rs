@@ -10,13 +10,13 @@ use std::fs::{File, OpenOptions};
 use std::path::Path;
 
 /// The file's name, in the directory of the store.
-const NAME: &str = "reserve";
+const RESERVE_FILE: &str = "reserve";
 /// The reserve of a store is at most this share of its disk: one part in 16.
 const DISK_SHARE: u64 = 16;
 /// Most bytes that are given back for a log at a time.
-const STEP_MAX: u64 = 1 << 20;
+const STEP_BYTES_MAX: u64 = 1 << 20;
 /// Fewer bytes are not worth a system call.
-const LEAST: u64 = 64 << 10;
+const BYTES_MIN: u64 = 64 << 10;
 
 /// The reserve of a store; see the module. Where the file cannot be made, it is empty.
 #[derive(Default)]
@@ -33,12 +33,12 @@ impl Reserve {
     /// of them free.
     pub fn open(dir: &Path, bytes: u64, total: u64, free: u64) -> std::io::Result<Reserve> {
         let target = bytes.min(total / DISK_SHARE);
-        let path = dir.join(NAME);
+        let path = dir.join(RESERVE_FILE);
         let file =
             OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
         let mut reserve = Reserve { len: file.metadata()?.len(), file: Some(file), target };
-        reserve.release(reserve.len.saturating_sub(target));
-        reserve.refill(free);
+        reserve.release_blocks(reserve.len.saturating_sub(target));
+        reserve.refill_blocks(free);
         Ok(reserve)
     }
 
@@ -48,12 +48,12 @@ impl Reserve {
     }
 
     /// Returns the bytes that are given back for a log at a time.
-    pub fn step(&self) -> u64 {
-        (self.target / 4).clamp(LEAST, STEP_MAX)
+    pub fn step_bytes(&self) -> u64 {
+        (self.target / 4).clamp(BYTES_MIN, STEP_BYTES_MAX)
     }
 
     /// Gives at most `bytes` back to the disk. Returns whether there were any.
-    pub fn release(&mut self, bytes: u64) -> bool {
+    pub fn release_blocks(&mut self, bytes: u64) -> bool {
         let Some(file) = self.file.as_ref().filter(|_| self.len > 0 && bytes > 0) else {
             return false;
         };
@@ -66,10 +66,10 @@ impl Reserve {
     }
 
     /// Takes the missing blocks, but at most half of the free ones.
-    pub fn refill(&mut self, free: u64) {
+    pub fn refill_blocks(&mut self, free: u64) {
         // Half, so that the other users of the disk keep some room.
         let bytes = (self.target.saturating_sub(self.len)).min(free / 2);
-        let Some(file) = self.file.as_ref().filter(|_| bytes >= LEAST) else { return };
+        let Some(file) = self.file.as_ref().filter(|_| bytes >= BYTES_MIN) else { return };
         match rustix::fs::fallocate(file, FallocateFlags::empty(), self.len, bytes) {
             Ok(()) => self.len += bytes,
             // A part may have been allocated. Where the disk cannot allocate ahead, there is no
@@ -88,17 +88,17 @@ mod tests {
     #[test]
     fn it_gives_back_and_takes_back_within_its_bounds() {
         let dir = tempfile::tempdir().expect("directory");
-        let on_disk = || std::fs::metadata(dir.path().join(NAME)).expect("is there").len();
+        let on_disk = || std::fs::metadata(dir.path().join(RESERVE_FILE)).expect("is there").len();
         let mut reserve = Reserve::open(dir.path(), 4 * MIB, 1 << 40, 1 << 40).expect("opens");
         assert_eq!((reserve.len(), on_disk()), (4 * MIB, 4 * MIB));
-        assert!(reserve.release(MIB) && reserve.release(2 * MIB));
+        assert!(reserve.release_blocks(MIB) && reserve.release_blocks(2 * MIB));
         assert_eq!((reserve.len(), on_disk()), (MIB, MIB));
-        reserve.refill(2 * MIB);
+        reserve.refill_blocks(2 * MIB);
         assert_eq!(reserve.len(), 2 * MIB, "a half of what is free");
-        reserve.refill(LEAST);
+        reserve.refill_blocks(BYTES_MIN);
         assert_eq!(reserve.len(), 2 * MIB);
-        assert!(reserve.release(u64::MAX));
-        assert!(!reserve.release(1), "it is empty");
+        assert!(reserve.release_blocks(u64::MAX));
+        assert!(!reserve.release_blocks(1), "it is empty");
         drop(reserve);
         let reserve = Reserve::open(dir.path(), 4 * MIB, 32 * MIB, 1 << 40).expect("opens");
         assert_eq!(reserve.len(), 2 * MIB, "a sixteenth of the disk");

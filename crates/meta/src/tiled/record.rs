@@ -1,17 +1,17 @@
-//! The records of a tiled file. `docs/FORMAT.md` draws them.
+//! The records of a tiled file. `docs/reference/formats.md` draws them.
 
-use crate::record::{Damaged, Reader};
+use crate::record::{DamagedRecord, RecordReader};
 use tatami_wire::tiles::{CUTS_MAX, Cut, TILES_MAX};
 use tatami_wire::{ClientId, Errno, NodeId};
 
 const TILED_VERSION: u8 = 1;
 const PIECE_VERSION: u8 = 1;
 /// Stands for no writer of a piece.
-const NOBODY: ClientId = ClientId([0; 16]);
+const NO_WRITER: ClientId = ClientId([0; 16]);
 
 /// The sums over all pieces, and the base.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Tiled {
+pub(crate) struct TiledRecord {
     /// Number of the next piece. None is used twice, as late garbage has old ones.
     pub next: u32,
     /// Number of pieces.
@@ -34,9 +34,9 @@ pub(crate) struct Tiled {
     pub cuts: Vec<Cut>,
 }
 
-impl Default for Tiled {
-    fn default() -> Tiled {
-        Tiled {
+impl Default for TiledRecord {
+    fn default() -> TiledRecord {
+        TiledRecord {
             next: 1,
             pieces: 0,
             open: 0,
@@ -51,20 +51,20 @@ impl Default for Tiled {
     }
 }
 
-impl Tiled {
+impl TiledRecord {
     /// Returns the same record, for a file that was whole until now.
-    pub fn over(self, base_size: u64, base_blocks: u64) -> Tiled {
-        Tiled { base_size, base_blocks, ..self }
+    pub fn with_base(self, base_size: u64, base_blocks: u64) -> TiledRecord {
+        TiledRecord { base_size, base_blocks, ..self }
     }
 
     /// Returns the size of the file, in bytes.
-    pub fn size(&self) -> u64 {
+    pub fn file_size(&self) -> u64 {
         let left = self.cuts.last().map_or(0, |cut| cut.size);
         self.base_size.max(self.end).max(left)
     }
 
     /// Returns the storage of the file, in units of 512 bytes.
-    pub fn storage(&self) -> u64 {
+    pub fn storage_blocks(&self) -> u64 {
         self.base_blocks.saturating_add(self.blocks)
     }
 
@@ -72,7 +72,7 @@ impl Tiled {
     ///
     /// # Errors
     /// `ENOSPC` for one more than [`CUTS_MAX`].
-    pub fn cut(&mut self, new: Cut) -> Result<(), Errno> {
+    pub fn add_cut(&mut self, new: Cut) -> Result<(), Errno> {
         let says_more = |cut: &Cut, than: &Cut| cut.size < than.size || cut.stamp > than.stamp;
         if self.cuts.iter().all(|old| says_more(&new, old)) {
             self.cuts.retain(|old| says_more(old, &new));
@@ -100,26 +100,38 @@ impl Tiled {
         out
     }
 
-    pub fn decode(bytes: &[u8]) -> Result<Tiled, Damaged> {
-        let bad = Damaged("tiled file");
-        let mut r = Reader::new(bytes, TILED_VERSION, "tiled file")?;
-        let (next, pieces, open) = (r.u32()?, r.u32()?, r.u32()?);
-        let (stamp, version, end, blocks) = (r.u64()?, r.u64()?, r.u64()?, r.u64()?);
-        let (base_size, base_blocks) = (r.u64()?, r.u64()?);
-        let count = r.u32()? as usize;
+    pub fn decode(bytes: &[u8]) -> Result<TiledRecord, DamagedRecord> {
+        let bad = DamagedRecord("tiled file");
+        let mut r = RecordReader::new(bytes, TILED_VERSION, "tiled file")?;
+        let (next, pieces, open) = (r.read_u32()?, r.read_u32()?, r.read_u32()?);
+        let (stamp, version, end, blocks) =
+            (r.read_u64()?, r.read_u64()?, r.read_u64()?, r.read_u64()?);
+        let (base_size, base_blocks) = (r.read_u64()?, r.read_u64()?);
+        let count = r.read_u32()? as usize;
         if next == 0 || stamp >= 1 << 63 || count > CUTS_MAX {
             return Err(bad);
         }
         let mut cuts: Vec<Cut> = Vec::new();
         for _ in 0..count {
-            let cut = Cut { stamp: r.u64()?, size: r.u64()? };
+            let cut = Cut { stamp: r.read_u64()?, size: r.read_u64()? };
             if cuts.last().is_some_and(|last| last.stamp >= cut.stamp || last.size >= cut.size) {
                 return Err(bad);
             }
             cuts.push(cut);
         }
-        r.end()?;
-        Ok(Tiled { next, pieces, open, stamp, version, end, blocks, base_size, base_blocks, cuts })
+        r.expect_end()?;
+        Ok(TiledRecord {
+            next,
+            pieces,
+            open,
+            stamp,
+            version,
+            end,
+            blocks,
+            base_size,
+            base_blocks,
+            cuts,
+        })
     }
 }
 
@@ -141,20 +153,20 @@ impl PieceRecord {
         let mut out = Vec::with_capacity(27 + self.tiles.len());
         out.push(PIECE_VERSION);
         out.extend_from_slice(&self.node.0.to_le_bytes());
-        out.extend_from_slice(&self.writer.unwrap_or(NOBODY).0);
+        out.extend_from_slice(&self.writer.unwrap_or(NO_WRITER).0);
         out.extend_from_slice(&self.blocks.to_le_bytes());
         out.extend_from_slice(&self.tiles);
         out
     }
 
-    pub fn decode(bytes: &[u8]) -> Result<PieceRecord, Damaged> {
-        let mut r = Reader::new(bytes, PIECE_VERSION, "piece")?;
-        let node = NodeId(r.u16()?);
-        let writer = Some(ClientId(r.array()?)).filter(|client| *client != NOBODY);
-        let blocks = r.u64()?;
-        let tiles = r.rest().to_vec();
+    pub fn decode(bytes: &[u8]) -> Result<PieceRecord, DamagedRecord> {
+        let mut r = RecordReader::new(bytes, PIECE_VERSION, "piece")?;
+        let node = NodeId(r.read_u16()?);
+        let writer = Some(ClientId(r.read_array()?)).filter(|client| *client != NO_WRITER);
+        let blocks = r.read_u64()?;
+        let tiles = r.remaining_bytes().to_vec();
         if tiles.len() > TILES_MAX {
-            return Err(Damaged("piece"));
+            return Err(DamagedRecord("piece"));
         }
         Ok(PieceRecord { node, writer, blocks, tiles })
     }
@@ -165,8 +177,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn tiled() -> Tiled {
-        Tiled {
+    fn tiled() -> TiledRecord {
+        TiledRecord {
             next: 2,
             pieces: 3,
             open: 4,
@@ -191,13 +203,13 @@ mod tests {
         for record in [piece(), closed] {
             assert_eq!(PieceRecord::decode(&record.encode()), Ok(record));
         }
-        for record in [tiled(), Tiled::default()] {
-            assert_eq!(Tiled::decode(&record.encode()), Ok(record));
+        for record in [tiled(), TiledRecord::default()] {
+            assert_eq!(TiledRecord::decode(&record.encode()), Ok(record));
         }
     }
 
-    /// The bytes of docs/FORMAT.md. If this fails, the format has changed: raise its version and
-    /// keep reading the old one.
+    /// The bytes of docs/reference/formats.md. If this fails, the format has changed: raise its
+    /// version and keep reading the old one.
     #[test]
     fn the_format_is_the_one_written_down() {
         let mut expected = vec![1];
@@ -219,9 +231,9 @@ mod tests {
             list in proptest::collection::vec((0u64..20, 0u64..20), 0..20),
             probe in 0u64..20,
         ) {
-            let mut tiled = Tiled::default();
+            let mut tiled = TiledRecord::default();
             for (stamp, size) in &list {
-                let added = tiled.cut(Cut { stamp: *stamp, size: *size });
+                let added = tiled.add_cut(Cut { stamp: *stamp, size: *size });
                 prop_assert_eq!(added, Ok(()));
             }
             let of = |cuts: &[Cut]| {
@@ -230,12 +242,12 @@ mod tests {
             let all: Vec<Cut> =
                 list.iter().map(|(stamp, size)| Cut { stamp: *stamp, size: *size }).collect();
             prop_assert_eq!(of(&tiled.cuts), of(&all));
-            prop_assert_eq!(Tiled::decode(&tiled.encode()), Ok(tiled));
+            prop_assert_eq!(TiledRecord::decode(&tiled.encode()), Ok(tiled));
         }
 
         #[test]
         fn any_bytes_decode_or_do_not(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            let _ = Tiled::decode(&bytes);
+            let _ = TiledRecord::decode(&bytes);
             let _ = PieceRecord::decode(&bytes);
         }
 
@@ -246,8 +258,8 @@ mod tests {
                 bytes[at.index(n)] = to;
                 bytes.truncate(n - cut);
                 let _ = PieceRecord::decode(&bytes);
-                if let Ok(record) = Tiled::decode(&bytes) {
-                    prop_assert_eq!(Tiled::decode(&record.encode()), Ok(record));
+                if let Ok(record) = TiledRecord::decode(&bytes) {
+                    prop_assert_eq!(TiledRecord::decode(&record.encode()), Ok(record));
                 }
             }
         }

@@ -4,7 +4,7 @@
 //! No operation waits for them, so they wake no thread. They are sent along with the next message
 //! to that executor, or after a while in one message.
 
-use super::{Out, Transactions, later};
+use super::{OutgoingMessage, Transactions, add_millis};
 use std::collections::BTreeMap;
 use tatami_wire::transaction::{PeerMessage, Txid};
 use tatami_wire::{ExecutorId, Timestamp};
@@ -19,7 +19,7 @@ const TOGETHER_MAX: usize = 4096;
 #[derive(Default)]
 pub(crate) struct Acks {
     /// Acknowledgements wait for a sync: see
-    /// [`Meta::acknowledge_once_lasting`](crate::Meta::acknowledge_once_lasting).
+    /// [`Meta::acknowledge_after_sync`](crate::Meta::acknowledge_after_sync).
     pub wait_for_sync: bool,
     /// Finished since the last commit.
     staged: Vec<Txid>,
@@ -34,22 +34,22 @@ pub(crate) struct Acks {
 
 impl Acks {
     /// Records that the transaction is finished here, once this batch has been committed.
-    pub fn add(&mut self, txid: Txid, now: Timestamp) {
+    pub fn record_finished(&mut self, txid: Txid, now: Timestamp) {
         self.staged.push(txid);
         self.now = now;
     }
 
-    pub fn committed(&mut self) {
+    pub fn mark_committed(&mut self) {
         let staged = std::mem::take(&mut self.staged);
         // Before the sync a power cut could lose this part. The coordinator must keep its decision
         // until then.
         match self.wait_for_sync {
             true => self.unsynced.extend(staged),
-            false => self.are_done(staged),
+            false => self.queue_acks(staged),
         }
     }
 
-    fn are_done(&mut self, txids: Vec<Txid>) {
+    fn queue_acks(&mut self, txids: Vec<Txid>) {
         for txid in txids {
             self.done.entry(txid.executor).or_insert((self.now, Vec::new())).1.push(txid);
         }
@@ -62,52 +62,54 @@ impl Acks {
     }
 
     /// Ends the sync: all that was committed when it began survives a power cut.
-    pub fn synced(&mut self) {
+    pub fn end_sync(&mut self) {
         let synced = std::mem::take(&mut self.syncing);
-        self.are_done(synced);
+        self.queue_acks(synced);
     }
 
-    pub fn undone(&mut self) {
+    pub fn clear_staged(&mut self) {
         self.staged.clear();
     }
 
     /// Returns whether nothing waits for a commit.
-    pub fn is_settled(&self) -> bool {
+    pub fn has_none_staged(&self) -> bool {
         self.staged.is_empty()
     }
 
     /// Returns when the first acknowledgement must be sent.
-    pub fn due(&self) -> Option<Timestamp> {
-        self.done.values().map(|(since, _)| later(*since, DELAY)).min()
+    pub fn next_due(&self) -> Option<Timestamp> {
+        self.done.values().map(|(since, _)| add_millis(*since, DELAY)).min()
     }
 
-    fn take(&mut self, to: ExecutorId) -> Option<Out> {
+    fn take_message(&mut self, to: ExecutorId) -> Option<OutgoingMessage> {
         let txids = &mut self.done.get_mut(&to)?.1;
         let some = txids.split_off(txids.len().saturating_sub(TOGETHER_MAX));
         if txids.is_empty() {
             self.done.remove(&to);
         }
         let message = PeerMessage::Finished { txids: some };
-        Some(Out { to, message, changed: Vec::new(), seen: Vec::new() })
+        Some(OutgoingMessage { to, message, changed: Vec::new(), seen: Vec::new() })
     }
 }
 
 impl Transactions {
     /// Takes the messages that leave now, with the acknowledgements that go along.
-    pub fn take_outs(&mut self) -> Vec<Out> {
-        let mut outs = std::mem::take(&mut self.ready_outs);
+    pub fn take_messages(&mut self) -> Vec<OutgoingMessage> {
+        let mut outs = std::mem::take(&mut self.ready_messages);
         if !self.acks.done.is_empty() {
             let mut executors: Vec<_> = outs.iter().map(|out| out.to).collect();
             executors.sort_unstable();
             executors.dedup();
-            outs.extend(executors.into_iter().filter_map(|executor| self.acks.take(executor)));
+            outs.extend(
+                executors.into_iter().filter_map(|executor| self.acks.take_message(executor)),
+            );
         }
         outs
     }
 
     /// Sends the acknowledgements that have waited long enough.
-    pub fn tell_done(&mut self) {
-        let late = |(since, _): &(Timestamp, Vec<Txid>)| later(*since, DELAY) <= self.now;
+    pub fn send_due_acks(&mut self) {
+        let late = |(since, _): &(Timestamp, Vec<Txid>)| add_millis(*since, DELAY) <= self.now;
         let due: Vec<_> = self
             .acks
             .done
@@ -116,8 +118,8 @@ impl Transactions {
             .map(|(executor, _)| *executor)
             .collect();
         for executor in due {
-            while let Some(out) = self.acks.take(executor) {
-                self.outs.push(out);
+            while let Some(out) = self.acks.take_message(executor) {
+                self.staged_messages.push(out);
             }
         }
     }

@@ -3,23 +3,25 @@
 //! It locks records for them, prepares writes, and applies or drops them by the coordinator's
 //! decision.
 
-use super::locking::Told;
+use super::locking::LockReply;
 use super::locks::inode_of;
-use super::record::{Part, Prepared};
-use super::{Waiting, digest, later, value_of};
-use crate::error::{Failure, Outcome};
+use super::record::{LockRecord, ParticipantWrites};
+use super::{WaitingRequest, add_millis, hash_value, peer_value};
+use crate::error::{MetaOutcome, OperationFailure};
 use crate::inode::Inode;
-use crate::keys::{self, Key, Parsed};
-use crate::shard::{Context, Meta};
+use crate::keys::{self, ParsedKey, RecordKey};
+use crate::operation::Txn;
+use crate::shard::{Meta, OperationContext};
 use crate::store::Store;
-use crate::txn::Txn;
 use std::collections::BTreeSet;
 use tatami_wire::meta::Bytes;
-use tatami_wire::transaction::{Age, Digest, Item, PeerMessage, Refusal, Txid};
+use tatami_wire::transaction::{
+    PeerMessage, RecordDigest, RecordItem, Refusal, TransactionAge, Txid,
+};
 use tatami_wire::{ClientId, Cred, ExecutorId, Ino};
 
 /// The coordinator of a lock that is held for this long (in ms) is asked for the outcome.
-const ASK: u64 = 500;
+const ASK_OUTCOME_MS: u64 = 500;
 /// A request that waits for a lock asks the lock's coordinator after this many ms: nearly all locks
 /// are released earlier. Unless an executor has died or a message is lost, all waits end without
 /// that, since a transaction that holds locks waits for younger ones only.
@@ -34,19 +36,19 @@ const KEYS_MAX: usize = 64 * 1024;
 
 /// A record as a transaction leaves it. `more` is the change of the number of inodes; `before`:
 /// whether there was such a record.
-enum Write {
+enum RecordWrite {
     Inode { ino: Ino, inode: Option<Inode>, more: i64 },
-    Young { key: Key, value: Option<Vec<u8>>, before: bool },
-    Other { key: Key, value: Option<Vec<u8>> },
+    EmbeddedDir { key: RecordKey, value: Option<Vec<u8>>, before: bool },
+    Other { key: RecordKey, value: Option<Vec<u8>> },
 }
 
 /// The fields of [`PeerMessage::Lock`].
-pub(super) struct Wanted {
+pub(super) struct PeerLockRequest {
     pub txid: Txid,
-    pub age: Age,
-    pub life: Option<u64>,
-    pub question: u32,
-    pub waits: bool,
+    pub age: TransactionAge,
+    pub incarnation: Option<u64>,
+    pub request: u32,
+    pub may_wait: bool,
     pub reads: Vec<Bytes>,
     pub writes: Vec<Bytes>,
 }
@@ -57,105 +59,131 @@ impl<S: Store> Meta<S> {
         &mut self,
         from: ExecutorId,
         request: Txid,
-        age: Age,
+        age: TransactionAge,
         keys: Vec<Bytes>,
-    ) -> Outcome<()> {
+    ) -> MetaOutcome<()> {
         if keys.len() > KEYS_MAX {
             return Ok(());
         }
         // The coordinator has an old shard map. It starts afresh with the new one.
-        if !keys.iter().all(|key| self.state.has(key)) {
-            self.tell_map(from);
+        if !keys.iter().all(|key| self.state.has_local_key(key)) {
+            self.send_map(from);
             return Ok(());
         }
         // A locked record may be decided already, with its new value still under way. Neither value
         // is certain until the lock is gone.
-        let on: Vec<_> = keys.iter().filter_map(|k| self.state.locks.against_reading(k)).collect();
+        let on: Vec<_> = keys.iter().filter_map(|k| self.state.locks.read_blocker(k)).collect();
         if !on.is_empty() {
-            self.wait(from, PeerMessage::Fetch { request, age, keys }, age, on);
+            self.queue_request(from, PeerMessage::FetchRecords { request, age, keys }, age, on);
             return Ok(());
         }
         let seen = keys.iter().filter_map(|key| inode_of(key)).collect();
         let mut values = Vec::with_capacity(keys.len());
         for key in keys {
-            values.push(value_of(&mut self.state, &key.into_vec())?.map(Bytes::from));
+            values.push(peer_value(&mut self.state, &key.into_vec())?.map(Bytes::from));
         }
-        let life = self.tx.life;
-        self.tx.tell(from, PeerMessage::Fetched { request, life, values }, seen);
+        let life = self.tx.incarnation;
+        self.tx.send_with_inodes(
+            from,
+            PeerMessage::RecordsFetched { request, incarnation: life, values },
+            seen,
+        );
         Ok(())
     }
 
     /// Locks records for an operation of another executor, and returns their values.
-    pub(super) fn lock(&mut self, from: ExecutorId, wanted: Wanted) -> Outcome<()> {
-        let Wanted { txid, age, life, question, waits, reads, writes } = wanted;
-        let held = self.state.locks.held().get(&txid).map(|held| held.prepared.life);
+    pub(super) fn serve_lock(
+        &mut self,
+        from: ExecutorId,
+        wanted: PeerLockRequest,
+    ) -> MetaOutcome<()> {
+        let PeerLockRequest {
+            txid,
+            age,
+            incarnation: life,
+            request: question,
+            may_wait: waits,
+            reads,
+            writes,
+        } = wanted;
+        let held = self.state.locks.held().get(&txid).map(|held| held.prepared.incarnation);
         // A coordinator with an old shard map gets the new one and restarts.
-        let known = |key: &Bytes| self.state.has(key);
+        let known = |key: &Bytes| self.state.has_local_key(key);
         if !reads.iter().chain(&writes).all(known) {
-            self.tell_map(from);
-            self.tx.send(from, PeerMessage::Refused { txid, why: Refusal::Again });
+            self.send_map(from);
+            self.tx.send_message(from, PeerMessage::Refused { txid, why: Refusal::Retry });
             return Ok(());
         }
         // Refuse messages that came late: the transaction is over, or its first locks were lost
         // with an earlier incarnation.
         if txid.executor != from
-            || self.tx.over.has(&txid)
+            || self.tx.ended.contains(&txid)
             || life.is_some_and(|life| held != Some(life))
             || reads.len() + writes.len() > KEYS_MAX
         {
-            self.tx.send(from, PeerMessage::Refused { txid, why: Refusal::Again });
+            self.tx.send_message(from, PeerMessage::Refused { txid, why: Refusal::Retry });
             return Ok(());
         }
-        let readers = reads.iter().filter_map(|key| self.state.locks.against_reading(key));
-        let writers = writes.iter().flat_map(|key| self.state.locks.against_writing(key));
+        let readers = reads.iter().filter_map(|key| self.state.locks.read_blocker(key));
+        let writers = writes.iter().flat_map(|key| self.state.locks.write_blockers(key));
         let mut on: BTreeSet<Txid> =
             readers.chain(writers).filter(|holder| *holder != txid).collect();
         // A move waits for the transactions that hold locks in its shards. Those get their other
         // locks there, or both would wait for ever.
-        if let Some((block, by)) = self.state.locks.closed()
-            && self.state.locks.has_some(&txid, block)
+        if let Some((block, by)) = self.state.locks.closed_block()
+            && self.state.locks.holds_locks_in(&txid, block)
         {
             on.remove(&by);
         }
         if !on.is_empty() {
             let on: Vec<_> = on.into_iter().collect();
-            let message = PeerMessage::Lock { txid, age, life, question, waits, reads, writes };
+            let message = PeerMessage::Lock {
+                txid,
+                age,
+                incarnation: life,
+                request: question,
+                waits,
+                reads,
+                writes,
+            };
             // A transaction without other locks cannot be part of a cycle: it may wait for any. One
             // that holds locks waits for younger ones only (wait-die).
             match waits {
-                true => self.wait(from, message, age, on),
+                true => self.queue_request(from, message, age, on),
                 false => self.wait_or_refuse(from, txid, message, age, on),
             }
             return Ok(());
         }
         let mut values = Vec::with_capacity(reads.len() + writes.len());
         for key in reads.iter().chain(&writes) {
-            values.push(value_of(&mut self.state, &key.to_vec())?.map(Bytes::from));
+            values.push(peer_value(&mut self.state, &key.to_vec())?.map(Bytes::from));
         }
-        let inodes = |keys: &[Bytes]| each_once(keys.iter().filter_map(|k| inode_of(k)).collect());
+        let inodes =
+            |keys: &[Bytes]| sort_and_dedup(keys.iter().filter_map(|k| inode_of(k)).collect());
         let (changed, seen) = (inodes(&writes), inodes(&reads));
         // The lock record goes to the log before the reply leaves, so a restart does not lose the
         // lock.
-        let life = self.hold(txid, age, reads, writes)?;
+        let life = self.record_locks(txid, age, reads, writes)?;
         let room = self.state.has_room();
-        let message = PeerMessage::Locked { txid, life, question, room, values };
-        self.tx.outs.push(super::Out { to: from, message, changed, seen });
+        let message =
+            PeerMessage::Locked { txid, incarnation: life, request: question, room, values };
+        self.tx.staged_messages.push(super::OutgoingMessage { to: from, message, changed, seen });
         Ok(())
     }
 
     /// Adds these locks to those of the transaction. Returns the incarnation that granted the first
     /// of them.
-    fn hold(
+    fn record_locks(
         &mut self,
         txid: Txid,
-        age: Age,
+        age: TransactionAge,
         reads: Vec<Bytes>,
         writes: Vec<Bytes>,
-    ) -> Outcome<u64> {
+    ) -> MetaOutcome<u64> {
         let before = self.state.locks.held().get(&txid).map(|held| &held.prepared);
-        let mut prepared = before.cloned().unwrap_or(Prepared {
+        let mut prepared = before.cloned().unwrap_or(LockRecord {
             age,
-            life: self.tx.life,
+            incarnation: self.tx.incarnation,
             reads: Vec::new(),
             intents: Vec::new(),
             writes: Vec::new(),
@@ -164,13 +192,13 @@ impl<S: Store> Meta<S> {
         let seen: BTreeSet<Bytes> = prepared.reads.drain(..).chain(reads).collect();
         prepared.reads = seen.into_iter().filter(|key| !intents.contains(key)).collect();
         prepared.intents = intents.into_iter().collect();
-        let life = prepared.life;
+        let life = prepared.incarnation;
         // A repeated message changes nothing.
         if before != Some(&prepared) {
-            self.state.put(keys::locked(txid), Some(prepared.encode()?));
+            self.state.put_record(keys::lock_record(txid), Some(prepared.encode()?));
             self.state.locks.remove(&txid);
-            let ask_at = later(self.tx.now, ASK);
-            self.state.locks.add(txid, prepared, ask_at);
+            let ask_at = add_millis(self.tx.now, ASK_OUTCOME_MS);
+            self.state.locks.insert(txid, prepared, ask_at);
         }
         Ok(life)
     }
@@ -182,100 +210,106 @@ impl<S: Store> Meta<S> {
         from: ExecutorId,
         txid: Txid,
         message: PeerMessage,
-        age: Age,
+        age: TransactionAge,
         on: Vec<Txid>,
     ) {
-        let older = |holder: &Txid| self.state.locks.age(holder).is_some_and(|held| held < age);
+        let older = |holder: &Txid| self.state.locks.age_of(holder).is_some_and(|held| held < age);
         if !on.iter().any(older) {
-            return self.wait(from, message, age, on);
+            return self.queue_request(from, message, age, on);
         }
         // The older one's coordinator may have died: its locks must not stay for ever.
-        on.iter().for_each(|holder| self.ask(*holder, None));
+        on.iter().for_each(|holder| self.request_outcome(*holder, None));
         // Remembered, so that a late copy of the request gets no lock after the refusal.
-        self.tx.over.add(txid);
-        self.tx.send(from, PeerMessage::Refused { txid, why: Refusal::Again });
+        self.tx.ended.record_end(txid);
+        self.tx.send_message(from, PeerMessage::Refused { txid, why: Refusal::Retry });
     }
 
     /// Prepares a part of a split: validates its reads, locks its records and stores its writes
     /// (first phase).
-    pub(super) fn prepare(
+    pub(super) fn serve_prepare(
         &mut self,
         from: ExecutorId,
         txid: Txid,
-        age: Age,
+        age: TransactionAge,
         life: u64,
-        reads: Vec<Item<Digest>>,
-        writes: Vec<Item<Bytes>>,
-    ) -> Outcome<()> {
+        reads: Vec<RecordItem<RecordDigest>>,
+        writes: Vec<RecordItem<Bytes>>,
+    ) -> MetaOutcome<()> {
         // The coordinator repeats a prepare whose reply was lost.
         if self.state.locks.held().contains_key(&txid) {
-            let (changed, seen) = (written(&writes), of_reads(&reads));
+            let (changed, seen) = (written_inodes(&writes), read_inodes(&reads));
             let message = PeerMessage::Prepared { txid };
-            self.tx.outs.push(super::Out { to: from, message, changed, seen });
+            self.tx.staged_messages.push(super::OutgoingMessage {
+                to: from,
+                message,
+                changed,
+                seen,
+            });
             return Ok(());
         }
         let refused = |why| PeerMessage::Refused { txid, why };
-        let known = |key: &[u8]| self.state.has(key);
+        let known = |key: &[u8]| self.state.has_local_key(key);
         let reads_known = reads.iter().all(|item| known(&item.key));
         if !reads_known || !writes.iter().all(|item| known(&item.key)) {
-            self.tell_map(from);
-            self.tx.send(from, refused(Refusal::Again));
+            self.send_map(from);
+            self.tx.send_message(from, refused(Refusal::Retry));
             return Ok(());
         }
         // Refuse a prepare for an earlier incarnation, whose list of ended transactions is lost,
         // and one of a transaction that is over.
         if txid.executor != from
-            || life != self.tx.life
-            || self.tx.over.has(&txid)
+            || life != self.tx.incarnation
+            || self.tx.ended.contains(&txid)
             || reads.len() + writes.len() > KEYS_MAX
         {
-            self.tx.send(from, refused(Refusal::Again));
+            self.tx.send_message(from, refused(Refusal::Retry));
             return Ok(());
         }
         let mut on: Vec<Txid> =
-            reads.iter().filter_map(|item| self.state.locks.against_reading(&item.key)).collect();
+            reads.iter().filter_map(|item| self.state.locks.read_blocker(&item.key)).collect();
         for item in &writes {
-            on.extend(self.state.locks.against_writing(&item.key));
+            on.extend(self.state.locks.write_blockers(&item.key));
         }
         if !on.is_empty() {
             on.sort_unstable();
             on.dedup();
-            let message = PeerMessage::Prepare { txid, age, life, reads, writes };
+            let message = PeerMessage::Prepare { txid, age, incarnation: life, reads, writes };
             self.wait_or_refuse(from, txid, message, age, on);
             return Ok(());
         }
         // Read validation: the split was computed from these values.
         for item in &reads {
-            let now = value_of(&mut self.state, &item.key.to_vec())?;
-            if now.as_deref().map(digest) != item.value {
-                self.tx.over.add(txid);
-                self.tx.send(from, refused(Refusal::Again));
+            let now = peer_value(&mut self.state, &item.key.to_vec())?;
+            if now.as_deref().map(hash_value) != item.value {
+                self.tx.ended.record_end(txid);
+                self.tx.send_message(from, refused(Refusal::Retry));
                 return Ok(());
             }
         }
         // Removed records free space, so removals are always accepted.
-        if !self.state.has_room() && self.adds(&writes)? {
-            self.tx.over.add(txid);
-            self.tx.send(from, refused(Refusal::Full));
+        if !self.state.has_room() && self.adds_records(&writes)? {
+            self.tx.ended.record_end(txid);
+            self.tx.send_message(from, refused(Refusal::DiskFull));
             return Ok(());
         }
-        let (changed, seen) = (written(&writes), of_reads(&reads));
-        let only_read = |item: &Item<Digest>| !writes.iter().any(|write| write.key == item.key);
+        let (changed, seen) = (written_inodes(&writes), read_inodes(&reads));
+        let only_read =
+            |item: &RecordItem<RecordDigest>| !writes.iter().any(|write| write.key == item.key);
         let reads = reads.into_iter().filter(only_read).map(|item| item.key).collect();
-        let prepared = Prepared { age, life, reads, intents: Vec::new(), writes };
-        // It is part of a split: see `Meta::take_effect`.
+        let prepared = LockRecord { age, incarnation: life, reads, intents: Vec::new(), writes };
+        // It is part of a split: see `Meta::commit_operation`.
         self.moves.wants_sync = true;
         // The vote binds this executor: it must keep the writes until the coordinator decides.
-        self.state.put(keys::locked(txid), Some(prepared.encode()?));
-        let ask_at = later(self.tx.now, ASK);
-        self.state.locks.add(txid, prepared, ask_at);
+        self.state.put_record(keys::lock_record(txid), Some(prepared.encode()?));
+        let ask_at = add_millis(self.tx.now, ASK_OUTCOME_MS);
+        self.state.locks.insert(txid, prepared, ask_at);
         let message = PeerMessage::Prepared { txid };
-        self.tx.outs.push(super::Out { to: from, message, changed, seen });
+        self.tx.staged_messages.push(super::OutgoingMessage { to: from, message, changed, seen });
         Ok(())
     }
 
     /// Returns whether the writes add records.
-    fn adds(&self, writes: &[Item<Bytes>]) -> Outcome<bool> {
+    fn adds_records(&self, writes: &[RecordItem<Bytes>]) -> MetaOutcome<bool> {
         for item in writes.iter().filter(|item| item.value.is_some()) {
             if self.state.get(&item.key)?.is_none() {
                 return Ok(true);
@@ -287,7 +321,11 @@ impl<S: Store> Meta<S> {
     /// Applies the decision (second phase): the new values take effect, or none without a `part`.
     /// They do not if they took effect in an earlier incarnation, and the locks are those of a late
     /// message.
-    pub(super) fn finish(&mut self, txid: Txid, part: Option<Part>) -> Outcome<()> {
+    pub(super) fn apply_decision(
+        &mut self,
+        txid: Txid,
+        part: Option<ParticipantWrites>,
+    ) -> MetaOutcome<()> {
         // A request of this transaction that still waits must not get a lock after the end.
         self.tx.waiting.retain(|waiting| match waiting.message {
             PeerMessage::Prepare { txid: waits, .. } | PeerMessage::Lock { txid: waits, .. } => {
@@ -296,143 +334,159 @@ impl<S: Store> Meta<S> {
             _ => true,
         });
         // A late prepare or lock message must not revive it.
-        self.tx.over.add(txid);
+        self.tx.ended.record_end(txid);
         let happened = part.is_some();
         if let Some(held) = self.state.locks.held().get(&txid) {
             // All that may fail comes before the first change.
             let writes = match part {
-                Some(part) if part.life == held.prepared.life => {
+                Some(part) if part.incarnation == held.prepared.incarnation => {
                     let prepared = held.prepared.writes.clone();
-                    self.writes(prepared.into_iter().chain(part.writes))?
+                    self.plan_writes(prepared.into_iter().chain(part.writes))?
                 }
                 _ => Vec::new(),
             };
             self.state.locks.remove(&txid);
             // The lock record and the new values change in one batch. A restart finds both or
             // neither.
-            self.state.put(keys::locked(txid), None);
-            let buried: Vec<_> = writes.into_iter().filter_map(|write| self.write(write)).collect();
+            self.state.put_record(keys::lock_record(txid), None);
+            let buried: Vec<_> =
+                writes.into_iter().filter_map(|write| self.apply_write(write)).collect();
             for ino in buried {
-                self.bury(ino)?;
+                self.remove_dead_inode(ino)?;
             }
         }
         // Also where no lock was held: a request may wait for locks that a full disk refused.
-        self.released(txid)?;
+        self.resume_waiters(txid)?;
         if happened {
             // The acknowledgement leaves after the commit of this batch. Then the coordinator
             // forgets the decision.
-            self.tx.acks.add(txid, self.tx.now);
+            self.tx.acks.record_finished(txid, self.tx.now);
         }
         Ok(())
     }
 
     /// Returns the writes of the transaction here, in the form that the state takes.
-    fn writes(&mut self, items: impl Iterator<Item = Item<Bytes>>) -> Outcome<Vec<Write>> {
+    fn plan_writes(
+        &mut self,
+        items: impl Iterator<Item = RecordItem<Bytes>>,
+    ) -> MetaOutcome<Vec<RecordWrite>> {
         let mut writes = Vec::new();
-        for Item { key, value } in items {
+        for RecordItem { key, value } in items {
             let (key, value) = (key.into_vec(), value.map(Bytes::into_vec));
             let before = self.state.get(&key)?;
             match keys::parse(&key) {
                 // This key stands for the parent in an inode's record, which is written by its own
                 // key.
-                Some(Parsed::Ancestor(_)) => {}
-                Some(Parsed::Inode(ino)) => {
+                Some(ParsedKey::Ancestor(_)) => {}
+                Some(ParsedKey::Inode(ino)) => {
                     let inode = value.as_deref().map(Inode::decode).transpose()?;
                     let before = before.as_deref().map(Inode::decode).transpose()?;
                     // Partitions are not counted.
-                    let count =
-                        |inode: Option<&Inode>| i64::from(inode.is_some_and(|i| !i.is_part()));
+                    let count = |inode: Option<&Inode>| {
+                        i64::from(inode.is_some_and(|i| !i.is_later_partition()))
+                    };
                     let more = count(inode.as_ref()) - count(before.as_ref());
-                    writes.push(Write::Inode { ino, inode, more });
+                    writes.push(RecordWrite::Inode { ino, inode, more });
                 }
-                Some(Parsed::Young(_)) => {
+                Some(ParsedKey::EmbeddedDir(_)) => {
                     let before = before.is_some();
-                    writes.push(Write::Young { key, value, before });
+                    writes.push(RecordWrite::EmbeddedDir { key, value, before });
                 }
-                _ => writes.push(Write::Other { key, value }),
+                _ => writes.push(RecordWrite::Other { key, value }),
             }
         }
         Ok(writes)
     }
 
     /// Writes the record. Returns the inode if nothing holds it any more.
-    fn write(&mut self, write: Write) -> Option<Ino> {
+    fn apply_write(&mut self, write: RecordWrite) -> Option<Ino> {
         match write {
-            Write::Inode { ino, inode: Some(inode), more } => {
-                let dead = inode.is_dead();
+            RecordWrite::Inode { ino, inode: Some(inode), more } => {
+                let dead = inode.is_unreferenced();
                 self.state.count_inodes(more);
                 self.state.put_inode(ino, inode);
                 return dead.then_some(ino);
             }
-            Write::Inode { ino, inode: None, more } => {
+            RecordWrite::Inode { ino, inode: None, more } => {
                 self.state.count_inodes(more);
                 self.state.delete_inode(ino);
             }
-            Write::Young { key, value, before } => {
+            RecordWrite::EmbeddedDir { key, value, before } => {
                 self.state.count_inodes(i64::from(value.is_some()) - i64::from(before));
-                self.state.put(key, value);
+                self.state.put_record(key, value);
             }
-            Write::Other { key, value } => self.state.put(key, value),
+            RecordWrite::Other { key, value } => self.state.put_record(key, value),
         }
         None
     }
 
     /// Removes an inode that lost its last name by a transaction, with all records that belong to
     /// it.
-    fn bury(&mut self, ino: Ino) -> Outcome<()> {
+    fn remove_dead_inode(&mut self, ino: Ino) -> MetaOutcome<()> {
         // A move may have closed the inode's shard. It waits for this transaction, so no record of
         // the shard is under way yet.
-        let closed = self.state.locks.closed();
-        self.state.locks.close(None);
-        let buried = self.kill(ino);
-        self.state.locks.close(closed);
+        let closed = self.state.locks.closed_block();
+        self.state.locks.set_closed_block(None);
+        let buried = self.remove_inode(ino);
+        self.state.locks.set_closed_block(closed);
         buried
     }
 
-    fn kill(&mut self, ino: Ino) -> Outcome<()> {
-        let ctx =
-            Context { now: self.tx.now, client: ClientId([0; 16]), slot: 0, seq: 0, trusted: true };
+    fn remove_inode(&mut self, ino: Ino) -> MetaOutcome<()> {
+        let ctx = OperationContext {
+            now: self.tx.now,
+            client: ClientId([0; 16]),
+            slot: 0,
+            seq: 0,
+            trusted: true,
+        };
         let cred = Cred::ROOT;
         let mut txn = Txn::new(&mut self.state, &ctx, &cred);
-        txn.kill(ino)?;
-        self.garbage.extend(txn.finish()?);
+        txn.remove_inode(ino)?;
+        self.garbage.extend(txn.apply_locally()?);
         Ok(())
     }
 
     /// Lets a request of another executor wait until a lock is released.
-    fn wait(&mut self, from: ExecutorId, message: PeerMessage, age: Age, on: Vec<Txid>) {
+    fn queue_request(
+        &mut self,
+        from: ExecutorId,
+        message: PeerMessage,
+        age: TransactionAge,
+        on: Vec<Txid>,
+    ) {
         let again = self.tx.waiting.iter().any(|w| w.from == from && w.message == message);
         // A dropped request is not lost: its coordinator sends it again.
         if again || self.tx.waiting.len() >= WAITING_MAX {
             return;
         }
-        let ask_at = later(self.tx.now, ASK_SOON);
-        self.tx.waiting.push(Waiting { from, message, age, on, ask_at });
+        let ask_at = add_millis(self.tx.now, ASK_SOON);
+        self.tx.waiting.push(WaitingRequest { from, message, age, blockers: on, ask_at });
     }
 
     /// Asks the coordinator for the outcome of a transaction that holds locks here. Transactions of
     /// this executor hold locks here for moments only, and wake the waiters at their end.
-    pub(super) fn ask(&mut self, txid: Txid, abort: Option<Age>) {
+    pub(super) fn request_outcome(&mut self, txid: Txid, abort: Option<TransactionAge>) {
         if txid.executor == self.tx.here {
             return;
         }
-        self.tx.send(txid.executor, PeerMessage::Status { txid, abort });
+        self.tx.send_message(txid.executor, PeerMessage::QueryOutcome { txid, abort });
     }
 
     /// Resumes all requests that waited for these locks, the oldest first.
-    pub(super) fn released(&mut self, txid: Txid) -> Outcome<()> {
-        let mut free: Vec<Waiting> =
-            self.tx.waiting.extract_if(.., |waiting| waiting.on.contains(&txid)).collect();
+    pub(super) fn resume_waiters(&mut self, txid: Txid) -> MetaOutcome<()> {
+        let mut free: Vec<WaitingRequest> =
+            self.tx.waiting.extract_if(.., |waiting| waiting.blockers.contains(&txid)).collect();
         free.sort_by_key(|waiting| waiting.age);
-        self.unblock(txid);
-        for Waiting { from, message, .. } in free {
-            self.heed(from, message)?;
+        self.resume_blocked(txid);
+        for WaitingRequest { from, message, .. } in free {
+            self.dispatch_message(from, message)?;
         }
         Ok(())
     }
 
     /// Asks for the outcome of locks that are held for long, and of those that others wait for.
-    pub(crate) fn ask_about_locks(&mut self) {
+    pub(crate) fn request_late_outcomes(&mut self) {
         let now = self.tx.now;
         let mut asked = Vec::new();
         for (txid, held) in self.state.locks.held() {
@@ -444,70 +498,104 @@ impl<S: Store> Meta<S> {
             // The next question is scheduled before this one is sent, so it cannot repeat within
             // one tick.
             if let Some(held) = self.state.locks.held_mut(&txid) {
-                held.ask_at = later(now, ASK);
+                held.ask_at = add_millis(now, ASK_OUTCOME_MS);
             }
-            self.ask(txid, None);
+            self.request_outcome(txid, None);
         }
         let mut asked = Vec::new();
         for waiting in self.tx.waiting.iter_mut().filter(|waiting| waiting.ask_at <= now) {
-            waiting.ask_at = later(now, ASK_AGAIN);
-            asked.extend(waiting.on.iter().map(|txid| (*txid, waiting.age)));
+            waiting.ask_at = add_millis(now, ASK_AGAIN);
+            asked.extend(waiting.blockers.iter().map(|txid| (*txid, waiting.age)));
         }
-        asked.into_iter().for_each(|(txid, age)| self.ask(txid, Some(age)));
+        asked.into_iter().for_each(|(txid, age)| self.request_outcome(txid, Some(age)));
     }
 
     /// Handles a message of another executor.
-    pub(super) fn heed(&mut self, from: ExecutorId, message: PeerMessage) -> Outcome<()> {
+    pub(super) fn dispatch_message(
+        &mut self,
+        from: ExecutorId,
+        message: PeerMessage,
+    ) -> MetaOutcome<()> {
         match message {
-            PeerMessage::Fetch { request, age, keys } => self.serve_fetch(from, request, age, keys),
-            PeerMessage::Prepare { txid, age, life, reads, writes } => {
-                self.prepare(from, txid, age, life, reads, writes)
+            PeerMessage::FetchRecords { request, age, keys } => {
+                self.serve_fetch(from, request, age, keys)
             }
-            PeerMessage::Lock { txid, age, life, question, waits, reads, writes } => {
-                self.lock(from, Wanted { txid, age, life, question, waits, reads, writes })
+            PeerMessage::Prepare { txid, age, incarnation: life, reads, writes } => {
+                self.serve_prepare(from, txid, age, life, reads, writes)
             }
-            PeerMessage::Finish { txid, life, writes } if txid.executor == from => {
-                self.finish(txid, Some(Part { life, writes }))
+            PeerMessage::Lock {
+                txid,
+                age,
+                incarnation: life,
+                request: question,
+                waits,
+                reads,
+                writes,
+            } => self.serve_lock(
+                from,
+                PeerLockRequest {
+                    txid,
+                    age,
+                    incarnation: life,
+                    request: question,
+                    may_wait: waits,
+                    reads,
+                    writes,
+                },
+            ),
+            PeerMessage::Finish { txid, incarnation: life, writes } if txid.executor == from => {
+                self.apply_decision(txid, Some(ParticipantWrites { incarnation: life, writes }))
             }
-            PeerMessage::Release { txid } if txid.executor == from => self.finish(txid, None),
+            PeerMessage::Release { txid } if txid.executor == from => {
+                self.apply_decision(txid, None)
+            }
             // Only the coordinator may decide.
             PeerMessage::Finish { .. } | PeerMessage::Release { .. } => Ok(()),
-            PeerMessage::Fetched { request, life, values } => {
-                self.fetched(from, request, life, values)
+            PeerMessage::RecordsFetched { request, incarnation: life, values } => {
+                self.receive_fetched(from, request, life, values)
             }
-            PeerMessage::Locked { txid, life, question, room, values } => {
-                self.locked(from, txid, question, Told { life, room, values })
+            PeerMessage::Locked { txid, incarnation: life, request: question, room, values } => {
+                self.receive_locks(
+                    from,
+                    txid,
+                    question,
+                    LockReply { incarnation: life, has_room: room, values },
+                )
             }
-            PeerMessage::Prepared { txid } => self.prepared(from, txid),
-            PeerMessage::Refused { txid, why } => self.refused(from, txid, why),
+            PeerMessage::Prepared { txid } => self.receive_prepared(from, txid),
+            PeerMessage::Refused { txid, why } => self.receive_refusal(from, txid, why),
             PeerMessage::Finished { txids } => {
-                txids.into_iter().try_for_each(|txid| self.participant_finished(from, txid))
+                txids.into_iter().try_for_each(|txid| self.receive_acknowledgement(from, txid))
             }
-            PeerMessage::Status { txid, abort } => self.tell_fate(from, txid, abort),
-            message => self.heed_move(from, message),
+            PeerMessage::QueryOutcome { txid, abort } => self.report_outcome(from, txid, abort),
+            message => self.handle_move_message(from, message),
         }
     }
 
-    /// As [`Meta::heed`], where a failure concerns this executor alone: the message counts as lost.
-    pub(crate) fn hear(&mut self, from: ExecutorId, message: PeerMessage) {
-        if let Err(failure) = self.heed(from, message) {
-            debug_assert!(!matches!(failure, Failure::Missing(_) | Failure::Locked(_)));
-            self.note(&failure);
+    /// As [`Meta::dispatch_message`], where a failure concerns this executor alone: the message
+    /// counts as lost.
+    pub(crate) fn handle_message(&mut self, from: ExecutorId, message: PeerMessage) {
+        if let Err(failure) = self.dispatch_message(from, message) {
+            debug_assert!(!matches!(
+                failure,
+                OperationFailure::Missing(_) | OperationFailure::Locked(_)
+            ));
+            self.record_failure(&failure);
         }
     }
 }
 
 /// Returns the inodes that these records change.
-fn written(writes: &[Item<Bytes>]) -> Vec<Ino> {
-    each_once(writes.iter().filter_map(|item| inode_of(&item.key)).collect())
+fn written_inodes(writes: &[RecordItem<Bytes>]) -> Vec<Ino> {
+    sort_and_dedup(writes.iter().filter_map(|item| inode_of(&item.key)).collect())
 }
 
 /// Returns the inodes that these records describe.
-fn of_reads(reads: &[Item<Digest>]) -> Vec<Ino> {
-    each_once(reads.iter().filter_map(|item| inode_of(&item.key)).collect())
+fn read_inodes(reads: &[RecordItem<RecordDigest>]) -> Vec<Ino> {
+    sort_and_dedup(reads.iter().filter_map(|item| inode_of(&item.key)).collect())
 }
 
-fn each_once(mut inos: Vec<Ino>) -> Vec<Ino> {
+fn sort_and_dedup(mut inos: Vec<Ino>) -> Vec<Ino> {
     inos.sort_unstable();
     inos.dedup();
     inos

@@ -1,43 +1,43 @@
 //! Batch operations: each operation of a request has the result that it has alone.
 
 use crate::harness::*;
-use tatami_meta::store::faulty::Fault;
-use tatami_wire::act::{ACTS_MAX, Act, Acted, Left, Sum};
-use tatami_wire::meta::{DataState, MetaOp, MetaReply, NewNode};
-use tatami_wire::{Access, Cred, Errno, Ino, Kind, SetAttr};
+use tatami_meta::store::faulty::StoreFault;
+use tatami_wire::batch::{BATCH_OPS_MAX, BatchOp, BatchResult, DirTotals, RetainedEntry};
+use tatami_wire::meta::{DataState, InodeTemplate, MetaOp, MetaReply};
+use tatami_wire::{Access, Cred, Errno, Ino, InodeKind, SetAttr};
 
-fn create(parent: Ino, n: &str, node: NewNode) -> Act {
+fn create(parent: Ino, n: &str, node: InodeTemplate) -> BatchOp {
     let (mode, umask) = (0o666, 0o022);
-    Act::Create { parent, name: name(n), node, mode, umask, exclusive: true, open: None }
+    BatchOp::Create { parent, name: name(n), node, mode, umask, exclusive: true, open: None }
 }
 
-fn file(parent: Ino, n: &str) -> Act {
-    create(parent, n, NewNode::File(LAYOUT))
+fn file(parent: Ino, n: &str) -> BatchOp {
+    create(parent, n, InodeTemplate::File(LAYOUT))
 }
 
-fn find(parent: Ino, n: &str) -> Act {
-    Act::Find { parent, name: name(n) }
+fn find(parent: Ino, n: &str) -> BatchOp {
+    BatchOp::LookupEntry { parent, name: name(n) }
 }
 
-fn unlink(parent: Ino, n: &str) -> Act {
-    Act::Unlink { parent, name: name(n), keep: false }
+fn unlink(parent: Ino, n: &str) -> BatchOp {
+    BatchOp::Unlink { parent, name: name(n), keep: false }
 }
 
-fn rmdir(parent: Ino, n: &str) -> Act {
-    Act::Rmdir { parent, name: name(n), keep: false }
+fn rmdir(parent: Ino, n: &str) -> BatchOp {
+    BatchOp::Rmdir { parent, name: name(n), keep: false }
 }
 
 impl Shard {
-    fn act(&mut self, acts: Vec<Act>) -> Vec<Acted> {
-        match self.apply(MetaOp::Acts { acts }) {
-            Ok(MetaReply::Acted(all)) => all,
+    fn act(&mut self, acts: Vec<BatchOp>) -> Vec<BatchResult> {
+        match self.apply(MetaOp::Batch { operations: acts }) {
+            Ok(MetaReply::BatchResults(all)) => all,
             other => panic!("no acts: {other:?}"),
         }
     }
 
-    fn clear(&mut self, dir: Ino, after: u64, limit: u32) -> (u32, Vec<Left>, bool, u64) {
-        match self.apply(MetaOp::Clear { dir, after, limit, tell: false }) {
-            Ok(MetaReply::Cleared { removed, names, left, end, upto }) => {
+    fn clear(&mut self, dir: Ino, after: u64, limit: u32) -> (u32, Vec<RetainedEntry>, bool, u64) {
+        match self.apply(MetaOp::ClearDir { dir, after, limit, with_names: false }) {
+            Ok(MetaReply::DirCleared { removed, names, retained: left, end, upto }) => {
                 assert!(names.is_empty());
                 (removed, left, end, upto)
             }
@@ -45,24 +45,24 @@ impl Shard {
         }
     }
 
-    fn sum(&mut self, dir: Ino) -> Result<Sum, Errno> {
-        match self.apply(MetaOp::Sum { dir, after: 0, limit: 1000 })? {
-            MetaReply::Summed { sum, end: true, .. } => Ok(sum),
+    fn sum(&mut self, dir: Ino) -> Result<DirTotals, Errno> {
+        match self.apply(MetaOp::SumDir { dir, after: 0, limit: 1000 })? {
+            MetaReply::DirTotals { totals: sum, end: true, .. } => Ok(sum),
             other => panic!("no sum: {other:?}"),
         }
     }
 }
 
-fn ino(acted: &Acted) -> Ino {
+fn ino(acted: &BatchResult) -> Ino {
     match acted {
-        Acted::Created { attr, .. } | Acted::Attr(attr) => attr.ino,
+        BatchResult::Created { attr, .. } | BatchResult::Attr(attr) => attr.ino,
         other => panic!("no inode: {other:?}"),
     }
 }
 
-fn failed(acted: &Acted) -> Option<Errno> {
+fn failed(acted: &BatchResult) -> Option<Errno> {
     match acted {
-        Acted::Failed(errno) => Some(*errno),
+        BatchResult::Failed(errno) => Some(*errno),
         _ => None,
     }
 }
@@ -71,19 +71,19 @@ fn failed(acted: &Acted) -> Option<Errno> {
 fn each_act_does_what_the_operation_does() {
     let mut s = Shard::new();
     let d = s.dir(ROOT, "d").ino;
-    let open = Act::Create {
+    let open = BatchOp::Create {
         parent: d,
         name: name("open"),
-        node: NewNode::File(LAYOUT),
+        node: InodeTemplate::File(LAYOUT),
         mode: 0o600,
         umask: 0,
         exclusive: false,
         open: Some(Access::BOTH),
     };
-    let link = NewNode::Symlink(name("target"));
+    let link = InodeTemplate::Symlink(name("target"));
     let made = s.act(vec![
         file(d, "f"),
-        create(d, "sub", NewNode::Dir),
+        create(d, "sub", InodeTemplate::Dir),
         create(d, "link", link),
         open.clone(),
         find(d, "f"),
@@ -97,22 +97,25 @@ fn each_act_does_what_the_operation_does() {
     assert_eq!((dir.size, dir.nlink), (4, 3));
     let opened = ino(&made[3]);
     assert!(
-        matches!(&made[3], Acted::Created { cap: Some(cap), created: true, .. } if cap.ino == opened)
+        matches!(&made[3], BatchResult::Created { cap: Some(cap), created: true, .. } if cap.ino == opened)
     );
-    assert!(matches!(&s.act(vec![open])[0], Acted::Created { cap: Some(_), created: false, .. }));
+    assert!(matches!(
+        &s.act(vec![open])[0],
+        BatchResult::Created { cap: Some(_), created: false, .. }
+    ));
     let mtime = s.time();
     let state = Some(DataState { size: 9, blocks: 8, mtime, changed: mtime });
     let set = SetAttr { mode: Some(0o400), ..SetAttr::default() };
     let done = s.act(vec![
-        Act::Commit { ino: opened, state, close: true },
-        Act::SetAttr { ino: f, set },
-        Act::GetAttr { ino: opened },
+        BatchOp::Commit { ino: opened, state, close: true },
+        BatchOp::SetAttr { ino: f, set },
+        BatchOp::GetAttr { ino: opened },
     ]);
-    assert!(matches!(&done[0], Acted::Attr(attr) if attr.size == 9));
-    assert!(matches!(&done[1], Acted::Attr(attr) if attr.mode == 0o400));
-    assert!(matches!(&done[2], Acted::Attr(attr) if attr.blocks == 8));
+    assert!(matches!(&done[0], BatchResult::Attr(attr) if attr.size == 9));
+    assert!(matches!(&done[1], BatchResult::Attr(attr) if attr.mode == 0o400));
+    assert!(matches!(&done[2], BatchResult::Attr(attr) if attr.blocks == 8));
     let gone = s.act(vec![unlink(d, "f"), unlink(d, "link"), rmdir(d, "sub"), unlink(d, "open")]);
-    assert!(gone.iter().all(|acted| matches!(acted, Acted::Removed { last: true, .. })));
+    assert!(gone.iter().all(|acted| matches!(acted, BatchResult::Removed { last: true, .. })));
     assert!(s.names(d).is_empty());
     assert_eq!(s.garbage(1), [opened], "it had bytes");
     assert_eq!(s.getattr(f), Err(Errno::ESTALE));
@@ -189,12 +192,12 @@ fn each_act_needs_permission() {
     assert_eq!(s.clear(own, 0, 100).0, 1);
     let (removed, left, end, _) = s.clear(sticky, 0, 100);
     assert_eq!((removed, end), (0, true));
-    assert_eq!(left[0].why, Some(Errno::EPERM));
-    assert_eq!(s.clear(closed, 0, 100).1[0].why, no);
+    assert_eq!(left[0].reason, Some(Errno::EPERM));
+    assert_eq!(s.clear(closed, 0, 100).1[0].reason, no);
     assert_eq!(s.sum(closed), Err(Errno::EACCES));
     s.as_root().chmod(own, 0o300).expect("chmod");
     s.as_user(user(7));
-    let clear = MetaOp::Clear { dir: own, after: 0, limit: 9, tell: false };
+    let clear = MetaOp::ClearDir { dir: own, after: 0, limit: 9, with_names: false };
     assert_eq!(s.apply(clear), Err(Errno::EACCES));
     assert_eq!(s.sum(own), Err(Errno::EACCES));
     s.assert_sound();
@@ -206,23 +209,23 @@ fn a_repeated_request_gets_the_first_answers() {
     let d = s.dir(ROOT, "d").ino;
     s.file(d, "old");
     s.meta.commit().expect("commit");
-    let op = MetaOp::Acts { acts: vec![file(d, "new"), unlink(d, "old"), find(d, "old")] };
+    let op = MetaOp::Batch { operations: vec![file(d, "new"), unlink(d, "old"), find(d, "old")] };
     s.seq += 1;
     let ctx = s.context();
-    let first = s.meta.apply(&ctx, &Cred::ROOT, &op).at_once().expect("done");
-    assert_eq!(s.meta.apply(&ctx, &Cred::ROOT, &op).at_once(), Ok(first.clone()));
+    let first = s.meta.apply(&ctx, &Cred::ROOT, &op).into_result().expect("done");
+    assert_eq!(s.meta.apply(&ctx, &Cred::ROOT, &op).into_result(), Ok(first.clone()));
     s.meta.commit().expect("commit");
     let mut s = s.reopen();
-    assert_eq!(s.meta.apply(&ctx, &Cred::ROOT, &op).at_once(), Ok(first), "also after a crash");
+    assert_eq!(s.meta.apply(&ctx, &Cred::ROOT, &op).into_result(), Ok(first), "also after a crash");
     assert_eq!(s.names(d), ["new"]);
-    let clear = MetaOp::Clear { dir: d, after: 0, limit: 10, tell: true };
+    let clear = MetaOp::ClearDir { dir: d, after: 0, limit: 10, with_names: true };
     s.seq += 1;
     let ctx = s.context();
-    let first = s.meta.apply(&ctx, &Cred::ROOT, &clear).at_once().expect("cleared");
+    let first = s.meta.apply(&ctx, &Cred::ROOT, &clear).into_result().expect("cleared");
     assert!(
-        matches!(&first, MetaReply::Cleared { removed: 1, names, .. } if names == &[name("new")])
+        matches!(&first, MetaReply::DirCleared { removed: 1, names, .. } if names == &[name("new")])
     );
-    assert_eq!(s.meta.apply(&ctx, &Cred::ROOT, &clear).at_once(), Ok(first));
+    assert_eq!(s.meta.apply(&ctx, &Cred::ROOT, &clear).into_result(), Ok(first));
     s.assert_sound();
 }
 
@@ -231,19 +234,19 @@ fn what_is_lost_is_lost_as_a_whole() {
     let mut s = Shard::new();
     let d = s.dir(ROOT, "d").ino;
     s.meta.commit().expect("commit");
-    let op = MetaOp::Acts { acts: (0..100).map(|n| file(d, &n.to_string())).collect() };
+    let op = MetaOp::Batch { operations: (0..100).map(|n| file(d, &n.to_string())).collect() };
     s.seq += 1;
     let ctx = s.context();
-    assert!(s.meta.apply(&ctx, &Cred::ROOT, &op).at_once().is_ok());
-    s.meta.store_mut().fail_commit(0, Fault::Full);
+    assert!(s.meta.apply(&ctx, &Cred::ROOT, &op).into_result().is_ok());
+    s.meta.store_mut().fail_commit(0, StoreFault::Full);
     assert!(s.meta.commit().is_err());
     assert!(s.names(d).is_empty());
-    assert!(s.meta.apply(&ctx, &Cred::ROOT, &op).at_once().is_ok(), "it is done anew");
+    assert!(s.meta.apply(&ctx, &Cred::ROOT, &op).into_result().is_ok(), "it is done anew");
     assert_eq!(s.names(d).len(), 100);
     // Killed before the commit: neither the names nor the answer are there.
     let mut s = s.reopen();
     assert!(s.names(d).is_empty());
-    assert!(s.meta.apply(&ctx, &Cred::ROOT, &op).at_once().is_ok());
+    assert!(s.meta.apply(&ctx, &Cred::ROOT, &op).into_result().is_ok());
     assert_eq!(s.names(d).len(), 100);
     s.assert_sound();
 }
@@ -252,11 +255,12 @@ fn what_is_lost_is_lost_as_a_whole() {
 fn there_are_not_too_many() {
     let mut s = Shard::new();
     let d = s.dir(ROOT, "d").ino;
-    let acts = |n: usize| MetaOp::Acts { acts: (0..n).map(|n| file(d, &n.to_string())).collect() };
-    assert_eq!(s.apply(acts(ACTS_MAX + 1)), Err(Errno::EINVAL));
+    let acts =
+        |n: usize| MetaOp::Batch { operations: (0..n).map(|n| file(d, &n.to_string())).collect() };
+    assert_eq!(s.apply(acts(BATCH_OPS_MAX + 1)), Err(Errno::EINVAL));
     assert!(s.names(d).is_empty());
-    assert!(s.apply(acts(ACTS_MAX)).is_ok());
-    assert_eq!(s.getattr(d).expect("directory").size, ACTS_MAX as u64);
+    assert!(s.apply(acts(BATCH_OPS_MAX)).is_ok());
+    assert_eq!(s.getattr(d).expect("directory").size, BATCH_OPS_MAX as u64);
     assert_eq!(s.act(Vec::new()), []);
 }
 
@@ -279,10 +283,13 @@ fn a_directory_is_cleared_stretch_by_stretch() {
         after = upto;
     }
     assert_eq!(removed, 26);
-    assert_eq!(left, [Left { name: name("sub"), ino: sub, kind: Kind::Dir, why: None }]);
+    assert_eq!(
+        left,
+        [RetainedEntry { name: name("sub"), ino: sub, kind: InodeKind::Dir, reason: None }]
+    );
     assert_eq!(s.names(d), ["sub"]);
     assert_eq!(s.lookup(ROOT, "kept").expect("lookup").nlink, 1);
-    let clear = MetaOp::Clear { dir: linked, after: 0, limit: 10, tell: false };
+    let clear = MetaOp::ClearDir { dir: linked, after: 0, limit: 10, with_names: false };
     assert_eq!(s.apply(clear), Err(Errno::ENOTDIR));
     s.assert_sound();
 }
@@ -303,7 +310,7 @@ fn a_directory_is_added_up() {
     let sum = s.sum(d).expect("a sum");
     assert_eq!((sum.files, sum.size, sum.blocks), (2, 2000, 4));
     assert_eq!(sum.linked, [(twice, 1000, 2), (twice, 1000, 2)]);
-    assert!(sum.elsewhere.is_empty());
+    assert!(sum.remote.is_empty());
     let mut dirs = sum.dirs;
     dirs.sort_unstable();
     assert_eq!(dirs, [(name("empty"), empty, true), (name("full"), full, false)]);

@@ -1,7 +1,7 @@
 //! Changing attributes, opening and closing files.
 
 use crate::harness::*;
-use tatami_wire::meta::{CLOSED_MAX, DataState, MetaOp, MetaReply, NewNode};
+use tatami_wire::meta::{DataState, InodeTemplate, MetaOp, MetaReply, REPORT_CLOSED_MAX};
 use tatami_wire::{Access, Attr, ClientId, Errno, Ino, SetAttr, SetTime, Timestamp};
 
 fn owned_by(s: &mut Shard, n: &str, uid: u32, gid: u32, mode: u16) -> Ino {
@@ -83,7 +83,7 @@ fn cutting_needs_write_permission_or_a_handle() {
     assert_eq!(s.setattr(f, size(i64::MAX as u64)).map(|a| a.size), Ok(i64::MAX as u64));
     s.as_root();
     assert_eq!(s.setattr(ROOT, size(0)), Err(Errno::EISDIR));
-    let fifo = s.make(ROOT, "p", NewNode::Fifo, 0o666).expect("fifo").ino;
+    let fifo = s.make(ROOT, "p", InodeTemplate::Fifo, 0o666).expect("fifo").ino;
     assert_eq!(s.setattr(fifo, size(0)), Err(Errno::EINVAL));
 }
 
@@ -142,7 +142,7 @@ fn opening_is_allowed_by_the_mode() {
     assert_eq!(s.as_user(user(12)).open(f, Access::READ).map(|_| ()), Err(Errno::EACCES));
     s.as_root();
     assert_eq!(s.open(ROOT, Access::READ).map(|_| ()), Err(Errno::EISDIR));
-    let link = s.make(ROOT, "l", NewNode::Symlink(name("f")), 0o777).expect("link").ino;
+    let link = s.make(ROOT, "l", InodeTemplate::Symlink(name("f")), 0o777).expect("link").ino;
     assert_eq!(s.open(link, Access::READ).map(|_| ()), Err(Errno::ELOOP));
 }
 
@@ -161,7 +161,7 @@ fn a_writer_tells_size_and_time_at_close() {
     let told = tell(&mut s, f.ino, DataState { size: 7, blocks: 8, mtime, changed: mtime }, false)
         .expect("commit");
     assert_eq!((told.size, told.blocks, told.mtime), (7, 8, mtime));
-    assert_eq!(told.ctime, f.ctime.moved_to(mtime), "two changes have two times");
+    assert_eq!(told.ctime, f.ctime.advanced_to(mtime), "two changes have two times");
     // The same report again changes nothing.
     let again = tell(&mut s, f.ino, DataState { size: 7, blocks: 8, mtime, changed: mtime }, true)
         .expect("commit");
@@ -181,13 +181,17 @@ fn a_copied_time_survives_the_close() {
     let told =
         tell(&mut s, f.ino, DataState { size: 7, blocks: 8, mtime: old, changed: set.ctime }, true)
             .expect("commit");
-    assert_eq!((told.mtime, told.ctime), (old, set.ctime.moved_to(old)), "ctime never goes back");
+    assert_eq!(
+        (told.mtime, told.ctime),
+        (old, set.ctime.advanced_to(old)),
+        "ctime never goes back"
+    );
     // Another mount has set the time since; the object still has the time that this one had set.
     let future = Timestamp::from_sec(1 << 40);
     let state = DataState { size: 9, blocks: 8, mtime: future, changed: s.time().plus_sec(5) };
     let again = tell(&mut s, f.ino, state, true).expect("commit");
     assert_eq!((again.size, again.mtime), (9, old));
-    assert_eq!(again.ctime, told.ctime.moved_to(old));
+    assert_eq!(again.ctime, told.ctime.advanced_to(old));
 }
 
 #[test]
@@ -203,7 +207,7 @@ fn the_last_change_is_never_before_the_last_modification() {
             let state = DataState { size: 7, blocks: 8, mtime: at, changed: at };
             let told = tell(&mut s, f.ino, state, false).expect("commit");
             let mut shown = before.clone();
-            shown.take_bytes(&state);
+            shown.apply_object_state(&state);
             let told_times = |attr: &Attr| (attr.mtime, attr.ctime);
             assert_eq!(told_times(&told), told_times(&shown), "as a client has shown it");
             assert!(told.ctime >= told.mtime, "{told:?}");
@@ -273,7 +277,8 @@ fn files_closed_without_news_are_not_noted_any_more() {
     assert_eq!(s.open(f.ino, Access::WRITE).expect("once more").0.version, f.version);
     s.unlink(ROOT, "g", false).expect("unlink");
     let gone = Ino(1 << 40);
-    let closed = MetaOp::Closed { inos: vec![f.ino, g.ino, gone], empty: vec![], read: vec![] };
+    let closed =
+        MetaOp::ReportClosed { inos: vec![f.ino, g.ino, gone], empty: vec![], read: vec![] };
     assert_eq!(s.apply(closed.clone()), Ok(MetaReply::Done));
     assert_eq!(s.getattr(f.ino), Ok(f.clone()));
     // A client that dies leaves no pending size recovery of files that it had closed.
@@ -283,7 +288,11 @@ fn files_closed_without_news_are_not_noted_any_more() {
     s.as_client(client).apply(closed).expect("it is told of its own files only");
     s.expire(ClientId([7; 16])).expect("expire");
     assert_eq!(s.unsettled(), [f.ino]);
-    let many = MetaOp::Closed { inos: vec![f.ino; CLOSED_MAX], empty: vec![f.ino], read: vec![] };
+    let many = MetaOp::ReportClosed {
+        inos: vec![f.ino; REPORT_CLOSED_MAX],
+        empty: vec![f.ino],
+        read: vec![],
+    };
     assert_eq!(s.apply(many), Err(Errno::EINVAL));
     s.assert_sound();
 }
@@ -295,30 +304,30 @@ fn attributes_tell_whether_others_write() {
     const C: ClientId = ClientId([0xc; 16]);
     let mut s = Shard::new();
     let f = s.create_open(ROOT, "f", Access::BOTH).expect("create").0;
-    assert!(!f.written_elsewhere, "it is the client's own");
+    assert!(!f.maybe_written_elsewhere, "it is the client's own");
     let told = |s: &mut Shard, client: ClientId| {
         s.as_client(client);
         let all = [
-            s.getattr(f.ino).expect("attr").written_elsewhere,
-            s.lookup(ROOT, "f").expect("attr").written_elsewhere,
-            s.open(f.ino, Access::READ).expect("open").0.written_elsewhere,
+            s.getattr(f.ino).expect("attr").maybe_written_elsewhere,
+            s.lookup(ROOT, "f").expect("attr").maybe_written_elsewhere,
+            s.open(f.ino, Access::READ).expect("open").0.maybe_written_elsewhere,
             s.page(ROOT, 0, 10, true).expect("listing").0[0]
                 .attr
                 .as_ref()
                 .expect("attr")
-                .written_elsewhere,
+                .maybe_written_elsewhere,
         ];
         assert!(all.iter().all(|one| *one == all[0]), "{all:?}");
         all[0]
     };
     assert_eq!((told(&mut s, A), told(&mut s, B)), (false, true));
     let before = s.getattr(f.ino).expect("attr").version;
-    assert!(s.as_client(B).open(f.ino, Access::WRITE).expect("open").0.written_elsewhere);
-    assert!(s.meta.changed().contains(&f.ino), "A must hear that it is not alone any more");
+    assert!(s.as_client(B).open(f.ino, Access::WRITE).expect("open").0.maybe_written_elsewhere);
+    assert!(s.meta.changed_inodes().contains(&f.ino), "A must hear that it is not alone any more");
     assert_ne!(s.getattr(f.ino).expect("attr").version, before);
     assert_eq!((told(&mut s, A), told(&mut s, B), told(&mut s, C)), (true, true, true));
     s.as_client(B).open(f.ino, Access::WRITE).expect("open");
-    assert!(s.meta.changed().is_empty(), "once more is no news");
+    assert!(s.meta.changed_inodes().is_empty(), "once more is no news");
     s.as_client(A).commit(f.ino, Some(3), true).expect("commit");
     assert_eq!((told(&mut s, A), told(&mut s, B)), (true, false));
     s.as_client(B).commit(f.ino, None, true).expect("commit");

@@ -48,7 +48,7 @@ fn entry_key(s: &mut Shard, dir: Ino, n: &str) -> Vec<u8> {
 fn patch(s: &mut Shard, key: &[u8], at: usize, bytes: &[u8]) {
     let mut value = s.meta.store_mut().get(key).expect("get").expect("there");
     value[at..at + bytes.len()].copy_from_slice(bytes);
-    s.meta.store_mut().corrupt(&(key.to_vec(), Some(value)));
+    s.meta.store_mut().corrupt_pair(&(key.to_vec(), Some(value)));
 }
 
 /// Breaks a rich volume, and asserts that a check finds it, repairs it, and then finds nothing
@@ -80,7 +80,7 @@ fn ino_of(s: &mut Shard, path: &[&str]) -> Ino {
 
 #[test]
 fn wrong_numbers_are_found_and_mended() {
-    // Offsets as docs/FORMAT.md draws them.
+    // Offsets as docs/reference/formats.md draws them.
     for (what, path, at) in [
         ("link count of a file", &["d", "f"][..], 4),
         ("link count of a directory", &["d", "e"], 4),
@@ -105,7 +105,7 @@ fn lost_inodes_leave_no_entries() {
     for path in [&["d", "f"][..], &["d", "e", "h"], &["d", "e", "deep"], &["d"]] {
         breaks("an inode is missing", |s| {
             let key = inode_key(ino_of(s, path));
-            s.meta.store_mut().corrupt(&(key, None));
+            s.meta.store_mut().corrupt_pair(&(key, None));
         });
         breaks("an inode does not read", |s| {
             let key = inode_key(ino_of(s, path));
@@ -121,7 +121,7 @@ fn inodes_that_lost_their_name_get_another() {
     let e = ino_of(&mut s, &["d", "e"]);
     let h = ino_of(&mut s, &["d", "e", "h"]);
     for key in [entry_key(&mut s, d, "e"), entry_key(&mut s, e, "h")] {
-        s.meta.store_mut().corrupt(&(key, None));
+        s.meta.store_mut().corrupt_pair(&(key, None));
     }
     let mut s = s.reopen();
     s.check(1000, true);
@@ -133,7 +133,7 @@ fn inodes_that_lost_their_name_get_another() {
     breaks("an entry is missing", |s| {
         let d = ino_of(s, &["d"]);
         let key = entry_key(s, d, "e");
-        s.meta.store_mut().corrupt(&(key, None));
+        s.meta.store_mut().corrupt_pair(&(key, None));
     });
 }
 
@@ -158,9 +158,9 @@ fn broken_entries_are_found_and_mended() {
         let d = ino_of(s, &["d"]);
         let mut key = entry_key(s, d, "f");
         let value = s.meta.store_mut().get(&key).expect("get");
-        s.meta.store_mut().corrupt(&(key.clone(), None));
+        s.meta.store_mut().corrupt_pair(&(key.clone(), None));
         key[10] ^= 1;
-        s.meta.store_mut().corrupt(&(key, value));
+        s.meta.store_mut().corrupt_pair(&(key, value));
     });
     breaks("an entry lies in a file", |s| {
         let f = ino_of(s, &["d", "f"]);
@@ -168,7 +168,7 @@ fn broken_entries_are_found_and_mended() {
         let mut key = entry_key(s, d, "f");
         let value = s.meta.store_mut().get(&key).expect("get");
         key[1..9].copy_from_slice(&f.0.to_be_bytes());
-        s.meta.store_mut().corrupt(&(key, value));
+        s.meta.store_mut().corrupt_pair(&(key, value));
     });
 }
 
@@ -182,7 +182,7 @@ fn a_directory_with_two_names_loses_one() {
         // The same name in another directory lies under the same hash.
         let mut second = key;
         second[1..9].copy_from_slice(&ROOT.0.to_be_bytes());
-        s.meta.store_mut().corrupt(&(second, value));
+        s.meta.store_mut().corrupt_pair(&(second, value));
         assert_eq!(ino_of(s, &["e"]), e);
     });
 }
@@ -196,10 +196,10 @@ fn a_ring_of_directories_is_opened() {
         let deep = ino_of(s, &["d", "e", "deep"]);
         let key = entry_key(s, d, "e");
         let value = s.meta.store_mut().get(&key).expect("get");
-        s.meta.store_mut().corrupt(&(key.clone(), None));
+        s.meta.store_mut().corrupt_pair(&(key.clone(), None));
         let mut inside = key;
         inside[1..9].copy_from_slice(&deep.0.to_be_bytes());
-        s.meta.store_mut().corrupt(&(inside, value));
+        s.meta.store_mut().corrupt_pair(&(inside, value));
         patch(s, &inode_key(e), 48, &deep.0.to_le_bytes());
     });
 }
@@ -215,25 +215,25 @@ fn side_records_without_inode_go() {
                 b'O' => [&[tag][..], &A.0, &nobody].concat(),
                 _ => [&[tag][..], &nobody].concat(),
             };
-            s.meta.store_mut().corrupt(&(key, Some(vec![1])));
+            s.meta.store_mut().corrupt_pair(&(key, Some(vec![1])));
         });
         breaks("a side record is missing", |s| {
             let all = records(s, &[tag]);
             assert!(!all.is_empty(), "the volume has something of everything");
-            s.meta.store_mut().corrupt(&(all[0].0.clone(), None));
+            s.meta.store_mut().corrupt_pair(&(all[0].0.clone(), None));
         });
     }
     breaks("an answer does not read", |s| {
         let key = [&b"R"[..], &B.0, &[0, 0, 0, 9]].concat();
-        s.meta.store_mut().corrupt(&(key, Some(vec![1, 2, 3])));
+        s.meta.store_mut().corrupt_pair(&(key, Some(vec![1, 2, 3])));
     });
     breaks("a key that means nothing", |s| {
-        s.meta.store_mut().corrupt(&(b"Z".to_vec(), Some(vec![1, 2, 3])));
+        s.meta.store_mut().corrupt_pair(&(b"Z".to_vec(), Some(vec![1, 2, 3])));
     });
     breaks("garbage that is in use", |s| {
         let f = ino_of(s, &["d", "f"]);
         let key = [&b"G\0\x01"[..], &f.0.to_be_bytes()].concat();
-        s.meta.store_mut().corrupt(&(key, Some(vec![1])));
+        s.meta.store_mut().corrupt_pair(&(key, Some(vec![1])));
     });
 }
 
@@ -246,7 +246,7 @@ fn a_damaged_record_is_an_error_and_told() {
     let mut s = s.reopen();
     assert_eq!(s.getattr(f), Err(Errno::EIO));
     assert_eq!(s.lookup(d, "f"), Err(Errno::EIO));
-    assert!(s.meta.trouble().expect("told").contains("damaged"));
+    assert!(s.meta.operator_alert().expect("told").contains("damaged"));
 }
 
 mod random {
@@ -274,11 +274,11 @@ mod random {
                     .collect();
                 let (key, mut value) = all[record.index(all.len())].clone();
                 if drop {
-                    s.meta.store_mut().corrupt(&(key, None));
+                    s.meta.store_mut().corrupt_pair(&(key, None));
                 } else {
                     let at = at.index(value.len());
                     value[at] = to;
-                    s.meta.store_mut().corrupt(&(key, Some(value)));
+                    s.meta.store_mut().corrupt_pair(&(key, Some(value)));
                 }
             }
             let mut s = s.reopen();

@@ -3,8 +3,8 @@
 use crate::harness::*;
 use proptest::prelude::*;
 use tatami_meta::MemoryStore;
-use tatami_meta::store::faulty::Fault;
-use tatami_wire::meta::{NewNode, RenameMode};
+use tatami_meta::store::faulty::StoreFault;
+use tatami_wire::meta::{InodeTemplate, RenameMode};
 use tatami_wire::{Access, Ino};
 
 #[derive(Clone, Debug)]
@@ -100,7 +100,7 @@ impl Run {
         match step {
             Step::Make(d, name, is_dir) => {
                 let dir = self.dir(d);
-                let node = if is_dir { NewNode::Dir } else { NewNode::File(LAYOUT) };
+                let node = if is_dir { InodeTemplate::Dir } else { InodeTemplate::File(LAYOUT) };
                 if let Ok(made) = self.s().make(dir, &n(name), node, 0o777) {
                     self.inos.push(made.ino);
                     if is_dir {
@@ -157,7 +157,7 @@ impl Run {
             Step::Full => {
                 let before = self.s().meta.store_mut().visible().clone();
                 if self.s().meta.is_dirty() && !self.s().meta.is_poisoned() {
-                    self.s().meta.store_mut().fail_commit(0, Fault::Full);
+                    self.s().meta.store_mut().fail_commit(0, StoreFault::Full);
                     assert!(self.s().meta.commit().is_err());
                     let after = self.s().meta.store_mut().visible().clone();
                     assert!(before.iter().eq(after.iter()), "a refused commit changed something");
@@ -166,13 +166,13 @@ impl Run {
             Step::Broken(how) => {
                 if self.s().meta.is_dirty() && !self.s().meta.is_poisoned() {
                     let fault = match how % 3 {
-                        0 => Fault::Io,
-                        1 => Fault::IoAfterWrite,
-                        _ => Fault::Torn,
+                        0 => StoreFault::Io,
+                        1 => StoreFault::IoAfterWrite,
+                        _ => StoreFault::Torn,
                     };
                     self.s().meta.store_mut().fail_commit(0, fault);
                     assert!(self.s().meta.commit().is_err());
-                    if fault == Fault::IoAfterWrite {
+                    if fault == StoreFault::IoAfterWrite {
                         self.note_anyway();
                     }
                 }
@@ -189,7 +189,7 @@ impl Run {
             Step::PowerCut(kept) => {
                 let shard = self.shard.take().expect("there between steps");
                 let mut store = shard.meta.into_store();
-                store.power_cut(usize::from(kept) % (store.unsynced() + 1));
+                store.power_cut(usize::from(kept) % (store.unsynced_commits() + 1));
                 let left = store.visible().clone();
                 let known = self.states.iter().any(|state| state.iter().eq(left.iter()));
                 assert!(known, "what is left is a state that was committed after the last sync");
@@ -207,7 +207,7 @@ impl Run {
         if self.s().meta.is_poisoned() {
             return;
         }
-        if self.s().meta.store_mut().unsynced() == 0 {
+        if self.s().meta.store_mut().unsynced_commits() == 0 {
             self.synced();
         } else {
             self.note();

@@ -2,16 +2,16 @@
 
 use crate::harness::*;
 use tatami_meta::store::Store;
-use tatami_wire::meta::{MetaOp, NewNode};
-use tatami_wire::{Access, Cap, Errno, Ino, Kind, ShardId, VolumeKey};
+use tatami_wire::meta::{InodeTemplate, MetaOp};
+use tatami_wire::{Access, Cap, Errno, Ino, InodeKind, ShardId, VolumeKey};
 
 #[test]
 fn a_new_volume_has_a_root() {
     let mut s = Shard::new();
     let root = s.getattr(ROOT).expect("root");
-    assert_eq!((root.kind, root.mode, root.nlink, root.uid), (Kind::Dir, 0o755, 2, 0));
+    assert_eq!((root.kind, root.mode, root.nlink, root.uid), (InodeKind::Dir, 0o755, 2, 0));
     assert_eq!(s.names(ROOT), Vec::<String>::new());
-    assert_eq!(s.meta.inodes(), 1);
+    assert_eq!(s.meta.inode_count(), 1);
     s.assert_sound();
 }
 
@@ -19,11 +19,11 @@ fn a_new_volume_has_a_root() {
 fn a_file_is_found_after_it_is_made() {
     let mut s = Shard::new();
     let file = s.file(ROOT, "f");
-    assert_eq!((file.kind, file.mode, file.nlink, file.size), (Kind::File, 0o644, 1, 0));
+    assert_eq!((file.kind, file.mode, file.nlink, file.size), (InodeKind::File, 0o644, 1, 0));
     assert_eq!(s.lookup(ROOT, "f"), Ok(file.clone()));
     assert_eq!(s.getattr(file.ino), Ok(file.clone()));
     assert_eq!(s.lookup(ROOT, "g"), Err(Errno::ENOENT));
-    assert_eq!(s.make(ROOT, "f", NewNode::Dir, 0o755), Err(Errno::EEXIST));
+    assert_eq!(s.make(ROOT, "f", InodeTemplate::Dir, 0o755), Err(Errno::EEXIST));
     s.meta.commit().expect("commit");
     assert_eq!(s.lookup(ROOT, "f"), Ok(file));
     s.assert_sound();
@@ -33,11 +33,11 @@ fn a_file_is_found_after_it_is_made() {
 fn all_kinds_can_be_made() {
     let mut s = Shard::new();
     for (n, node, kind) in [
-        ("fifo", NewNode::Fifo, Kind::Fifo),
-        ("sock", NewNode::Socket, Kind::Socket),
-        ("char", NewNode::CharDev(0x103), Kind::CharDev),
-        ("block", NewNode::BlockDev(0x801), Kind::BlockDev),
-        ("link", NewNode::Symlink(name("target")), Kind::Symlink),
+        ("fifo", InodeTemplate::Fifo, InodeKind::Fifo),
+        ("sock", InodeTemplate::Socket, InodeKind::Socket),
+        ("char", InodeTemplate::CharDev(0x103), InodeKind::CharDev),
+        ("block", InodeTemplate::BlockDev(0x801), InodeKind::BlockDev),
+        ("link", InodeTemplate::Symlink(name("target")), InodeKind::Symlink),
     ] {
         assert_eq!(s.make(ROOT, n, node, 0o644).expect(n).kind, kind);
     }
@@ -49,15 +49,16 @@ fn all_kinds_can_be_made() {
     s.as_user(user(5));
     s.as_root().chmod(ROOT, 0o777).expect("chmod");
     s.as_user(user(5));
-    assert_eq!(s.make(ROOT, "c2", NewNode::CharDev(1), 0o644), Err(Errno::EPERM));
-    assert!(s.make(ROOT, "f2", NewNode::Fifo, 0o644).is_ok());
+    assert_eq!(s.make(ROOT, "c2", InodeTemplate::CharDev(1), 0o644), Err(Errno::EPERM));
+    assert!(s.make(ROOT, "f2", InodeTemplate::Fifo, 0o644).is_ok());
     s.assert_sound();
 }
 
 #[test]
 fn link_targets_have_their_bounds() {
     let mut s = Shard::new();
-    let mut link = |target: Vec<u8>| s.make(ROOT, "l", NewNode::Symlink(target.into()), 0o777);
+    let mut link =
+        |target: Vec<u8>| s.make(ROOT, "l", InodeTemplate::Symlink(target.into()), 0o777);
     assert_eq!(link(vec![]), Err(Errno::ENOENT));
     assert_eq!(link(vec![b'x'; 4097]), Err(Errno::ENAMETOOLONG));
     assert_eq!(link(vec![0]), Err(Errno::EINVAL));
@@ -74,12 +75,12 @@ fn names_have_their_bounds() {
         ("a/b", Errno::EINVAL),
         ("a\0b", Errno::EINVAL),
     ] {
-        assert_eq!(s.make(ROOT, n, NewNode::Dir, 0o755), Err(error));
+        assert_eq!(s.make(ROOT, n, InodeTemplate::Dir, 0o755), Err(error));
         assert_eq!(s.lookup(ROOT, n), Err(error));
         assert_eq!(s.unlink(ROOT, n, false), Err(error));
     }
     for n in [".", ".."] {
-        assert_eq!(s.make(ROOT, n, NewNode::Dir, 0o755), Err(Errno::EEXIST));
+        assert_eq!(s.make(ROOT, n, InodeTemplate::Dir, 0o755), Err(Errno::EEXIST));
         assert_eq!(s.unlink(ROOT, n, false), Err(Errno::EISDIR));
         assert_eq!(s.lookup(ROOT, n).map(|a| a.ino), Ok(ROOT));
     }
@@ -105,7 +106,8 @@ fn creating_without_exclusive_opens_what_is_there() {
     let (made, cap, created) = s.create_open(ROOT, "f", Access::BOTH).expect("create");
     assert!(created);
     let key = VolumeKey::new([9; 32]);
-    let check = |cap: Option<Cap>, want, now| cap.expect("cap").check(&key, made.ino, want, now);
+    let check =
+        |cap: Option<Cap>, want, now| cap.expect("cap").check_access(&key, made.ino, want, now);
     assert_eq!(check(cap, Access::BOTH, s.time()), Ok(()));
     let (found, cap, created) = s.create_open(ROOT, "f", Access::READ).expect("open");
     assert!(!created);
@@ -169,7 +171,7 @@ fn the_link_count_has_a_bound() {
     let key = [b"I".as_slice(), &f.0.to_be_bytes()].concat();
     let mut record = s.meta.store_mut().get(&key).expect("get").expect("there");
     record[4..8].copy_from_slice(&(i32::MAX as u32).to_le_bytes());
-    s.meta.store_mut().corrupt(&(key, Some(record)));
+    s.meta.store_mut().corrupt_pair(&(key, Some(record)));
     let mut s = s.reopen();
     assert_eq!(s.link(f, ROOT, "g"), Err(Errno::EMLINK));
     assert_eq!(s.lookup(ROOT, "g"), Err(Errno::ENOENT));
@@ -230,7 +232,7 @@ fn a_name_in_something_that_is_no_directory() {
     let mut s = Shard::new();
     let f = s.file(ROOT, "f").ino;
     assert_eq!(s.lookup(f, "x"), Err(Errno::ENOTDIR));
-    assert_eq!(s.make(f, "x", NewNode::Dir, 0o755), Err(Errno::ENOTDIR));
+    assert_eq!(s.make(f, "x", InodeTemplate::Dir, 0o755), Err(Errno::ENOTDIR));
     assert_eq!(s.unlink(f, "x", false), Err(Errno::ENOTDIR));
     assert_eq!(s.link(f, f, "x"), Err(Errno::ENOTDIR));
     assert_eq!(s.tmpfile(f), Err(Errno::ENOTDIR));
@@ -242,7 +244,7 @@ fn inodes_of_other_shards_are_not_here() {
     let foreign = Ino::new(ShardId(3), ShardId(3), 1);
     assert_eq!(s.getattr(foreign), Err(Errno::ESTALE));
     assert_eq!(s.lookup(foreign, "x"), Err(Errno::ESTALE));
-    assert_eq!(s.make(foreign, "x", NewNode::Dir, 0o755), Err(Errno::ESTALE));
+    assert_eq!(s.make(foreign, "x", InodeTemplate::Dir, 0o755), Err(Errno::ESTALE));
 }
 
 #[test]
@@ -251,11 +253,11 @@ fn inodes_are_counted_and_scanned() {
     for i in 0..10 {
         s.file(ROOT, &format!("f{i}"));
     }
-    assert_eq!(s.meta.inodes(), 11);
+    assert_eq!(s.meta.inode_count(), 11);
     s.unlink(ROOT, "f3", false).expect("unlink");
     s.meta.commit().expect("commit");
     let mut s = s.reopen();
-    assert_eq!(s.meta.inodes(), 10);
+    assert_eq!(s.meta.inode_count(), 10);
     let mut found = Vec::new();
     let mut after = Ino(0);
     loop {
@@ -278,17 +280,17 @@ fn a_full_disk_refuses_growth_and_allows_removal() {
     let d = s.dir(ROOT, "d").ino;
     s.meta.commit().expect("commit");
     s.meta.store_mut().set_full(true);
-    assert_eq!(s.make(ROOT, "g", NewNode::Dir, 0o755), Err(Errno::ENOSPC));
+    assert_eq!(s.make(ROOT, "g", InodeTemplate::Dir, 0o755), Err(Errno::ENOSPC));
     assert_eq!(s.link(f, ROOT, "g"), Err(Errno::ENOSPC));
     assert_eq!(s.setxattr(f, "user.x", b"1"), Err(Errno::ENOSPC));
     assert_eq!(s.tmpfile(d), Err(Errno::ENOSPC));
     assert!(s.create_open(ROOT, "f", Access::BOTH).is_ok(), "what is there can be opened");
     assert!(s.unlink(ROOT, "f", false).is_ok());
     s.meta.commit().expect("commit");
-    assert!(s.meta.trouble().expect("told").contains("full"));
+    assert!(s.meta.operator_alert().expect("told").contains("full"));
     s.meta.store_mut().set_full(false);
-    assert!(s.make(ROOT, "g", NewNode::Dir, 0o755).is_ok());
+    assert!(s.make(ROOT, "g", InodeTemplate::Dir, 0o755).is_ok());
     s.meta.commit().expect("commit");
-    assert_eq!(s.meta.trouble(), None, "it is over");
+    assert_eq!(s.meta.operator_alert(), None, "it is over");
     s.assert_sound();
 }

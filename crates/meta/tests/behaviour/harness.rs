@@ -1,9 +1,10 @@
 //! A shard over a store that can fail, and short functions for requests to it.
 
 use tatami_meta::store::faulty::FaultyStore;
-use tatami_meta::{Config, Context, Meta};
+use tatami_meta::{Meta, MetaConfig, OperationContext};
 use tatami_wire::meta::{
-    DataState, DirEntry, Finding, MetaOp, MetaReply, MetaResult, NewNode, RenameMode, XattrMode,
+    DataState, DirEntry, Finding, InodeTemplate, MetaOp, MetaReply, MetaResult, RenameMode,
+    XattrMode,
 };
 use tatami_wire::{
     Access, Attr, Cap, ClientId, Cred, Errno, ExecutorId, Ino, Layout, NodeId, SetAttr, ShardMap,
@@ -17,10 +18,10 @@ pub const A: ClientId = ClientId([0xa; 16]);
 pub const B: ClientId = ClientId([0xb; 16]);
 pub const LAYOUT: Layout = Layout::Whole { node: NodeId(1) };
 
-pub fn config() -> Config {
-    Config {
-        executor: ExecutorId::first(NodeId(0)),
-        map: ShardMap::single(ExecutorId::first(NodeId(0))),
+pub fn config() -> MetaConfig {
+    MetaConfig {
+        executor: ExecutorId::first_of_node(NodeId(0)),
+        map: ShardMap::with_one_shard(ExecutorId::first_of_node(NodeId(0))),
         volume: VolumeId([7; 16]),
         key: VolumeKey::new([9; 32]),
     }
@@ -57,7 +58,7 @@ impl Shard {
     /// Closes and opens again, as after `kill -9`: uncommitted changes are lost.
     pub fn reopen(self) -> Shard {
         let mut store = self.meta.into_store();
-        store.kill();
+        store.kill_process();
         let meta = Meta::open(store, config(), Timestamp::from_sec(self.now)).expect("opens");
         Shard { meta, ..self }
     }
@@ -80,15 +81,21 @@ impl Shard {
         Timestamp::from_sec(self.now)
     }
 
-    pub fn context(&self) -> Context {
-        Context { now: self.time(), client: self.client, slot: 0, seq: self.seq, trusted: true }
+    pub fn context(&self) -> OperationContext {
+        OperationContext {
+            now: self.time(),
+            client: self.client,
+            slot: 0,
+            seq: self.seq,
+            trusted: true,
+        }
     }
 
     pub fn apply(&mut self, op: MetaOp) -> MetaResult {
         self.now += 1;
         self.seq += 1;
         let ctx = self.context();
-        self.meta.apply(&ctx, &self.cred.clone(), &op).at_once()
+        self.meta.apply(&ctx, &self.cred.clone(), &op).into_result()
     }
 
     fn attr(&mut self, op: MetaOp) -> Result<Attr, Errno> {
@@ -112,7 +119,13 @@ impl Shard {
         }
     }
 
-    pub fn make(&mut self, parent: Ino, n: &str, node: NewNode, mode: u16) -> Result<Attr, Errno> {
+    pub fn make(
+        &mut self,
+        parent: Ino,
+        n: &str,
+        node: InodeTemplate,
+        mode: u16,
+    ) -> Result<Attr, Errno> {
         let op = MetaOp::Create {
             parent,
             name: name(n),
@@ -129,11 +142,11 @@ impl Shard {
     }
 
     pub fn file(&mut self, parent: Ino, n: &str) -> Attr {
-        self.make(parent, n, NewNode::File(LAYOUT), 0o666).expect("file")
+        self.make(parent, n, InodeTemplate::File(LAYOUT), 0o666).expect("file")
     }
 
     pub fn dir(&mut self, parent: Ino, n: &str) -> Attr {
-        self.make(parent, n, NewNode::Dir, 0o777).expect("directory")
+        self.make(parent, n, InodeTemplate::Dir, 0o777).expect("directory")
     }
 
     pub fn create_open(
@@ -145,7 +158,7 @@ impl Shard {
         let op = MetaOp::Create {
             parent,
             name: name(n),
-            node: NewNode::File(LAYOUT),
+            node: InodeTemplate::File(LAYOUT),
             mode: 0o666,
             umask: 0o022,
             exclusive: false,
@@ -195,7 +208,7 @@ impl Shard {
     }
 
     fn opening(&mut self, ino: Ino, access: Access, noted: bool) -> Result<(Attr, Cap), Errno> {
-        match self.apply(MetaOp::Open { ino, access, noted })? {
+        match self.apply(MetaOp::Open { ino, access, registered: noted })? {
             MetaReply::Opened { attr, cap } => Ok((attr, cap)),
             other => panic!("not opened: {other:?}"),
         }
@@ -325,33 +338,33 @@ impl Shard {
     }
 
     pub fn clients(&mut self) -> Vec<ClientId> {
-        match self.apply(MetaOp::Clients) {
+        match self.apply(MetaOp::ListClients) {
             Ok(MetaReply::Clients(clients)) => clients,
             other => panic!("not clients: {other:?}"),
         }
     }
 
     pub fn garbage(&mut self, node: u16) -> Vec<Ino> {
-        match self.apply(MetaOp::Garbage { node: NodeId(node), limit: 100 }) {
+        match self.apply(MetaOp::ListGarbage { node: NodeId(node), limit: 100 }) {
             Ok(MetaReply::Garbage(inos)) => inos,
             other => panic!("not garbage: {other:?}"),
         }
     }
 
     pub fn garbage_done(&mut self, node: u16, inos: Vec<Ino>) -> Result<(), Errno> {
-        self.done(MetaOp::GarbageDone { node: NodeId(node), inos })
+        self.done(MetaOp::ReportGarbageRemoved { node: NodeId(node), inos })
     }
 
     pub fn unsettled(&mut self) -> Vec<Ino> {
-        match self.apply(MetaOp::Unsettled { limit: 100 }) {
-            Ok(MetaReply::Unsettled(attrs)) => attrs.iter().map(|a| a.ino).collect(),
+        match self.apply(MetaOp::ListPendingRecovery { limit: 100 }) {
+            Ok(MetaReply::PendingRecovery(attrs)) => attrs.iter().map(|a| a.ino).collect(),
             other => panic!("not unsettled: {other:?}"),
         }
     }
 
     pub fn settle(&mut self, ino: Ino, size: u64) -> Result<(), Errno> {
         let state = Some(DataState { size, blocks: 8, mtime: self.time(), changed: self.time() });
-        self.done(MetaOp::Settle { ino, state })
+        self.done(MetaOp::SetRecoveredSize { ino, state })
     }
 
     /// Runs a whole check, `step` inodes at a time.

@@ -2,8 +2,8 @@
 //! in the order of their requests.
 
 use crate::harness::*;
-use tatami_meta::Context;
-use tatami_wire::job::{JobOp, JobTold, OPENS_MAX};
+use tatami_meta::OperationContext;
+use tatami_wire::job::{JobOp, JobReply, OPENS_MAX};
 use tatami_wire::meta::{MetaOp, MetaReply};
 use tatami_wire::{Access, ClientId, Cred, Errno, Ino};
 
@@ -18,7 +18,7 @@ fn op(ino: Ino, (rank, joined): (u32, bool), op: JobOp) -> MetaOp {
 }
 
 /// Returns the answer to a rank, which is a client of its own.
-fn ask(s: &mut Shard, ino: Ino, rank: u32, what: JobOp) -> Result<JobTold, Errno> {
+fn ask(s: &mut Shard, ino: Ino, rank: u32, what: JobOp) -> Result<JobReply, Errno> {
     s.as_client(client(rank));
     match s.apply(op(ino, (rank, false), what))? {
         MetaReply::Job { told, .. } => Ok(told),
@@ -26,7 +26,7 @@ fn ask(s: &mut Shard, ino: Ino, rank: u32, what: JobOp) -> Result<JobTold, Errno
     }
 }
 
-fn locks(s: &mut Shard, ino: Ino, rank: u32) -> JobTold {
+fn locks(s: &mut Shard, ino: Ino, rank: u32) -> JobReply {
     ask(s, ino, rank, JobOp::Lock).expect("lock")
 }
 
@@ -40,18 +40,18 @@ fn the_pointer_counts_each_step_once() {
     let f = s.file(ROOT, "f").ino;
     let before = s.getattr(f);
     for n in 0..4 {
-        assert_eq!(ask(&mut s, f, 0, JobOp::Add { by: 5 }), Ok(JobTold::Pointer(5 * n)));
+        assert_eq!(ask(&mut s, f, 0, JobOp::Add { by: 5 }), Ok(JobReply::Pointer(5 * n)));
     }
     // The answer was lost: the same request comes again, here and after a crash.
     let again = s.context();
     s.meta.commit().expect("commit");
     let mut s = s.reopen();
     let add = op(f, (0, false), JobOp::Add { by: 5 });
-    let told = s.meta.apply(&again, &Cred::ROOT, &add).at_once();
-    assert_eq!(told, Ok(MetaReply::Job { first: false, told: JobTold::Pointer(15) }));
-    assert_eq!(ask(&mut s, f, 1, JobOp::Set { to: -3 }), Ok(JobTold::Pointer(20)));
+    let told = s.meta.apply(&again, &Cred::ROOT, &add).into_result();
+    assert_eq!(told, Ok(MetaReply::Job { first: false, told: JobReply::Pointer(15) }));
+    assert_eq!(ask(&mut s, f, 1, JobOp::Set { to: -3 }), Ok(JobReply::Pointer(20)));
     assert_eq!(ask(&mut s, f, 0, JobOp::Add { by: i64::MIN }), Err(Errno::EOVERFLOW));
-    assert_eq!(ask(&mut s, f, 2, JobOp::Add { by: 0 }), Ok(JobTold::Pointer(-3)));
+    assert_eq!(ask(&mut s, f, 2, JobOp::Add { by: 0 }), Ok(JobReply::Pointer(-3)));
     assert_eq!(s.getattr(f), before, "the file itself does not change");
     s.assert_sound();
 }
@@ -60,18 +60,18 @@ fn the_pointer_counts_each_step_once() {
 fn ranks_get_the_lock_in_the_order_in_which_they_asked() {
     let mut s = Shard::new();
     let f = s.file(ROOT, "f").ino;
-    assert_eq!(locks(&mut s, f, 3), JobTold::Locked);
+    assert_eq!(locks(&mut s, f, 3), JobReply::Locked);
     for rank in [1, 4, 2] {
-        assert_eq!(locks(&mut s, f, rank), JobTold::Waits);
+        assert_eq!(locks(&mut s, f, rank), JobReply::Waiting);
     }
     // A repeated request keeps its place, and the holder keeps the lock.
-    assert_eq!(locks(&mut s, f, 4), JobTold::Waits);
-    assert_eq!(locks(&mut s, f, 3), JobTold::Locked);
+    assert_eq!(locks(&mut s, f, 4), JobReply::Waiting);
+    assert_eq!(locks(&mut s, f, 3), JobReply::Locked);
     s.meta.commit().expect("commit");
     let mut s = s.reopen();
     for (rank, next) in [(3, Some(1)), (1, Some(4)), (4, Some(2)), (2, None)] {
         assert_eq!(holder(&s, f), Some(rank));
-        assert_eq!(ask(&mut s, f, rank, JobOp::Unlock), Ok(JobTold::Done));
+        assert_eq!(ask(&mut s, f, rank, JobOp::Unlock), Ok(JobReply::Done));
         assert_eq!(holder(&s, f), next);
         assert_eq!(ask(&mut s, f, rank, JobOp::Unlock), Err(Errno::ENOLCK));
     }
@@ -84,8 +84,8 @@ fn two_ranks_of_one_process_do_not_share_the_lock() {
     let f = s.file(ROOT, "f").ino;
     let lock = |s: &mut Shard, rank| s.apply(op(f, (rank, false), JobOp::Lock));
     let told = |first, told| Ok(MetaReply::Job { first, told });
-    assert_eq!(lock(&mut s, 0), told(true, JobTold::Locked));
-    assert_eq!(lock(&mut s, 1), told(false, JobTold::Waits));
+    assert_eq!(lock(&mut s, 0), told(true, JobReply::Locked));
+    assert_eq!(lock(&mut s, 1), told(false, JobReply::Waiting));
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn the_lock_of_a_client_that_is_gone_is_the_next_ones() {
         s.as_client(A).expire(client(gone)).expect("expire");
         assert_eq!(holder(&s, f), holds);
     }
-    assert_eq!(ask(&mut s, f, 3, JobOp::Add { by: 1 }), Ok(JobTold::Pointer(7)), "it stays");
+    assert_eq!(ask(&mut s, f, 3, JobOp::Add { by: 1 }), Ok(JobReply::Pointer(7)), "it stays");
     // A rank that believes to take part learns that it was removed.
     s.as_client(client(0));
     assert_eq!(s.apply(op(f, (0, true), JobOp::Add { by: 1 })), Err(Errno::ESTALE));
@@ -109,7 +109,7 @@ fn the_lock_of_a_client_that_is_gone_is_the_next_ones() {
         s.as_client(A).expire(client(gone)).expect("expire");
     }
     // With the last of its ranks the open is removed.
-    assert_eq!(ask(&mut s, f, 5, JobOp::Add { by: 1 }), Ok(JobTold::Pointer(0)));
+    assert_eq!(ask(&mut s, f, 5, JobOp::Add { by: 1 }), Ok(JobReply::Pointer(0)));
     s.assert_sound();
 }
 
@@ -128,7 +128,7 @@ fn an_open_that_is_over_leaves_nothing() {
     // The file may be gone by then.
     s.unlink(ROOT, "f", false).expect("unlink");
     assert_eq!(ask(&mut s, f, 1, JobOp::Add { by: 1 }), Err(Errno::ESTALE));
-    assert_eq!(ask(&mut s, f, 0, JobOp::End), Ok(JobTold::Done));
+    assert_eq!(ask(&mut s, f, 0, JobOp::End), Ok(JobReply::Done));
     assert_eq!(holder(&s, f), None);
     s.assert_sound();
 }
@@ -171,8 +171,8 @@ fn opens_of_one_file_are_bounded() {
     let end = MetaOp::Job { ino: f, open: 4, rank: 0, joined: true, op: JobOp::End };
     s.apply(end).expect("end");
     assert!(add(&mut s, u64::MAX).is_ok());
-    let untrusted = Context { trusted: false, ..s.context() };
+    let untrusted = OperationContext { trusted: false, ..s.context() };
     let expire = MetaOp::ExpireClient { client: A };
-    let refused = s.meta.apply(&untrusted, &Cred::ROOT, &expire).at_once();
+    let refused = s.meta.apply(&untrusted, &Cred::ROOT, &expire).into_result();
     assert_eq!(refused, Err(Errno::EPERM));
 }

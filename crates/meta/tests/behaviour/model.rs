@@ -6,14 +6,14 @@
 
 use std::collections::BTreeMap;
 use tatami_wire::meta::RenameMode;
-use tatami_wire::{Cred, Errno, Kind};
+use tatami_wire::{Cred, Errno, InodeKind};
 
 /// A node's place in the list.
 pub type Id = usize;
 
 #[derive(Clone, Debug)]
 pub struct Node {
-    pub kind: Kind,
+    pub kind: InodeKind,
     pub mode: u16,
     pub uid: u32,
     pub gid: u32,
@@ -31,7 +31,7 @@ pub struct Node {
 /// The properties of a node that a test compares.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct View {
-    pub kind: Kind,
+    pub kind: InodeKind,
     pub mode: u16,
     pub nlink: u32,
     pub uid: u32,
@@ -55,11 +55,11 @@ const X: u16 = 1;
 impl Model {
     pub fn new(now: i64) -> Model {
         let mut model = Model { nodes: Vec::new(), now, cred: Cred::ROOT };
-        model.push(Kind::Dir, 0o755, 0);
+        model.push(InodeKind::Dir, 0o755, 0);
         model
     }
 
-    fn push(&mut self, kind: Kind, mode: u16, gid: u32) -> Id {
+    fn push(&mut self, kind: InodeKind, mode: u16, gid: u32) -> Id {
         self.nodes.push(Node {
             kind,
             mode,
@@ -83,7 +83,7 @@ impl Model {
     }
 
     fn subdirs(&self, id: Id) -> u32 {
-        let is_dir = |e: &&Id| self.nodes[**e].kind == Kind::Dir;
+        let is_dir = |e: &&Id| self.nodes[**e].kind == InodeKind::Dir;
         self.nodes[id].entries.values().filter(is_dir).count() as u32
     }
 
@@ -108,8 +108,8 @@ impl Model {
     pub fn view(&self, id: Id) -> View {
         let n = &self.nodes[id];
         let (nlink, size) = match n.kind {
-            Kind::Dir => (2 + self.subdirs(id), n.entries.len() as u64),
-            Kind::Symlink => (self.names_of(id), n.target.len() as u64),
+            InodeKind::Dir => (2 + self.subdirs(id), n.entries.len() as u64),
+            InodeKind::Symlink => (self.names_of(id), n.target.len() as u64),
             _ => (self.names_of(id), n.size),
         };
         let times = (n.atime, n.mtime, n.ctime);
@@ -120,7 +120,7 @@ impl Model {
         let n = &self.nodes[id];
         let in_group = self.cred.gid == n.gid || self.cred.groups.contains(&n.gid);
         if self.cred.uid == 0 {
-            return want & X == 0 || n.kind == Kind::Dir || n.mode & 0o111 != 0;
+            return want & X == 0 || n.kind == InodeKind::Dir || n.mode & 0o111 != 0;
         }
         let class = match () {
             () if self.cred.uid == n.uid => n.mode >> 6,
@@ -154,7 +154,7 @@ impl Model {
             return Err(Errno::EINVAL);
         }
         self.alive(dir)?;
-        if self.nodes[dir].kind != Kind::Dir {
+        if self.nodes[dir].kind != InodeKind::Dir {
             return Err(Errno::ENOTDIR);
         }
         if self.may(dir, X) { Ok(()) } else { Err(Errno::EACCES) }
@@ -189,7 +189,7 @@ impl Model {
     }
 
     fn bury(&mut self, id: Id) -> bool {
-        let last = self.nodes[id].kind == Kind::Dir || self.names_of(id) == 0;
+        let last = self.nodes[id].kind == InodeKind::Dir || self.names_of(id) == 0;
         self.nodes[id].alive &= !last;
         last
     }
@@ -208,28 +208,28 @@ impl Model {
         Ok(id)
     }
 
-    pub fn make(&mut self, dir: Id, name: &str, kind: Kind, mode: u16, umask: u16) -> Res<Id> {
+    pub fn make(&mut self, dir: Id, name: &str, kind: InodeKind, mode: u16, umask: u16) -> Res<Id> {
         self.walk(dir, name)?;
         if matches!(name, "." | "..") || self.nodes[dir].entries.contains_key(name) {
             return Err(Errno::EEXIST);
         }
         self.may_write(dir)?;
-        if kind == Kind::BlockDev && self.cred.uid != 0 {
+        if kind == InodeKind::BlockDev && self.cred.uid != 0 {
             return Err(Errno::EPERM);
         }
         let mut gid = self.cred.gid;
         let mut mode = mode;
         if self.nodes[dir].mode & 0o2000 != 0 {
             gid = self.nodes[dir].gid;
-            if kind == Kind::Dir {
+            if kind == InodeKind::Dir {
                 mode |= 0o2000;
             } else if mode & 0o2010 == 0o2010 && !self.member(gid) {
                 mode &= !0o2000;
             }
         }
-        let mode = if kind == Kind::Symlink { 0o777 } else { mode & !umask };
+        let mode = if kind == InodeKind::Symlink { 0o777 } else { mode & !umask };
         let id = self.push(kind, mode, gid);
-        if kind == Kind::Symlink {
+        if kind == InodeKind::Symlink {
             self.nodes[id].target = "target".to_owned();
         }
         self.add(dir, name, id);
@@ -243,7 +243,7 @@ impl Model {
         }
         self.may_write(dir)?;
         self.alive(id)?;
-        if self.nodes[id].kind == Kind::Dir {
+        if self.nodes[id].kind == InodeKind::Dir {
             return Err(Errno::EPERM);
         }
         self.add(dir, name, id);
@@ -257,7 +257,7 @@ impl Model {
         }
         let id = self.lookup(dir, name)?;
         self.may_remove(dir, id)?;
-        if self.nodes[id].kind == Kind::Dir {
+        if self.nodes[id].kind == InodeKind::Dir {
             return Err(Errno::EISDIR);
         }
         self.take(dir, name);
@@ -272,7 +272,7 @@ impl Model {
         }
         let id = self.lookup(dir, name)?;
         self.may_remove(dir, id)?;
-        if self.nodes[id].kind != Kind::Dir {
+        if self.nodes[id].kind != InodeKind::Dir {
             return Err(Errno::ENOTDIR);
         }
         if !self.nodes[id].entries.is_empty() {
@@ -302,7 +302,7 @@ impl Model {
             (RenameMode::Exchange, None) => return Err(Errno::ENOENT),
             _ => {}
         }
-        let is_dir = |m: &Model, id: Id| m.nodes[id].kind == Kind::Dir;
+        let is_dir = |m: &Model, id: Id| m.nodes[id].kind == InodeKind::Dir;
         if is_dir(self, source) && self.is_within(to.0, source) {
             return Err(Errno::EINVAL);
         }
@@ -362,7 +362,7 @@ impl Model {
 
     pub fn chmod(&mut self, id: Id, mode: u16) -> Res<Id> {
         self.alive(id)?;
-        if self.nodes[id].kind == Kind::Symlink {
+        if self.nodes[id].kind == InodeKind::Symlink {
             return Err(Errno::EOPNOTSUPP);
         }
         if !self.owns(id) {
@@ -398,7 +398,7 @@ impl Model {
             }
         }
         let old_gid = n.gid;
-        if n.kind != Kind::Dir {
+        if n.kind != InodeKind::Dir {
             self.strip(id, old_gid);
         }
         let n = &mut self.nodes[id];
@@ -411,8 +411,8 @@ impl Model {
     pub fn truncate(&mut self, id: Id, size: u64) -> Res<Id> {
         self.alive(id)?;
         match self.nodes[id].kind {
-            Kind::File => {}
-            Kind::Dir => return Err(Errno::EISDIR),
+            InodeKind::File => {}
+            InodeKind::Dir => return Err(Errno::EISDIR),
             _ => return Err(Errno::EINVAL),
         }
         if !self.may(id, W) {
@@ -447,9 +447,9 @@ impl Model {
     pub fn open(&self, id: Id, read: bool, write: bool) -> Res<Id> {
         self.alive(id)?;
         match self.nodes[id].kind {
-            Kind::File => {}
-            Kind::Dir => return Err(Errno::EISDIR),
-            Kind::Symlink => return Err(Errno::ELOOP),
+            InodeKind::File => {}
+            InodeKind::Dir => return Err(Errno::EISDIR),
+            InodeKind::Symlink => return Err(Errno::ELOOP),
             _ => return Err(Errno::EINVAL),
         }
         let want = if read { R } else { 0 } | if write { W } else { 0 };
@@ -458,7 +458,7 @@ impl Model {
 
     pub fn list(&self, dir: Id) -> Res<Vec<String>> {
         self.alive(dir)?;
-        if self.nodes[dir].kind != Kind::Dir {
+        if self.nodes[dir].kind != InodeKind::Dir {
             return Err(Errno::ENOTDIR);
         }
         if !self.may(dir, R) {
@@ -468,13 +468,13 @@ impl Model {
     }
 
     fn has_user_xattrs(&self, id: Id) -> bool {
-        matches!(self.nodes[id].kind, Kind::File | Kind::Dir)
+        matches!(self.nodes[id].kind, InodeKind::File | InodeKind::Dir)
     }
 
     fn may_set_xattr(&self, id: Id) -> Res<()> {
         self.alive(id)?;
         let n = &self.nodes[id];
-        let sticky_dir = n.kind == Kind::Dir && n.mode & 0o1000 != 0;
+        let sticky_dir = n.kind == InodeKind::Dir && n.mode & 0o1000 != 0;
         if !self.has_user_xattrs(id) || sticky_dir && !self.owns(id) {
             return Err(Errno::EPERM);
         }

@@ -5,8 +5,8 @@ use crate::harness::*;
 use crate::model::{Id, Model, View};
 use proptest::prelude::*;
 use std::collections::HashMap;
-use tatami_wire::meta::{NewNode, RenameMode};
-use tatami_wire::{Access, Attr, Cred, Errno, Ino, Kind, SetAttr, SetTime, Timestamp};
+use tatami_wire::meta::{InodeTemplate, RenameMode};
+use tatami_wire::{Access, Attr, Cred, Errno, Ino, InodeKind, SetAttr, SetTime, Timestamp};
 
 /// Small numbers stand for inodes, names and users; both sides resolve them alike.
 #[derive(Clone, Debug)]
@@ -110,7 +110,9 @@ impl Run {
     /// most operations begin with one.
     fn pick(&self, n: u8) -> (Ino, Id) {
         let dirs: Vec<Id> = (0..self.inos.len())
-            .filter(|id| self.model.nodes[*id].kind == Kind::Dir && self.model.nodes[*id].alive)
+            .filter(|id| {
+                self.model.nodes[*id].kind == InodeKind::Dir && self.model.nodes[*id].alive
+            })
             .collect();
         let id = if n.is_multiple_of(4) {
             usize::from(n / 4) % self.inos.len()
@@ -169,10 +171,10 @@ impl Run {
             Op::Make(d, n, kind, mode) => {
                 let (ino, id) = self.pick(d);
                 let (node, kind) = match kind % 8 {
-                    0..3 => (NewNode::Dir, Kind::Dir),
-                    3..6 => (NewNode::File(LAYOUT), Kind::File),
-                    6 => (NewNode::Symlink(name("target")), Kind::Symlink),
-                    _ => (NewNode::BlockDev(5), Kind::BlockDev),
+                    0..3 => (InodeTemplate::Dir, InodeKind::Dir),
+                    3..6 => (InodeTemplate::File(LAYOUT), InodeKind::File),
+                    6 => (InodeTemplate::Symlink(name("target")), InodeKind::Symlink),
+                    _ => (InodeTemplate::BlockDev(5), InodeKind::BlockDev),
                 };
                 let ours = self.s().make(ino, name_of(n), node, mode);
                 let model = self.model.make(id, name_of(n), kind, mode, 0o022);
@@ -288,7 +290,7 @@ impl Run {
             }
         }
         let alive = self.model.nodes.iter().filter(|n| n.alive).count();
-        assert_eq!(self.s().meta.inodes(), alive as u64);
+        assert_eq!(self.s().meta.inode_count(), alive as u64);
         self.s().assert_sound();
     }
 }

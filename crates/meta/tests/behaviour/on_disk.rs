@@ -5,15 +5,15 @@ use crate::harness::*;
 use std::ops::ControlFlow;
 use std::path::Path;
 use tatami_meta::store::{Change, Store, StoreError};
-use tatami_meta::{Context, FjallStore, Meta, OpenError, Opening};
-use tatami_wire::meta::{MetaOp, MetaReply, NewNode};
+use tatami_meta::{FjallStore, Meta, MetaOpenError, OperationContext, StoreOptions};
+use tatami_wire::meta::{InodeTemplate, MetaOp, MetaReply};
 use tatami_wire::{Cred, Errno, Timestamp, VolumeId};
 
 /// The first log of a store.
 const LOG: &str = "00000001.log";
 
 fn open(path: &Path) -> FjallStore {
-    FjallStore::open(path, Opening::default()).expect("opens")
+    FjallStore::open(path, StoreOptions::default()).expect("opens")
 }
 
 fn put(key: &str, value: &str) -> Change {
@@ -109,7 +109,7 @@ fn a_hole_in_the_log_ends_it() {
         holed[(page * 4096).max(36)..][..4096].fill(0);
         std::fs::write(copy.join(LOG), &holed).expect("write");
         let mut after = open(&copy);
-        assert!(after.cut().is_some() || page == used / 4096, "page {page}");
+        assert!(after.cut_description().is_some() || page == used / 4096, "page {page}");
         let mut found = Vec::new();
         let mut visit = |k: &[u8], _: &[u8]| {
             found.extend_from_slice(k);
@@ -183,7 +183,7 @@ fn what_leaves_the_log_for_a_table_stays_what_it_was() {
     let mut numbers = Numbers { store, now: std::collections::BTreeMap::new() };
     let mut threads = Vec::new();
     for round in 0..5 {
-        numbers.fill(round, |store| match (round, store.take_chore()) {
+        numbers.fill(round, |store| match (round, store.take_background_task()) {
             // A thread took the task and did not run it: it is made again.
             (1, chore) => drop(chore),
             (2, Some(chore)) => threads.push(std::thread::spawn(chore)),
@@ -227,11 +227,11 @@ fn a_log_that_misses_its_end_is_told() {
         store.commit(&[(n.to_be_bytes().to_vec(), Some(vec![1; 60_000]))]).expect("commit");
     }
     assert!(dir.path().join("00000002.log").exists(), "a second log has begun");
-    drop(store.take_chore());
+    drop(store.take_background_task());
     drop(store);
     let file = std::fs::OpenOptions::new().write(true).open(dir.path().join(LOG)).expect("log");
     file.set_len(1 << 20).expect("cut");
-    match FjallStore::open(dir.path(), Opening::default()).map(|_| ()) {
+    match FjallStore::open(dir.path(), StoreOptions::default()).map(|_| ()) {
         Err(StoreError::Lost { .. }) => {}
         other => panic!("not refused: {other:?}"),
     }
@@ -243,7 +243,7 @@ fn a_log_that_misses_its_end_is_told() {
 }
 
 fn accepting(path: &Path) -> FjallStore {
-    let opening = Opening { accept_loss: true, ..Opening::default() };
+    let opening = StoreOptions { accept_loss: true, ..StoreOptions::default() };
     FjallStore::open(path, opening).expect("opens with what is left")
 }
 
@@ -284,14 +284,17 @@ fn a_flipped_bit_in_the_middle_of_a_closed_log_is_told_and_can_be_accepted() {
     let (batch, log) = (20, dir.path().join(LOG));
     flip(&log, 36 + batch * 334 + 100, 3);
     let refused =
-        FjallStore::open(dir.path(), Opening::default()).map(|_| ()).expect_err("refused");
+        FjallStore::open(dir.path(), StoreOptions::default()).map(|_| ()).expect_err("refused");
     let StoreError::Lost { at, .. } = &refused else { panic!("{refused}") };
     assert_eq!(*at as usize, 36 + batch * 334);
     let told = refused.to_string();
     assert!(told.contains(LOG) && told.contains("--accept-loss"), "{told}");
     assert!(!log.with_extension("log.cut").exists(), "nothing is done before somebody decides");
     let mut store = accepting(dir.path());
-    assert!(store.lost() > 0 && store.cut().is_some_and(|cut| cut.contains("00000001.log.cut")));
+    assert!(
+        store.lost_bound() > 0
+            && store.cut_description().is_some_and(|cut| cut.contains("00000001.log.cut"))
+    );
     assert!(log.with_extension("log.cut").exists());
     // One batch is lost, and none behind it.
     expected.insert(1970u32.to_be_bytes().to_vec(), vec![1970u32 as u8 | 1; 20 + 1970 % 100]);
@@ -299,12 +302,12 @@ fn a_flipped_bit_in_the_middle_of_a_closed_log_is_told_and_can_be_accepted() {
     store.commit(&[put("next", "1")]).expect("commit");
     drop(store);
     assert!(
-        open(dir.path()).lost() > 0,
+        open(dir.path()).lost_bound() > 0,
         "until it is closed, what was counted may not have been raised"
     );
     open(dir.path()).close().expect("close");
     let store = open(dir.path());
-    assert_eq!((store.lost(), store.cut()), (0, None));
+    assert_eq!((store.lost_bound(), store.cut_description()), (0, None));
     assert_eq!(store.get(b"next").expect("get"), Some(b"1".to_vec()));
 }
 
@@ -330,7 +333,7 @@ fn what_another_thread_synced_is_missed_as_well_and_no_more() {
         let copy = dir.path().join(format!("bad-{bad}"));
         copy_tree(&live, &copy);
         flip(&copy.join(LOG), 36 + (bad - 2) * 331 + 100, 1);
-        let opened = FjallStore::open(&copy, Opening { boot: 5, ..Opening::default() });
+        let opened = FjallStore::open(&copy, StoreOptions { boot: 5, ..StoreOptions::default() });
         assert_eq!(matches!(opened, Err(StoreError::Lost { .. })), told, "batch {bad}");
         assert_eq!(opened.is_ok(), !told, "batch {bad}");
     }
@@ -348,7 +351,8 @@ fn a_log_that_is_shorter_than_what_was_synced_or_gone_is_told() {
             copy_tree(&live, &copy);
             let file = std::fs::OpenOptions::new().write(true).open(copy.join(LOG)).expect("log");
             file.set_len(length as u64).expect("cut");
-            let opened = FjallStore::open(&copy, Opening { boot: 5, ..Opening::default() });
+            let opened =
+                FjallStore::open(&copy, StoreOptions { boot: 5, ..StoreOptions::default() });
             // In the case without a close, the last two batches were not synced.
             let may_be_lost = if closed { 0 } else { 2 };
             match opened {
@@ -366,7 +370,7 @@ fn a_log_that_is_shorter_than_what_was_synced_or_gone_is_told() {
             let copy = dir.path().join(format!("{closed}-{gone}"));
             copy_tree(&live, &copy);
             std::fs::remove_file(copy.join(gone)).expect("remove");
-            let refused = FjallStore::open(&copy, Opening::default()).map(|_| ());
+            let refused = FjallStore::open(&copy, StoreOptions::default()).map(|_| ());
             assert!(matches!(refused, Err(StoreError::Lost { .. })), "{gone}: {refused:?}");
             let left = all_of(&accepting(&copy)).expect("scan");
             assert_eq!(left == expected, gone == "mark", "what is there is taken over");
@@ -426,7 +430,8 @@ fn a_flipped_bit_in_any_file_of_a_store_is_told_or_does_no_harm() {
             flip(&copy.join(&name), at, (at % 8) as u8);
             let what = format!("{} at {at} of {used}", name.display());
             let read = std::panic::catch_unwind(|| {
-                let store = FjallStore::open(&copy, Opening { boot: 5, ..Opening::default() })?;
+                let store =
+                    FjallStore::open(&copy, StoreOptions { boot: 5, ..StoreOptions::default() })?;
                 let all = all_of(&store)?;
                 // Filters and indexes are used for single keys.
                 for key in expected.keys() {
@@ -457,11 +462,11 @@ fn numbers_of_inodes_that_were_lost_are_not_given_out_again() {
     let dir = tempfile::tempdir().expect("directory");
     let now = Timestamp::from_sec(1);
     let make = |meta: &mut Meta<FjallStore>, n: u64| {
-        let ctx = Context { now, client: A, slot: 0, seq: n, trusted: true };
+        let ctx = OperationContext { now, client: A, slot: 0, seq: n, trusted: true };
         let op = MetaOp::Create {
             parent: ROOT,
             name: name(&format!("f{n}")),
-            node: NewNode::File(LAYOUT),
+            node: InodeTemplate::File(LAYOUT),
             mode: 0o644,
             umask: 0,
             exclusive: true,
@@ -480,7 +485,7 @@ fn numbers_of_inodes_that_were_lost_are_not_given_out_again() {
     // All but the header is gone, and with it the batch that recorded the allocated numbers.
     let file = std::fs::OpenOptions::new().write(true).open(dir.path().join(LOG)).expect("log");
     file.set_len(36).expect("cut");
-    assert!(FjallStore::open(dir.path(), Opening::default()).is_err());
+    assert!(FjallStore::open(dir.path(), StoreOptions::default()).is_err());
     for _ in 0..2 {
         let mut meta = Meta::open(accepting(dir.path()), config(), now).expect("opens");
         let ino = make(&mut meta, 1000);
@@ -534,7 +539,7 @@ fn copy_tree(from: &Path, to: &Path) {
 fn one_process_at_a_time() {
     let dir = tempfile::tempdir().expect("directory");
     let _store = open(dir.path());
-    match FjallStore::open(dir.path(), Opening::default()).map(|_| ()) {
+    match FjallStore::open(dir.path(), StoreOptions::default()).map(|_| ()) {
         Err(e @ StoreError::Locked { .. }) => assert!(e.to_string().contains("another process")),
         other => panic!("not locked: {other:?}"),
     }
@@ -545,7 +550,7 @@ fn a_store_of_a_newer_format_is_refused_with_a_reason() {
     let dir = tempfile::tempdir().expect("directory");
     drop(open(dir.path()));
     std::fs::write(dir.path().join("version"), b"FJL\x09").expect("write");
-    match FjallStore::open(dir.path(), Opening::default()).map(|_| ()) {
+    match FjallStore::open(dir.path(), StoreOptions::default()).map(|_| ()) {
         Err(e @ StoreError::Format { .. }) => {
             assert!(e.to_string().contains("use the version that wrote it"));
         }
@@ -558,15 +563,15 @@ fn metadata_of_a_newer_format_or_another_volume_is_refused_with_a_reason() {
     let dir = tempfile::tempdir().expect("directory");
     let now = Timestamp::from_sec(1);
     drop(Meta::open(open(dir.path()), config(), now).expect("opens"));
-    let other = tatami_meta::Config { volume: VolumeId([8; 16]), ..config() };
+    let other = tatami_meta::MetaConfig { volume: VolumeId([8; 16]), ..config() };
     let refused = Meta::open(open(dir.path()), other, now).map(|_| ()).expect_err("refused");
-    assert!(matches!(refused, OpenError::Volume { .. }));
+    assert!(matches!(refused, MetaOpenError::Volume { .. }));
     let mut store = open(dir.path());
     let mut shard = store.get(b"S").expect("get").expect("the root's commit wrote it");
     shard[8] = 11;
     store.commit(&[(b"S".to_vec(), Some(shard))]).expect("commit");
     let refused = Meta::open(store, config(), now).map(|_| ()).expect_err("refused");
-    assert!(matches!(refused, OpenError::Newer { found: 11, known: 10 }), "{refused}");
+    assert!(matches!(refused, MetaOpenError::Newer { found: 11, known: 10 }), "{refused}");
 }
 
 #[test]
@@ -589,7 +594,7 @@ fn a_store_whose_making_was_cut_short_is_made_again() {
     drop(open(dir.path()));
     std::fs::remove_file(dir.path().join("version")).expect("remove");
     let refused =
-        FjallStore::open(dir.path(), Opening::default()).map(|_| ()).expect_err("refused");
+        FjallStore::open(dir.path(), StoreOptions::default()).map(|_| ()).expect_err("refused");
     assert!(matches!(refused, StoreError::Damaged { .. }), "never deletes a finished store");
 }
 
@@ -600,11 +605,11 @@ fn a_shard_on_disk_survives_a_kill() {
     let live = dir.path().join("live");
     let now = Timestamp::from_sec(1);
     let mut meta = Meta::open(open(&live), config(), now).expect("opens");
-    let ctx = |seq| Context { now, client: A, slot: 0, seq, trusted: true };
+    let ctx = |seq| OperationContext { now, client: A, slot: 0, seq, trusted: true };
     let make = |n: u64| MetaOp::Create {
         parent: ROOT,
         name: name(&format!("f{n}")),
-        node: NewNode::File(LAYOUT),
+        node: InodeTemplate::File(LAYOUT),
         mode: 0o644,
         umask: 0,
         exclusive: true,
@@ -612,23 +617,27 @@ fn a_shard_on_disk_survives_a_kill() {
     };
     let mut last = None;
     for n in 1..=300 {
-        last = Some(meta.apply(&ctx(n), &Cred::ROOT, &make(n)).at_once().expect("create"));
+        last = Some(meta.apply(&ctx(n), &Cred::ROOT, &make(n)).into_result().expect("create"));
         if n % 10 == 0 {
             meta.commit().expect("commit");
         }
     }
-    meta.apply(&ctx(301), &Cred::ROOT, &make(301)).at_once().expect("create");
+    meta.apply(&ctx(301), &Cred::ROOT, &make(301)).into_result().expect("create");
     let copy = dir.path().join("copy");
     copy_tree(&live, &copy);
     let mut meta = Meta::open(open(&copy), config(), now).expect("opens");
-    assert_eq!(meta.inodes(), 301, "the root and 300 files: what was not committed is not there");
     assert_eq!(
-        meta.apply(&ctx(300), &Cred::ROOT, &make(300)).at_once().ok(),
+        meta.inode_count(),
+        301,
+        "the root and 300 files: what was not committed is not there"
+    );
+    assert_eq!(
+        meta.apply(&ctx(300), &Cred::ROOT, &make(300)).into_result().ok(),
         last,
         "the answer is kept too"
     );
     let check = MetaOp::Check { after: tatami_wire::Ino(0), limit: 1000, repair: false };
-    match meta.apply(&ctx(400), &Cred::ROOT, &check).at_once() {
+    match meta.apply(&ctx(400), &Cred::ROOT, &check).into_result() {
         Ok(MetaReply::Checked { findings, examined: 301, next: None }) => {
             assert!(findings.is_empty(), "{findings:#?}");
         }
@@ -674,15 +683,15 @@ fn fill(disk: &Path, can_remove: bool) {
     let mut seq = 0;
     let mut apply = |meta: &mut Meta<FjallStore>, op: MetaOp| {
         seq += 1;
-        let ctx = Context { now, client: A, slot: 0, seq, trusted: true };
-        let reply = meta.apply(&ctx, &Cred::ROOT, &op).at_once()?;
+        let ctx = OperationContext { now, client: A, slot: 0, seq, trusted: true };
+        let reply = meta.apply(&ctx, &Cred::ROOT, &op).into_result()?;
         meta.commit().map_err(|e| e.errno())?;
         Ok::<_, Errno>(reply)
     };
     let make = |n: &str| MetaOp::Create {
         parent: ROOT,
         name: name(n),
-        node: NewNode::File(LAYOUT),
+        node: InodeTemplate::File(LAYOUT),
         mode: 0o644,
         umask: 0,
         exclusive: true,
@@ -710,7 +719,7 @@ fn fill(disk: &Path, can_remove: bool) {
         }
     }
     assert_eq!(removed == 500, can_remove, "the journal is reserved or it is not");
-    assert_eq!(meta.inodes(), 501 - removed);
+    assert_eq!(meta.inode_count(), 501 - removed);
     assert_eq!(apply(&mut meta, make("no room")).err(), Some(Errno::ENOSPC));
     assert!(!meta.is_poisoned());
     // Cut before it is removed: a child that another test is starting may have it open still.
@@ -720,7 +729,7 @@ fn fill(disk: &Path, can_remove: bool) {
     apply(&mut meta, make("after")).expect("there is room again");
     drop(meta);
     let mut meta = Meta::open(open(&disk.join("store")), config(), now).expect("opens");
-    assert_eq!(meta.inodes(), 502 - removed);
+    assert_eq!(meta.inode_count(), 502 - removed);
     let lookup = MetaOp::Lookup { parent: ROOT, name: name("after") };
     assert!(apply(&mut meta, lookup).is_ok());
 }

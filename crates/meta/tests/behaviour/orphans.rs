@@ -1,8 +1,8 @@
 //! Inodes and objects that outlive their name or writer.
 
 use crate::harness::*;
-use tatami_meta::Context;
-use tatami_wire::meta::{MetaOp, MetaReply, NewNode, RenameMode};
+use tatami_meta::OperationContext;
+use tatami_wire::meta::{InodeTemplate, MetaOp, MetaReply, RenameMode};
 use tatami_wire::{Access, Cred, Errno, Ino, NodeId};
 
 #[test]
@@ -30,7 +30,7 @@ fn a_file_kept_open_lives_until_its_release() {
 /// B has it open when A removes its last name.
 #[test]
 fn a_file_that_others_have_open_stays_until_they_have_closed_it() {
-    let closed = |write: &[Ino], read: &[Ino]| MetaOp::Closed {
+    let closed = |write: &[Ino], read: &[Ino]| MetaOp::ReportClosed {
         inos: write.to_vec(),
         empty: vec![],
         read: read.to_vec(),
@@ -59,7 +59,7 @@ fn a_file_that_others_have_open_stays_until_they_have_closed_it() {
         s.meta.commit().expect("commit");
         let mut s = s.reopen();
         if reads {
-            s.meta.note_opens(B, &[f]);
+            s.meta.record_opens(B, &[f]);
         }
         s.as_client(A).apply(closed(&[f], &[f])).expect("closed");
         s.as_client(B);
@@ -91,7 +91,7 @@ fn who_has_removed_it_may_have_closed_it_before_others() {
     assert!(s.getattr(f).is_ok(), "B reads it");
     s.assert_sound();
     s.as_client(B)
-        .apply(MetaOp::Closed { inos: vec![], empty: vec![], read: vec![f] })
+        .apply(MetaOp::ReportClosed { inos: vec![], empty: vec![], read: vec![f] })
         .expect("closed");
     assert_eq!(s.getattr(f), Err(Errno::ESTALE));
     s.assert_sound();
@@ -112,9 +112,9 @@ fn readers_that_are_gone_keep_nothing() {
     s.as_client(A).unlink(ROOT, "g", false).expect("unlink");
     assert_eq!(s.getattr(g), Err(Errno::ESTALE), "who does not tell of its closes keeps nothing");
     let h = s.file(ROOT, "h").ino;
-    let stranger = Context { client: B, seq: s.seq + 1, trusted: false, ..s.context() };
-    let open = MetaOp::Open { ino: h, access: Access::READ, noted: true };
-    assert!(s.meta.apply(&stranger, &Cred::ROOT, &open).at_once().is_ok());
+    let stranger = OperationContext { client: B, seq: s.seq + 1, trusted: false, ..s.context() };
+    let open = MetaOp::Open { ino: h, access: Access::READ, registered: true };
+    assert!(s.meta.apply(&stranger, &Cred::ROOT, &open).into_result().is_ok());
     s.as_client(A).unlink(ROOT, "h", false).expect("unlink");
     assert_eq!(s.getattr(h), Err(Errno::ESTALE), "who is not trusted takes no room");
     s.assert_sound();
@@ -137,7 +137,7 @@ fn a_removed_directory_can_be_kept_and_nothing_is_made_in_it() {
     let d = s.dir(ROOT, "d").ino;
     s.rmdir(ROOT, "d", true).expect("rmdir");
     assert_eq!(s.getattr(d).map(|a| a.nlink), Ok(0));
-    assert_eq!(s.make(d, "x", NewNode::Dir, 0o755), Err(Errno::ENOENT));
+    assert_eq!(s.make(d, "x", InodeTemplate::Dir, 0o755), Err(Errno::ENOENT));
     assert_eq!(s.lookup(d, "x"), Err(Errno::ENOENT));
     assert_eq!(s.tmpfile(d), Err(Errno::ENOENT));
     let (entries, end, _) = s.page(d, 0, 10, false).expect("listing");
@@ -190,10 +190,10 @@ fn a_file_that_never_had_an_object_leaves_no_garbage() {
     let mut s = Shard::new();
     let empty = |s: &mut Shard, f| {
         s.as_client(A)
-            .apply(MetaOp::Closed { inos: vec![], empty: vec![f], read: vec![] })
+            .apply(MetaOp::ReportClosed { inos: vec![], empty: vec![f], read: vec![] })
             .expect("closed");
         s.unlink(ROOT, "f", false).expect("unlink");
-        let closed = MetaOp::Closed { inos: vec![f], empty: vec![], read: vec![] };
+        let closed = MetaOp::ReportClosed { inos: vec![f], empty: vec![], read: vec![] };
         s.as_client(B).apply(closed).expect("closed");
         let found = s.garbage(1);
         s.as_client(A).garbage_done(1, found.clone()).expect("done");
@@ -218,12 +218,12 @@ fn a_file_that_never_had_an_object_leaves_no_garbage() {
     assert!(empty(&mut s, f), "another one may have made it");
 
     let f = make(&mut s);
-    s.apply(MetaOp::Closed { inos: vec![f], empty: vec![], read: vec![] }).expect("closed");
+    s.apply(MetaOp::ReportClosed { inos: vec![f], empty: vec![], read: vec![] }).expect("closed");
     s.open(f, Access::WRITE).expect("open");
     assert!(empty(&mut s, f), "it may be from the first time");
 
     let f = make(&mut s);
-    s.apply(MetaOp::Closed { inos: vec![], empty: vec![f], read: vec![] }).expect("closed");
+    s.apply(MetaOp::ReportClosed { inos: vec![], empty: vec![f], read: vec![] }).expect("closed");
     s.as_client(B).open(f, Access::WRITE).expect("open");
     assert!(empty(&mut s, f), "who has closed it knows nothing of what comes later");
 
@@ -283,7 +283,7 @@ fn a_client_with_much_is_released_in_steps() {
         assert!(steps < 10, "it ends");
     }
     assert!(steps > 1, "more than one step's worth");
-    assert_eq!(s.meta.inodes(), 1 + 4000);
+    assert_eq!(s.meta.inode_count(), 1 + 4000);
     s.assert_sound();
 }
 

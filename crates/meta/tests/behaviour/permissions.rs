@@ -1,7 +1,7 @@
 //! Permissions on entries.
 
 use crate::harness::*;
-use tatami_wire::meta::{MetaOp, NewNode, RenameMode};
+use tatami_wire::meta::{InodeTemplate, MetaOp, RenameMode};
 use tatami_wire::{Errno, NodeId};
 
 #[test]
@@ -17,14 +17,14 @@ fn searching_needs_execute_and_changing_needs_write_too() {
     assert_eq!(s.unlink(d, "f", false), Err(Errno::EACCES));
     s.as_user(member(11, &[10]));
     assert_eq!(s.lookup(d, "f").map(|a| a.ino), Ok(f));
-    assert_eq!(s.make(d, "g", NewNode::Dir, 0o755), Err(Errno::EACCES));
-    assert_eq!(s.make(d, "f", NewNode::Dir, 0o755), Err(Errno::EEXIST), "first what is seen");
+    assert_eq!(s.make(d, "g", InodeTemplate::Dir, 0o755), Err(Errno::EACCES));
+    assert_eq!(s.make(d, "f", InodeTemplate::Dir, 0o755), Err(Errno::EEXIST), "first what is seen");
     assert_eq!(s.unlink(d, "f", false), Err(Errno::EACCES));
     assert_eq!(s.link(f, d, "g"), Err(Errno::EACCES));
     assert_eq!(s.tmpfile(d), Err(Errno::EACCES));
     assert_eq!(s.rename((d, "f"), (d, "g"), RenameMode::Replace), Err(Errno::EACCES));
     s.as_user(user(10));
-    assert!(s.make(d, "g", NewNode::Dir, 0o755).is_ok());
+    assert!(s.make(d, "g", InodeTemplate::Dir, 0o755).is_ok());
     assert!(s.unlink(d, "f", false).is_ok());
     s.assert_sound();
 }
@@ -67,7 +67,7 @@ fn setgid_directories_hand_on_their_group() {
     s.as_user(user(10));
     let sub = s.dir(d, "sub");
     assert_eq!((sub.gid, sub.mode), (30, 0o2755));
-    let f = s.make(d, "f", NewNode::File(LAYOUT), 0o2777).expect("file");
+    let f = s.make(d, "f", InodeTemplate::File(LAYOUT), 0o2777).expect("file");
     assert_eq!((f.gid, f.mode), (30, 0o755), "no setgid for a group one is not in");
     assert_eq!(s.tmpfile(d).map(|t| t.gid), Ok(30));
 }
@@ -90,9 +90,9 @@ fn housekeeping_is_for_nodes() {
     let mut s = Shard::new();
     let mut ctx = s.context();
     ctx.trusted = false;
-    let garbage = MetaOp::Garbage { node: NodeId(0), limit: 1 };
-    for op in [garbage, MetaOp::Clients, MetaOp::ExpireClient { client: B }] {
-        assert_eq!(s.meta.apply(&ctx, &s.cred, &op).at_once(), Err(Errno::EPERM));
+    let garbage = MetaOp::ListGarbage { node: NodeId(0), limit: 1 };
+    for op in [garbage, MetaOp::ListClients, MetaOp::ExpireClient { client: B }] {
+        assert_eq!(s.meta.apply(&ctx, &s.cred, &op).into_result(), Err(Errno::EPERM));
     }
 }
 

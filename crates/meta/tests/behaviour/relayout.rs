@@ -5,7 +5,7 @@ use crate::harness::*;
 use proptest::prelude::*;
 use tatami_layout::{PieceTiles, Shape, View};
 use tatami_wire::meta::{DataState, MetaOp, MetaReply};
-use tatami_wire::tiles::{NewPiece, RESERVE_MAX};
+use tatami_wire::tiles::{NewPiece, RESERVE_PIECES_MAX};
 use tatami_wire::{Access, Attr, Errno, Ino, Layout, NodeId, Piece, Timestamp};
 
 impl Shard {
@@ -63,7 +63,7 @@ fn striped(s: &mut Shard) -> Ino {
     let pieces = vec![stripe(first, 0, 0, stamp + 1, 50), stripe(first + 1, 2, 1, stamp + 1, 50)];
     let attr = s.relayout(ino, pieces, (1, first + 2), 0).expect("laid out");
     assert_eq!((attr.size, attr.blocks), (100, 16));
-    assert_eq!(attr.layout, Layout::over(NodeId(1), Piece::bytes_of(first + 2), true));
+    assert_eq!(attr.layout, Layout::with_base(NodeId(1), Piece::of_bytes(first + 2), true));
     ino
 }
 
@@ -87,7 +87,7 @@ fn a_whole_file_is_striped_and_made_whole_again() {
     assert!(s.dropped(0).is_empty(), "not garbage yet");
     assert_eq!(s.getattr(ino), Ok(before), "nobody sees what is set aside");
     let attr = s.make_whole(ino, 0, first, 100).expect("whole");
-    assert_eq!(attr.layout, Layout::over(NodeId(0), Piece::bytes_of(first), false));
+    assert_eq!(attr.layout, Layout::with_base(NodeId(0), Piece::of_bytes(first), false));
     assert_eq!(attr.size, 100);
     assert!(s.tiles(ino, 10).pieces.is_empty());
     assert!(s.tiles(ino, 10).version > page.version, "who knew the tiles must see it");
@@ -141,7 +141,8 @@ fn whoever_could_change_bytes_is_in_the_way() {
             Box::new(move |s| {
                 let (first, _) = s.as_client(B).add_pieces(ino, &[(0, 1)]).expect("pieces");
                 let tiles = stripe(first, 0, 0, 1 << 60, 10).tiles;
-                let part = tatami_wire::tiles::Part { piece: first, tiles, blocks: 1, close: true };
+                let part =
+                    tatami_wire::tiles::PieceUpdate { piece: first, tiles, blocks: 1, close: true };
                 s.publish(ino, vec![part]).expect("published");
             }),
         ),
@@ -181,8 +182,8 @@ fn what_is_set_aside_is_garbage_when_its_client_is_gone() {
     s.meta.commit().expect("commit");
     let mut s = s.reopen();
     assert!(s.dropped(0).is_empty());
-    let flux = MetaOp::InFlux { node: NodeId(0), inos: vec![ino] };
-    assert_eq!(s.apply(flux), Ok(MetaReply::InFlux(vec![ino])), "a check must not mind");
+    let flux = MetaOp::ListInFlight { node: NodeId(0), inos: vec![ino] };
+    assert_eq!(s.apply(flux), Ok(MetaReply::InFlight(vec![ino])), "a check must not mind");
     // A client that died.
     s.expire(A).expect("expired");
     assert_eq!((s.dropped(0), s.dropped(2)), (vec![(ino, 1)], vec![(ino, 3)]));
@@ -195,7 +196,7 @@ fn what_is_set_aside_is_garbage_when_its_client_is_gone() {
     s.meta.take_garbage_nodes();
     s.commit(ino, None, true).expect("closed");
     assert_eq!(s.meta.take_garbage_nodes(), [NodeId(0)], "housekeeping is worth a nudge");
-    assert_eq!(s.dropped(0), [(ino, 1), (ino, Piece::bytes_of(mine).0)]);
+    assert_eq!(s.dropped(0), [(ino, 1), (ino, Piece::of_bytes(mine).0)]);
     // And one whose file was removed.
     s.open(ino, Access::BOTH).expect("open");
     s.reserve(ino, &[3]).expect("set aside");
@@ -211,7 +212,7 @@ fn what_does_not_fit_is_refused() {
     let dir = s.dir(ROOT, "d").ino;
     assert_eq!(s.reserve(dir, &[0]), Err(Errno::EINVAL));
     assert_eq!(s.reserve(ino, &[]), Err(Errno::EINVAL));
-    assert_eq!(s.reserve(ino, &[0; RESERVE_MAX + 1]), Err(Errno::EINVAL));
+    assert_eq!(s.reserve(ino, &[0; RESERVE_PIECES_MAX + 1]), Err(Errno::EINVAL));
     assert_eq!(s.make_whole(ino, 0, 1, 100), Err(Errno::EBUSY), "nothing was set aside");
     let (first, stamp) = s.reserve(ino, &[0, 2, 1]).expect("set aside");
     let (one, two) = (stripe(first, 0, 0, stamp + 1, 50), stripe(first + 1, 2, 1, stamp + 1, 50));
@@ -308,9 +309,9 @@ proptest! {
                 Step::Pieces(node) => {
                     let (first, stamp) = s.as_client(B).add_pieces(ino, &[(node, 1)]).expect("pieces");
                     let tiles = stripe(first, node, 0, stamp + 1, 40).tiles;
-                    let part = tatami_wire::tiles::Part { piece: first, tiles, blocks: 1, close: true };
+                    let part = tatami_wire::tiles::PieceUpdate { piece: first, tiles, blocks: 1, close: true };
                     s.publish(ino, vec![part]).expect("published");
-                    all.push((node, Piece::bytes_of(first).0));
+                    all.push((node, Piece::of_bytes(first).0));
                     aside = aside.map(|(piece, node, _)| (piece, node, false));
                 }
                 Step::Reserve(node) => {
@@ -319,7 +320,7 @@ proptest! {
                     prop_assert_eq!(made.is_ok(), open == [false, true] && !unsettled);
                     if let Ok((piece, _)) = made {
                         aside = Some((piece, node, true));
-                        all.push((node, Piece::bytes_of(piece).0));
+                        all.push((node, Piece::of_bytes(piece).0));
                     }
                 }
                 Step::Relayout => {
@@ -330,7 +331,7 @@ proptest! {
                     prop_assert_eq!(done.is_ok(), good && open == [false, true] && !unsettled);
                     if let Ok(attr) = done {
                         prop_assert_eq!(attr.size, before.size);
-                        prop_assert_eq!(attr.layout, Layout::over(NodeId(node), Piece::bytes_of(piece), false));
+                        prop_assert_eq!(attr.layout, Layout::with_base(NodeId(node), Piece::of_bytes(piece), false));
                         aside = None;
                         open = [false, false];
                     } else {
@@ -356,7 +357,7 @@ proptest! {
         s.expire(B).expect("expired");
         let layout = s.getattr(ino).expect("attributes").layout;
         let mut used = vec![(layout.node().0, layout.base().0)];
-        used.extend(s.tiles(ino, 9).pieces.iter().map(|p| (p.node.0, Piece::bytes_of(p.piece).0)));
+        used.extend(s.tiles(ino, 9).pieces.iter().map(|p| (p.node.0, Piece::of_bytes(p.piece).0)));
         for (node, object) in all {
             let garbage = s.dropped(node).contains(&(ino, object));
             prop_assert_eq!(garbage, !used.contains(&(node, object)), "{} on {}", object, node);

@@ -2,10 +2,12 @@
 
 use crate::harness::*;
 use proptest::prelude::*;
-use tatami_layout::{Index, PieceTiles, Shape, View};
+use tatami_layout::{PieceTiles, Shape, TileIndex, View};
 use tatami_meta::store::Store;
 use tatami_wire::meta::{DataState, MetaOp, MetaReply};
-use tatami_wire::tiles::{ADD_MAX, Cut, Growth, PIECES_MAX, Page, Part, PieceInfo};
+use tatami_wire::tiles::{
+    ADD_PIECES_MAX, Cut, PIECES_MAX, PieceGrowth, PieceInfo, PieceUpdate, TilePage,
+};
 use tatami_wire::{Access, Attr, Errno, Ino, NodeId, Piece, SetAttr, Timestamp};
 
 impl Shard {
@@ -17,22 +19,27 @@ impl Shard {
         }
     }
 
-    pub fn publish(&mut self, ino: Ino, parts: Vec<Part>) -> Result<Attr, Errno> {
+    pub fn publish(&mut self, ino: Ino, parts: Vec<PieceUpdate>) -> Result<Attr, Errno> {
         self.publish_cuts(ino, parts, Vec::new())
     }
 
-    fn publish_cuts(&mut self, ino: Ino, parts: Vec<Part>, cuts: Vec<Cut>) -> Result<Attr, Errno> {
-        match self.apply(MetaOp::Publish { ino, parts, cuts, base: None })? {
+    fn publish_cuts(
+        &mut self,
+        ino: Ino,
+        parts: Vec<PieceUpdate>,
+        cuts: Vec<Cut>,
+    ) -> Result<Attr, Errno> {
+        match self.apply(MetaOp::Publish { ino, updates: parts, cuts, base: None })? {
             MetaReply::Attr(attr) => Ok(attr),
             other => panic!("not attributes: {other:?}"),
         }
     }
 
-    pub fn tiles(&mut self, ino: Ino, step: u32) -> Page {
-        let mut all = Page::default();
+    pub fn tiles(&mut self, ino: Ino, step: u32) -> TilePage {
+        let mut all = TilePage::default();
         let mut after = 0;
         loop {
-            match self.apply(MetaOp::Tiles { ino, after, limit: step }) {
+            match self.apply(MetaOp::ListTiles { ino, after, limit: step }) {
                 Ok(MetaReply::Tiles(mut page)) => {
                     after = page.pieces.last().map_or(after, |p| p.piece);
                     page.pieces.splice(0..0, std::mem::take(&mut all.pieces));
@@ -48,7 +55,7 @@ impl Shard {
     }
 
     pub fn dropped(&mut self, node: u16) -> Vec<(Ino, u32)> {
-        match self.apply(MetaOp::GarbagePieces { node: NodeId(node), limit: 100 }) {
+        match self.apply(MetaOp::ListGarbagePieces { node: NodeId(node), limit: 100 }) {
             Ok(MetaReply::GarbagePieces(found)) => {
                 found.into_iter().map(|(ino, object)| (ino, object.0)).collect()
             }
@@ -78,23 +85,23 @@ fn strided(rank: u32, stamp: u64, len: u64) -> Vec<u8> {
 /// One run of bytes.
 fn run(rank: u32, stamp: u64, offset: u64, len: u64) -> Vec<u8> {
     let mut tiles = PieceTiles::new(rank);
-    let view = tiles.add_view(&View::bytes()).expect("added");
+    let view = tiles.add_view(&View::all_bytes()).expect("added");
     tiles.append(stamp, view, offset, len, 0).expect("appended");
     tiles.encode()
 }
 
-fn part(piece: u32, tiles: Vec<u8>, close: bool) -> Part {
-    Part { piece, tiles: tiles.into(), blocks: 8, close }
+fn part(piece: u32, tiles: Vec<u8>, close: bool) -> PieceUpdate {
+    PieceUpdate { piece, tiles: tiles.into(), blocks: 8, close }
 }
 
-fn index(page: &Page) -> Index {
+fn index(page: &TilePage) -> TileIndex {
     let decode = |p: &PieceInfo| match p.tiles.is_empty() {
         true => PieceTiles::new(0),
         false => PieceTiles::decode(&p.tiles).expect("reads"),
     };
-    let pieces = page.pieces.iter().map(|p| (Piece::bytes_of(p.piece), decode(p))).collect();
-    let cuts = page.cuts.iter().map(|c| tatami_layout::Cut { stamp: c.stamp, size: c.size });
-    Index::with_base(pieces, cuts.collect(), page.base_size, u64::MAX)
+    let pieces = page.pieces.iter().map(|p| (Piece::of_bytes(p.piece), decode(p))).collect();
+    let cuts = page.cuts.iter().map(|c| tatami_layout::TileCut { stamp: c.stamp, size: c.size });
+    TileIndex::with_base(pieces, cuts.collect(), page.base_size, u64::MAX)
 }
 
 /// Returns a file of 100 bytes that client A has open for writing, with four open pieces.
@@ -115,7 +122,7 @@ fn a_file_becomes_tiled_and_grows_with_its_tiles() {
     assert_eq!((attr.layout.node(), attr.size), (LAYOUT.node(), 100), "the base is where it was");
     let page = s.tiles(ino, 3);
     let nodes: Vec<_> = page.pieces.iter().map(|p| (p.piece, p.node.0, p.growth)).collect();
-    let open = Growth::Open;
+    let open = PieceGrowth::Open;
     assert_eq!(nodes, [(1, 0, open), (2, 1, open), (3, 2, open), (4, 2, open)]);
     let parts = (0..4).map(|r| part(first + r, strided(r, stamp + 1, 80), false)).collect();
     let attr = s.publish(ino, parts).expect("published");
@@ -138,7 +145,7 @@ fn a_file_becomes_tiled_and_grows_with_its_tiles() {
     };
     assert_eq!(s.getattr(ino).expect("attributes").size, 640);
     assert_eq!(s.tiles(ino, 100).pieces.len(), 4);
-    let done = MetaOp::GarbagePiecesDone { node: NodeId(2), pieces: vec![(ino, Piece(6))] };
+    let done = MetaOp::ReportPiecesRemoved { node: NodeId(2), pieces: vec![(ino, Piece(6))] };
     assert_eq!(s.apply(done), Ok(MetaReply::Done));
     assert_eq!(s.dropped(2), [(ino, 8)]);
     s.assert_sound();
@@ -151,7 +158,7 @@ fn what_no_writer_could_have_is_refused() {
     let dir = s.dir(ROOT, "d").ino;
     assert_eq!(s.add_pieces(dir, &[(0, 1)]), Err(Errno::EINVAL));
     assert_eq!(s.add_pieces(ino, &[]), Err(Errno::EINVAL));
-    assert_eq!(s.add_pieces(ino, &[(0, ADD_MAX), (1, 1)]), Err(Errno::EINVAL));
+    assert_eq!(s.add_pieces(ino, &[(0, ADD_PIECES_MAX), (1, 1)]), Err(Errno::EINVAL));
     assert_eq!(s.add_pieces(ino, &[(0, u32::MAX), (1, u32::MAX)]), Err(Errno::EINVAL));
     let good = || run(0, stamp + 1, 0, 10);
     assert_eq!(s.publish(ino, vec![part(9, good(), false)]), Err(Errno::ESTALE));
@@ -177,8 +184,8 @@ fn what_no_writer_could_have_is_refused() {
 fn a_file_has_only_so_many_pieces() {
     let mut s = Shard::new();
     let ino = s.create_open(ROOT, "f", Access::BOTH).expect("create").0.ino;
-    for _ in 0..PIECES_MAX / ADD_MAX {
-        s.add_pieces(ino, &[(0, ADD_MAX)]).expect("pieces");
+    for _ in 0..PIECES_MAX / ADD_PIECES_MAX {
+        s.add_pieces(ino, &[(0, ADD_PIECES_MAX)]).expect("pieces");
     }
     assert_eq!(s.add_pieces(ino, &[(0, 1)]), Err(Errno::EFBIG));
 }
@@ -199,7 +206,7 @@ fn a_cut_takes_tiles_and_what_comes_later_stays() {
     assert_eq!(attr.expect("published").size, 910, "written after the cuts");
     let page = s.tiles(ino, 9);
     let found = index(&page).lookup(550, 400);
-    assert_eq!(found[0].piece, Some(Piece::bytes_of(first)));
+    assert_eq!(found[0].piece, Some(Piece::of_bytes(first)));
     assert_eq!(found[0].len, 50, "up to the first cut");
     assert_eq!(found.last().map(|f| (f.file_offset, f.len)), Some((900, 10)));
     let cuts = vec![Cut { stamp: stamp + 5, size: 20 }];
@@ -255,8 +262,8 @@ fn a_dead_writers_pieces_are_to_be_settled() {
     s.expire(A).expect("expired");
     assert_eq!(s.unsettled(), [ino]);
     let growth: Vec<_> = s.as_client(B).tiles(ino, 9).pieces.iter().map(|p| p.growth).collect();
-    let lost = Growth::Abandoned;
-    assert_eq!(growth, [Growth::Closed, lost, lost, lost]);
+    let lost = PieceGrowth::Abandoned;
+    assert_eq!(growth, [PieceGrowth::Closed, lost, lost, lost]);
     // Housekeeping reports the content of their journals, then the size of the base.
     let parts = vec![
         part(2, run(1, stamp + 1, 500, 500), true),
@@ -354,7 +361,7 @@ fn breaks(what: &str, damage: impl Fn(&mut Shard, Ino)) {
 }
 
 fn set(s: &mut Shard, key: Vec<u8>, value: Option<Vec<u8>>) {
-    s.meta.store_mut().corrupt(&(key, value));
+    s.meta.store_mut().corrupt_pair(&(key, value));
 }
 
 fn edit(s: &mut Shard, key: Vec<u8>, edit: impl Fn(&mut Vec<u8>)) {

@@ -1,8 +1,8 @@
 //! Extended attributes and access control lists.
 
 use crate::harness::*;
-use tatami_wire::meta::{MetaOp, NewNode, XattrMode};
-use tatami_wire::{Access, Attached, Errno};
+use tatami_wire::meta::{InodeTemplate, MetaOp, XattrMode};
+use tatami_wire::{Access, Errno, XattrClass};
 
 const ACCESS: &str = "system.posix_acl_access";
 const DEFAULT: &str = "system.posix_acl_default";
@@ -87,7 +87,7 @@ fn namespaces_have_their_owners() {
     s.as_root().chmod(f, 0o600).expect("chmod");
     assert_eq!(s.as_user(user(5)).getxattr(f, "user.u"), Err(Errno::EACCES));
     s.as_root();
-    let link = s.make(ROOT, "l", NewNode::Symlink(name("f")), 0o777).expect("link").ino;
+    let link = s.make(ROOT, "l", InodeTemplate::Symlink(name("f")), 0o777).expect("link").ino;
     assert_eq!(s.setxattr(link, "user.u", b"1"), Err(Errno::EPERM), "no user attributes on links");
     assert_eq!(s.getxattr(link, "user.u"), Err(Errno::ENODATA));
     assert!(s.setxattr(link, "trusted.t", b"1").is_ok());
@@ -102,7 +102,7 @@ fn a_list_sets_the_mode_and_the_mode_sets_the_list() {
     let f = s.file(ROOT, "f").ino;
     s.setxattr(f, ACCESS, &for_user_7(6, 6)).expect("set");
     let attr = s.getattr(f).expect("attr");
-    assert_eq!((attr.mode, attr.attached == Attached::Acl), (0o760, true));
+    assert_eq!((attr.mode, attr.xattr_class == XattrClass::Acl), (0o760, true));
     assert_eq!(s.getxattr(f, ACCESS), Ok(for_user_7(6, 6)));
     assert_eq!(s.listxattr(f), Ok(vec![ACCESS.into()]));
     s.chmod(f, 0o740).expect("chmod");
@@ -112,7 +112,10 @@ fn a_list_sets_the_mode_and_the_mode_sets_the_list() {
     assert_eq!(s.open(f, Access::WRITE).map(|_| ()), Err(Errno::EACCES));
     assert_eq!(s.as_user(user(8)).open(f, Access::READ).map(|_| ()), Err(Errno::EACCES));
     s.as_root().removexattr(f, ACCESS).expect("remove");
-    assert_eq!(s.getattr(f).map(|a| (a.mode, a.attached == Attached::Acl)), Ok((0o740, false)));
+    assert_eq!(
+        s.getattr(f).map(|a| (a.mode, a.xattr_class == XattrClass::Acl)),
+        Ok((0o740, false))
+    );
     assert_eq!(s.removexattr(f, ACCESS), Err(Errno::ENODATA));
     assert_eq!(s.getxattr(f, ACCESS), Err(Errno::ENODATA));
     s.assert_sound();
@@ -122,16 +125,16 @@ fn a_list_sets_the_mode_and_the_mode_sets_the_list() {
 fn attributes_tell_what_hangs_on_an_inode() {
     let mut s = Shard::new();
     let f = s.file(ROOT, "f").ino;
-    let attached = |s: &mut Shard| s.getattr(f).map(|attr| attr.attached);
-    assert_eq!(attached(&mut s), Ok(Attached::Nothing));
+    let attached = |s: &mut Shard| s.getattr(f).map(|attr| attr.xattr_class);
+    assert_eq!(attached(&mut s), Ok(XattrClass::NoXattr));
     s.setxattr(f, "user.a", b"1").expect("set");
-    assert_eq!(attached(&mut s), Ok(Attached::Xattrs));
+    assert_eq!(attached(&mut s), Ok(XattrClass::Xattrs));
     s.setxattr(f, ACCESS, &for_user_7(6, 6)).expect("set");
-    assert_eq!(attached(&mut s), Ok(Attached::Acl));
+    assert_eq!(attached(&mut s), Ok(XattrClass::Acl));
     s.removexattr(f, ACCESS).expect("remove");
-    assert_eq!(attached(&mut s), Ok(Attached::Xattrs));
+    assert_eq!(attached(&mut s), Ok(XattrClass::Xattrs));
     s.removexattr(f, "user.a").expect("remove");
-    assert_eq!(attached(&mut s), Ok(Attached::Nothing));
+    assert_eq!(attached(&mut s), Ok(XattrClass::NoXattr));
 }
 
 #[test]
@@ -140,7 +143,10 @@ fn a_list_that_says_no_more_than_the_mode_becomes_the_mode() {
     let f = s.file(ROOT, "f").ino;
     let plain = acl(&[(1, 6, NO_ID), (4, 4, NO_ID), (0x20, 4, NO_ID)]);
     s.setxattr(f, ACCESS, &plain).expect("set");
-    assert_eq!(s.getattr(f).map(|a| (a.mode, a.attached == Attached::Acl)), Ok((0o644, false)));
+    assert_eq!(
+        s.getattr(f).map(|a| (a.mode, a.xattr_class == XattrClass::Acl)),
+        Ok((0o644, false))
+    );
     assert_eq!(s.getxattr(f, ACCESS), Err(Errno::ENODATA));
 }
 
@@ -156,7 +162,7 @@ fn lists_are_the_owners_and_must_be_valid() {
     assert_eq!(s.setxattr(f, ACCESS, &acl(&[(1, 7, NO_ID)])), Err(Errno::EINVAL));
     assert_eq!(s.setxattr(f, DEFAULT, &for_user_7(7, 7)), Err(Errno::EACCES), "not a directory");
     s.as_root();
-    let link = s.make(ROOT, "l", NewNode::Symlink(name("f")), 0o777).expect("link").ino;
+    let link = s.make(ROOT, "l", InodeTemplate::Symlink(name("f")), 0o777).expect("link").ino;
     assert_eq!(s.setxattr(link, ACCESS, &for_user_7(7, 7)), Err(Errno::EOPNOTSUPP));
 }
 
@@ -166,8 +172,8 @@ fn a_default_list_is_inherited_instead_of_the_umask() {
     let d = s.dir(ROOT, "d").ino;
     s.setxattr(d, DEFAULT, &for_user_7(7, 7)).expect("set");
     assert_eq!(s.getattr(d).map(|a| a.mode), Ok(0o755), "it says nothing of the directory itself");
-    let f = s.make(d, "f", NewNode::File(LAYOUT), 0o666).expect("file");
-    assert_eq!((f.mode, f.attached == Attached::Acl), (0o660, true));
+    let f = s.make(d, "f", InodeTemplate::File(LAYOUT), 0o666).expect("file");
+    assert_eq!((f.mode, f.xattr_class == XattrClass::Acl), (0o660, true));
     let access =
         acl(&[(1, 6, NO_ID), (2, 7, 7), (4, 5, NO_ID), (0x10, 6, NO_ID), (0x20, 0, NO_ID)]);
     assert_eq!(s.getxattr(f.ino, ACCESS), Ok(access));
@@ -176,8 +182,8 @@ fn a_default_list_is_inherited_instead_of_the_umask() {
     assert_eq!(sub.mode, 0o770);
     assert_eq!(s.getxattr(sub.ino, DEFAULT), Ok(for_user_7(7, 7)));
     assert_eq!(s.getxattr(sub.ino, ACCESS), Ok(for_user_7(7, 7)));
-    let link = s.make(d, "l", NewNode::Symlink(name("f")), 0o777).expect("link");
-    assert_eq!((link.mode, link.attached == Attached::Acl), (0o777, false));
+    let link = s.make(d, "l", InodeTemplate::Symlink(name("f")), 0o777).expect("link");
+    assert_eq!((link.mode, link.xattr_class == XattrClass::Acl), (0o777, false));
     s.removexattr(d, DEFAULT).expect("remove");
     assert_eq!(s.file(d, "g").mode, 0o644, "the umask again");
     s.meta.commit().expect("commit");

@@ -5,18 +5,18 @@ use crate::checking::{assert_sound, create};
 use crate::cluster::{Cluster, LAYOUT, ROOT, executor, name};
 use crate::same::dir;
 use std::collections::BTreeSet;
-use tatami_wire::act::{Act, Acted, Left};
-use tatami_wire::meta::{MetaOp, MetaReply, NewNode};
+use tatami_wire::batch::{BatchOp, BatchResult, RetainedEntry};
+use tatami_wire::meta::{InodeTemplate, MetaOp, MetaReply};
 use tatami_wire::{Cred, Errno, Ino};
 
-fn file(parent: Ino, n: &str) -> Act {
-    let (name, node) = (name(n), NewNode::File(LAYOUT));
-    Act::Create { parent, name, node, mode: 0o644, umask: 0, exclusive: true, open: None }
+fn file(parent: Ino, n: &str) -> BatchOp {
+    let (name, node) = (name(n), InodeTemplate::File(LAYOUT));
+    BatchOp::Create { parent, name, node, mode: 0o644, umask: 0, exclusive: true, open: None }
 }
 
-fn act(cluster: &mut Cluster, client: u8, acts: Vec<Act>) -> Vec<Acted> {
-    match cluster.call(client, &Cred::ROOT, MetaOp::Acts { acts }) {
-        Ok(MetaReply::Acted(all)) => all,
+fn act(cluster: &mut Cluster, client: u8, acts: Vec<BatchOp>) -> Vec<BatchResult> {
+    match cluster.call(client, &Cred::ROOT, MetaOp::Batch { operations: acts }) {
+        Ok(MetaReply::BatchResults(all)) => all,
         other => panic!("no acts: {other:?}"),
     }
 }
@@ -33,14 +33,14 @@ fn an_act_that_needs_others_is_left_alone() {
     // It has no entries yet: it is embedded, and not at its owner shard.
     let young = loop {
         let n = format!("young{}", cluster.now);
-        let (node, parent) = (NewNode::Dir, ROOT);
+        let (node, parent) = (InodeTemplate::Dir, ROOT);
         let (mode, umask, exclusive) = (0o755, 0, true);
         let op =
             MetaOp::Create { parent, name: name(&n), node, mode, umask, exclusive, open: None };
         let Ok(MetaReply::Created { attr, .. }) = cluster.call(1, &Cred::ROOT, op) else {
             panic!("no directory")
         };
-        if cluster.map.owner(attr.ino.shard()) == Some(executor(1)) {
+        if cluster.map.owner(attr.ino.owner_shard()) == Some(executor(1)) {
             break attr.ino;
         }
     };
@@ -52,14 +52,14 @@ fn an_act_that_needs_others_is_left_alone() {
             file(d, "a"),
             file(young, "b"),
             file(other, "c"),
-            Act::GetAttr { ino: other },
-            Act::Find { parent: d, name: name("a") },
+            BatchOp::GetAttr { ino: other },
+            BatchOp::LookupEntry { parent: d, name: name("a") },
         ],
     );
-    assert!(matches!(told[0], Acted::Created { .. }));
-    assert_eq!(told[1], Acted::Alone);
-    assert_eq!(told[2..4], [Acted::Elsewhere, Acted::Elsewhere]);
-    assert!(matches!(told[4], Acted::Attr(_)));
+    assert!(matches!(told[0], BatchResult::Created { .. }));
+    assert_eq!(told[1], BatchResult::NeedsOtherNodes);
+    assert_eq!(told[2..4], [BatchResult::WrongShard, BatchResult::WrongShard]);
+    assert!(matches!(told[4], BatchResult::Attr(_)));
     assert_eq!(cluster.messages, messages);
     // A file that has come from another node.
     let rename = MetaOp::Rename {
@@ -76,12 +76,12 @@ fn an_act_that_needs_others_is_left_alone() {
         &mut cluster,
         1,
         vec![
-            Act::Unlink { parent: other, name: name("a"), keep: false },
-            Act::Find { parent: other, name: name("a") },
+            BatchOp::Unlink { parent: other, name: name("a"), keep: false },
+            BatchOp::LookupEntry { parent: other, name: name("a") },
         ],
     );
-    assert_eq!(told[0], Acted::Alone);
-    assert!(matches!(told[1], Acted::Leads(_)));
+    assert_eq!(told[0], BatchResult::NeedsOtherNodes);
+    assert!(matches!(told[1], BatchResult::Referral(_)));
     assert_sound(&mut cluster);
 }
 
@@ -95,18 +95,25 @@ fn a_split_directory_is_told_of() {
         |from: u32| (from..from + 200).map(|n| file(d, &format!("file{n}"))).collect::<Vec<_>>();
     let told = act(&mut cluster, 1, many(0));
     // No more files are made at once than a split can handle.
-    let made = told.iter().filter(|acted| matches!(acted, Acted::Created { .. })).count();
+    let made = told.iter().filter(|acted| matches!(acted, BatchResult::Created { .. })).count();
     assert!((7..=24).contains(&made), "{made}");
-    assert!(told[made..].iter().all(|acted| *acted == Acted::Later));
+    assert!(told[made..].iter().all(|acted| *acted == BatchResult::Busy));
     cluster.quiet();
     let told = act(&mut cluster, 2, many(200));
-    let parted = told.iter().filter(|acted| matches!(acted, Acted::Parted { .. })).count();
+    let parted =
+        told.iter().filter(|acted| matches!(acted, BatchResult::WrongPartition { .. })).count();
     assert!(parted > 100, "{told:?}");
     cluster.quiet();
     // An older client that looks up existing names.
-    let finds = (0..made).map(|n| Act::Find { parent: d, name: name(&format!("file{n}")) });
+    let finds =
+        (0..made).map(|n| BatchOp::LookupEntry { parent: d, name: name(&format!("file{n}")) });
     let told = act(&mut cluster, 3, finds.collect());
-    assert!(told.iter().all(|acted| matches!(acted, Acted::Parted { .. } | Acted::Attr(_))));
+    assert!(
+        told.iter().all(|acted| matches!(
+            acted,
+            BatchResult::WrongPartition { .. } | BatchResult::Attr(_)
+        ))
+    );
     assert_sound(&mut cluster);
 }
 
@@ -121,14 +128,14 @@ fn a_directory_elsewhere_can_be_cleared() {
     cluster.quiet();
     let (mut after, mut removed, mut seen) = (0, 0, BTreeSet::new());
     loop {
-        let op = MetaOp::Clear { dir: d, after, limit: 5, tell: true };
+        let op = MetaOp::ClearDir { dir: d, after, limit: 5, with_names: true };
         match cluster.call(1, &Cred::ROOT, op) {
-            Ok(MetaReply::Cleared { removed: more, names, left, end, upto }) => {
+            Ok(MetaReply::DirCleared { removed: more, names, retained: left, end, upto }) => {
                 assert_eq!(names.len(), more as usize);
                 removed += more;
                 seen.extend(names);
                 // The files made before the split lie where they were made.
-                for Left { name, why, .. } in left {
+                for RetainedEntry { name, reason: why, .. } in left {
                     assert_eq!(why, None);
                     let unlink = MetaOp::Unlink { parent: d, name: name.clone(), keep: false };
                     assert!(cluster.call(1, &Cred::ROOT, unlink).is_ok());
@@ -145,7 +152,7 @@ fn a_directory_elsewhere_can_be_cleared() {
     assert!(removed > 20 && seen.len() == 60, "{removed} of {}", seen.len());
     let attr = cluster.call(1, &Cred::ROOT, MetaOp::GetAttr { ino: d });
     assert!(matches!(attr, Ok(MetaReply::Attr(attr)) if attr.size == 0));
-    let nothing = cluster.call(1, &Cred::ROOT, MetaOp::Sum { dir: Ino(77), after: 0, limit: 5 });
+    let nothing = cluster.call(1, &Cred::ROOT, MetaOp::SumDir { dir: Ino(77), after: 0, limit: 5 });
     assert_eq!(nothing, Err(Errno::ESTALE));
     assert_sound(&mut cluster);
 }

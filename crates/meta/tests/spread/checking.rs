@@ -5,14 +5,16 @@ use crate::cluster::{Cluster, LAYOUT, ROOT, name};
 use crate::same::dir;
 use std::collections::{BTreeMap, BTreeSet};
 use tatami_meta::store::Store;
-use tatami_wire::meta::{Finding, MetaOp, MetaReply, Naming, NewNode, TIES_MAX, Tied};
-use tatami_wire::{Cred, Ino, Kind};
+use tatami_wire::meta::{
+    BACK_POINTERS_MAX, BackPointer, Finding, InodeEntries, InodeTemplate, MetaOp, MetaReply,
+};
+use tatami_wire::{Cred, Ino, InodeKind};
 
 /// Returns the problems that all nodes find in their own records.
 pub fn findings(cluster: &mut Cluster, limit: u32, repair: bool) -> Vec<Finding> {
     let mut all = Vec::new();
-    for (shard, _) in cluster.map.leads() {
-        let mut next = Some(Ino::first_of(shard));
+    for (shard, _) in cluster.map.first_shards() {
+        let mut next = Some(Ino::first_in_shard(shard));
         while let Some(after) = next {
             let op = MetaOp::Check { after, limit, repair };
             match cluster.call(9, &Cred::ROOT, op) {
@@ -31,14 +33,14 @@ pub fn findings(cluster: &mut Cluster, limit: u32, repair: bool) -> Vec<Finding>
 pub fn ties(
     cluster: &mut Cluster,
     limit: u32,
-) -> (BTreeMap<Ino, Tied>, BTreeMap<Ino, Vec<Naming>>) {
-    let (mut inodes, mut names) = (BTreeMap::new(), BTreeMap::<Ino, Vec<Naming>>::new());
-    for (shard, _) in cluster.map.leads() {
+) -> (BTreeMap<Ino, BackPointer>, BTreeMap<Ino, Vec<InodeEntries>>) {
+    let (mut inodes, mut names) = (BTreeMap::new(), BTreeMap::<Ino, Vec<InodeEntries>>::new());
+    for (shard, _) in cluster.map.first_shards() {
         let mut next = Some(Ino(0));
         while let Some(after) = next {
-            let op = MetaOp::Ties { shard, after, last: Ino(u64::MAX), limit };
+            let op = MetaOp::ScanBackPointers { shard, after, last: Ino(u64::MAX), limit };
             match cluster.call(9, &Cred::ROOT, op) {
-                Ok(MetaReply::Ties { inodes: found, names: leading, upto }) => {
+                Ok(MetaReply::BackPointers { inodes: found, names: leading, upto }) => {
                     inodes.extend(found.into_iter().map(|tied| (tied.ino, tied)));
                     for naming in leading {
                         names.entry(naming.ino).or_default().push(naming);
@@ -56,10 +58,15 @@ pub fn ties(
 /// Returns inodes that have more than one record.
 pub fn twins(cluster: &mut Cluster) -> Vec<Ino> {
     let (mut known, mut twins) = (BTreeSet::new(), Vec::new());
-    for (shard, _) in cluster.map.leads() {
-        let op = MetaOp::Ties { shard, after: Ino(0), last: Ino(u64::MAX), limit: TIES_MAX };
+    for (shard, _) in cluster.map.first_shards() {
+        let op = MetaOp::ScanBackPointers {
+            shard,
+            after: Ino(0),
+            last: Ino(u64::MAX),
+            limit: BACK_POINTERS_MAX,
+        };
         match cluster.call(9, &Cred::ROOT, op) {
-            Ok(MetaReply::Ties { inodes, upto: None, .. }) => {
+            Ok(MetaReply::BackPointers { inodes, upto: None, .. }) => {
                 twins.extend(inodes.iter().map(|tied| tied.ino).filter(|ino| !known.insert(*ino)));
             }
             other => panic!("no ties: {other:?}"),
@@ -75,7 +82,7 @@ pub fn assert_sound(cluster: &mut Cluster) {
         assert!(findings.is_empty(), "{findings:#?}");
     }
     assert_eq!(twins(cluster), [], "one record an inode");
-    let (inodes, mut names) = ties(cluster, TIES_MAX);
+    let (inodes, mut names) = ties(cluster, BACK_POINTERS_MAX);
     assert_eq!(ties(cluster, 8), (inodes.clone(), names.clone()), "a few at a time");
     for (ino, tied) in inodes {
         let namings = names.remove(&ino).unwrap_or_default();
@@ -84,7 +91,7 @@ pub fn assert_sound(cluster: &mut Cluster) {
         match tied.kind {
             _ if ino == ROOT => assert_eq!(count, 0),
             _ if tied.kept && count == 0 => assert_eq!(tied.nlink, 0),
-            Some(Kind::Dir) => {
+            Some(InodeKind::Dir) => {
                 assert_eq!(namings.len(), 1, "{ino} has one name");
                 assert_eq!((count, namings[0].dir), (1, tied.parent));
             }
@@ -98,7 +105,7 @@ pub fn create(cluster: &mut Cluster, parent: Ino, file: &str) -> Ino {
     let op = MetaOp::Create {
         parent,
         name: name(file),
-        node: NewNode::File(LAYOUT),
+        node: InodeTemplate::File(LAYOUT),
         mode: 0o644,
         umask: 0,
         exclusive: true,
@@ -115,14 +122,14 @@ fn corrupt(cluster: &mut Cluster, node: usize, key: &[u8], change: impl Fn(&mut 
     let store = cluster.meta(node).expect("it is up").store_mut();
     let mut value = store.get(key).expect("reads").expect("it is there");
     let stays = change(&mut value);
-    store.corrupt(&(key.to_vec(), stays.then_some(value)));
+    store.corrupt_pair(&(key.to_vec(), stays.then_some(value)));
     cluster.kill(node, 0);
     cluster.step();
 }
 
 #[test]
 fn what_is_broken_on_one_node_is_found_and_mended() {
-    // Offsets as docs/FORMAT.md draws them: link count and size of a directory.
+    // Offsets as docs/reference/formats.md draws them: link count and size of a directory.
     for at in [4, 24] {
         let mut cluster = Cluster::new(3, 16, 3);
         let d = dir(&mut cluster, ROOT, Some(2));
@@ -149,12 +156,12 @@ fn what_does_not_fit_between_nodes_is_told() {
     let file = create(&mut cluster, d, "file");
     cluster.quiet();
     // The directory's entry is on another node.
-    let (_, names) = ties(&mut cluster, TIES_MAX);
+    let (_, names) = ties(&mut cluster, BACK_POINTERS_MAX);
     assert_eq!((names[&d][0].dir, names[&d][0].count), (ROOT, 1));
     assert_eq!((names[&file][0].dir, names[&file][0].count), (d, 1));
     let key = [&b"I"[..], &d.0.to_be_bytes()].concat();
     corrupt(&mut cluster, 2, &key, |_| false);
-    let (inodes, names) = ties(&mut cluster, TIES_MAX);
+    let (inodes, names) = ties(&mut cluster, BACK_POINTERS_MAX);
     assert!(!inodes.contains_key(&d) && names.contains_key(&d), "a name of nothing");
     let found = findings(&mut cluster, 1000, false);
     assert!(found.iter().all(|f| f.ino == d || f.ino == ROOT), "{found:#?}");

@@ -2,11 +2,13 @@
 //! and reorders: from one seed, in one thread.
 
 use std::collections::{BTreeMap, BTreeSet};
-use tatami_meta::{Applied, Config, Context, FaultyStore, Meta, MoveEvent, MoveWants, Ticket};
+use tatami_meta::{
+    Applied, FaultyStore, Meta, MetaConfig, MoveEvent, MoveRequest, OperationContext, Ticket,
+};
 use tatami_wire::admin::ClusterMap;
-use tatami_wire::frame::{self, Class};
+use tatami_wire::frame::{self, FrameClass};
 use tatami_wire::meta::{DirEntry, MetaOp, MetaReply, MetaResult};
-use tatami_wire::partition::{Directories, name_seed};
+use tatami_wire::partition::{PartitionMaps, name_seed};
 use tatami_wire::transaction::PeerMessage;
 use tatami_wire::{
     ClientId, Cred, Errno, ExecutorId, Ino, Layout, NodeId, ShardId, ShardMap, Timestamp, VolumeId,
@@ -19,9 +21,14 @@ pub const ROOT: Ino = Ino::ROOT;
 pub const LAYOUT: Layout = Layout::Whole { node: NodeId(1) };
 
 /// Returns the configuration of a node that has all shards.
-pub fn config() -> Config {
+pub fn config() -> MetaConfig {
     let (executor, volume) = (executor(0), VolumeId([7; 16]));
-    Config { executor, map: ShardMap::single(executor), volume, key: VolumeKey::new([9; 32]) }
+    MetaConfig {
+        executor,
+        map: ShardMap::with_one_shard(executor),
+        volume,
+        key: VolumeKey::new([9; 32]),
+    }
 }
 
 /// Returns the executor at index `at` of the cluster: each node has two executors.
@@ -121,7 +128,7 @@ pub struct Cluster {
     /// The longest time that an operation took, in ms.
     pub longest: u64,
     /// The partition maps of the clients.
-    known: BTreeMap<u8, Directories>,
+    known: BTreeMap<u8, PartitionMaps>,
     /// A partition with more entries is split.
     split_above: Option<u64>,
     /// Number of requests to a wrong node or partition.
@@ -152,7 +159,7 @@ impl Cluster {
     /// As [`Cluster::new`], with all shards on the first few nodes.
     pub fn with_shards_on(serving: u16, nodes: u16, shards: usize, seed: u64) -> Cluster {
         let ids: Vec<_> = (0..usize::from(serving)).map(executor).collect();
-        let map = ShardMap::even(1, shards, &ids).expect("a power of two");
+        let map = ShardMap::with_even_blocks(1, shards, &ids).expect("a power of two");
         let mut cluster = Cluster {
             first: map.clone(),
             map,
@@ -189,13 +196,13 @@ impl Cluster {
     fn up(&mut self, node: usize) {
         let now = self.time();
         let Some(Life::Down(store, _)) = self.lives[node].take() else { panic!("it is up") };
-        let config = Config { executor: executor(node), map: self.first.clone(), ..config() };
+        let config = MetaConfig { executor: executor(node), map: self.first.clone(), ..config() };
         let mut meta = Meta::open(store, config, now).expect("opens");
         if let Some(entries) = self.split_above {
-            meta.split_above(entries);
+            meta.set_split_above(entries);
         }
         if self.sync {
-            meta.acknowledge_once_lasting();
+            meta.acknowledge_after_sync();
         }
         self.lives[node] = Some(Life::Up(Box::new(meta)));
         self.tell_opens(node);
@@ -207,7 +214,7 @@ impl Cluster {
         let opens = self.opens.clone();
         let Some(meta) = self.meta(node) else { return };
         for (client, inos) in opens {
-            meta.note_opens(ClientId([client; 16]), &inos.into_iter().collect::<Vec<_>>());
+            meta.record_opens(ClientId([client; 16]), &inos.into_iter().collect::<Vec<_>>());
         }
     }
 
@@ -216,7 +223,7 @@ impl Cluster {
         self.split_above = Some(entries);
         for node in 0..self.lives.len() {
             if let Some(meta) = self.meta(node) {
-                meta.split_above(entries);
+                meta.set_split_above(entries);
             }
         }
     }
@@ -226,7 +233,7 @@ impl Cluster {
         self.sync = true;
         for node in 0..self.lives.len() {
             if let Some(meta) = self.meta(node) {
-                meta.acknowledge_once_lasting();
+                meta.acknowledge_after_sync();
             }
         }
     }
@@ -237,12 +244,12 @@ impl Cluster {
         self.seq += 1;
         let (now, seq) = (self.time(), self.seq);
         let meta = self.meta(node).expect("it is up");
-        let ctx = Context { now, client: ClientId([99; 16]), slot: 0, seq, trusted: true };
+        let ctx = OperationContext { now, client: ClientId([99; 16]), slot: 0, seq, trusted: true };
         let op = MetaOp::SyncNames { inos: inos.to_vec() };
-        let answer = meta.apply(&ctx, &Cred::ROOT, &op).at_once();
+        let answer = meta.apply(&ctx, &Cred::ROOT, &op).into_result();
         meta.sync().expect("memory does not fail");
         match answer {
-            Ok(MetaReply::NamesSynced { also, .. }) => also,
+            Ok(MetaReply::NamesSynced { unsynced: also, .. }) => also,
             other => panic!("not synced: {other:?}"),
         }
     }
@@ -253,7 +260,7 @@ impl Cluster {
             && let Some(Life::Up(meta)) = self.lives[node].take()
         {
             let mut store = meta.into_store();
-            store.kill();
+            store.kill_process();
             self.died = true;
             self.lives[node] = Some(Life::Down(store, self.now.saturating_add(back_after)));
             for asked in self.asked.values_mut() {
@@ -293,7 +300,7 @@ impl Cluster {
         let now = self.time();
         let (seq, since) = (self.seq, self.now);
         let cred = cred.clone();
-        if let MetaOp::Closed { read, .. } = &op {
+        if let MetaOp::ReportClosed { read, .. } = &op {
             let opens = self.opens.entry(client).or_default();
             read.iter().for_each(|ino| _ = opens.remove(ino));
         }
@@ -329,24 +336,25 @@ impl Cluster {
         // there.
         let op = asked.sent.get_or_insert_with(|| {
             let mut op = asked.op.clone();
-            known.locate(&self.map, seed(), &mut op);
+            known.locate_op(&self.map, seed(), &mut op);
             op
         });
         let map = self.maps.entry(client).or_insert_with(|| cluster_map(&self.first));
-        let node = map.owner(op.target().shard()).expect("there is such a shard");
+        let node = map.owner(op.target_inode().owner_shard()).expect("there is such a shard");
         let (op, cred, now, seq) = (op.clone(), asked.cred.clone(), asked.now, asked.seq);
         self.asked.get_mut(&client).expect("it asks").ask_at = self.now + 300;
         let at = number_of(node);
         let dies = self.dies();
         let Some(meta) = self.meta(at) else { return };
-        let ctx = Context { now, client: ClientId([client; 16]), slot: 0, seq, trusted: true };
+        let ctx =
+            OperationContext { now, client: ClientId([client; 16]), slot: 0, seq, trusted: true };
         let applied = meta.apply(&ctx, &cred, &op);
         if !self.commit(at, dies) {
             return;
         }
         match applied {
             Applied::Done(result) => self.answered(client, node, result),
-            Applied::Waits(ticket) => {
+            Applied::Pending(ticket) => {
                 if let Some(asked) = self.asked.get_mut(&client) {
                     asked.waits = Some((node, ticket));
                 }
@@ -360,7 +368,7 @@ impl Cluster {
             self.asked.get_mut(&client).expect("it asked").waits = None;
             return;
         }
-        if matches!(result, Ok(MetaReply::Elsewhere { .. })) {
+        if matches!(result, Ok(MetaReply::WrongShard { .. })) {
             return self.corrected_by(client, node);
         }
         let Some(result) = self.heard(client, result) else { return };
@@ -377,10 +385,10 @@ impl Cluster {
     fn corrected_by(&mut self, client: u8, node: ExecutorId) {
         self.seq += 1;
         let (seq, again) = (self.seq, self.now + 2);
-        let map = self.meta(number_of(node)).map(|meta| meta.map().clone());
+        let map = self.meta(number_of(node)).map(|meta| meta.cluster_map().clone());
         let known = self.maps.get_mut(&client).expect("it has asked");
         if let Some(map) = map {
-            known.merge(&map);
+            known.merge_newer(&map);
         }
         let asked = self.asked.get_mut(&client).expect("it asks");
         (asked.seq, asked.waits, asked.ask_at) = (seq, None, again);
@@ -392,14 +400,15 @@ impl Cluster {
         let to = executor(self.rng.below(self.lives.len() as u64) as usize);
         let (pick, count, now) = (self.rng.below(1 << 20) as usize, self.rng.below(5), self.time());
         let Some(meta) = self.meta(from) else { return };
-        let ours: Vec<_> =
-            (0..meta.map().shards.len() as u16).filter(|s| meta.serves(ShardId(*s))).collect();
+        let ours: Vec<_> = (0..meta.cluster_map().shards.len() as u16)
+            .filter(|s| meta.serves_shard(ShardId(*s)))
+            .collect();
         if ours.is_empty() {
             return;
         }
         let first = ours[pick % ours.len()];
         let run = (first..).take_while(|shard| ours.contains(shard)).count() as u16;
-        let _ = meta.give(now, first, run.min(1 + count as u16), to);
+        let _ = meta.begin_move(now, first, run.min(1 + count as u16), to);
     }
 
     /// Moves shards to a node, and waits for the end of the move.
@@ -407,7 +416,7 @@ impl Cluster {
         for shard in shards {
             for _ in 0..60_000 {
                 let known: Vec<_> = (0..self.lives.len())
-                    .filter_map(|n| self.meta(n).map(|m| m.serves(ShardId(shard))))
+                    .filter_map(|n| self.meta(n).map(|m| m.serves_shard(ShardId(shard))))
                     .collect();
                 let Some(owner) = known.iter().position(|serves| *serves) else {
                     self.step();
@@ -418,11 +427,12 @@ impl Cluster {
                 }
                 let now = self.time();
                 if let Some(meta) = self.meta(owner) {
-                    let _ = meta.give(now, shard, 1, executor(usize::from(to)));
+                    let _ = meta.begin_move(now, shard, 1, executor(usize::from(to)));
                 }
                 self.step();
             }
-            let owner = self.meta(usize::from(to)).is_some_and(|meta| meta.serves(ShardId(shard)));
+            let owner =
+                self.meta(usize::from(to)).is_some_and(|meta| meta.serves_shard(ShardId(shard)));
             assert!(owner, "shard {shard} has moved");
         }
     }
@@ -431,13 +441,13 @@ impl Cluster {
     fn further_move(&mut self, node: usize) {
         let late = self.rng.percent(80);
         let Some(meta) = self.meta(node) else { return };
-        let gone = |event: &MoveEvent| matches!(event, MoveEvent::Gone(..));
+        let gone = |event: &MoveEvent| matches!(event, MoveEvent::MovedAway(..));
         let events = meta.take_move_events();
-        let come = events.iter().any(|event| matches!(event, MoveEvent::Come(..)));
+        let come = events.iter().any(|event| matches!(event, MoveEvent::Arrived(..)));
         let gone = events.iter().filter(|event| gone(event)).count();
-        match meta.move_wants() {
-            Some(MoveWants::Recall(..)) if !late => meta.given_back(),
-            Some(MoveWants::Lockers(..)) => meta.tell_lockers(Vec::new()),
+        match meta.pending_move_request() {
+            Some(MoveRequest::Recall(..)) if !late => meta.recalls_done(),
+            Some(MoveRequest::ListLockers(..)) => meta.provide_lockers(Vec::new()),
             _ => {}
         }
         self.moved += gone as u32;
@@ -455,13 +465,13 @@ impl Cluster {
         let known = self.known.entry(client).or_default();
         let sent = asked.sent.take().expect("it was sent");
         match result {
-            Ok(MetaReply::Parted { part, range }) => {
-                known.learn(&self.map, part, range);
+            Ok(MetaReply::WrongPartition { part, range }) => {
+                known.record_partition(&self.map, part, range);
                 self.corrected += 1;
             }
             Err(Errno::ESTALE) if sent != asked.op && !asked.forgotten => {
                 asked.forgotten = true;
-                known.forget(seed(), &asked.op);
+                known.forget_directories(seed(), &asked.op);
             }
             Ok(MetaReply::Entries { mut entries, end, parent, upto }) => {
                 asked.listed.append(&mut entries);
@@ -490,7 +500,7 @@ impl Cluster {
         let Some(meta) = self.meta(node) else { return false };
         if !(dies && before) {
             meta.commit().expect("memory does not fail");
-            if meta.wants_sync() {
+            if meta.needs_sync() {
                 meta.sync().expect("memory does not fail");
             }
         }
@@ -504,12 +514,12 @@ impl Cluster {
     /// Takes the messages that a node has to send.
     fn collect(&mut self, node: usize) {
         let Some(meta) = self.meta(node) else { return };
-        let (outs, finished) = (meta.outbox(), meta.finished());
+        let (outs, finished) = (meta.take_outbox(), meta.take_finished());
         self.parcels += outs.iter().map(|out| out.to).collect::<BTreeSet<_>>().len() as u32;
         for out in outs {
             self.messages += 1;
             let mut frame = Vec::new();
-            assert!(frame::encode_if_fits(&mut frame, Class::Peer, 0, &out.message, 0));
+            assert!(frame::encode_frame_if_fits(&mut frame, FrameClass::Peer, 0, &out.message, 0));
             self.largest = self.largest.max(frame.len());
             let copies = 1 + u64::from(self.rng.percent(self.faults.twice));
             for _ in 0..copies {
@@ -556,7 +566,7 @@ impl Cluster {
             let at = number_of(letter.to);
             let dies = self.dies();
             let Some(meta) = self.meta(at) else { continue };
-            meta.receive(time, letter.from, letter.message);
+            meta.receive_message(time, letter.from, letter.message);
             if self.commit(at, dies) {
                 self.collect(at);
             }
@@ -606,14 +616,14 @@ impl Cluster {
             self.step();
             let mut busy = !self.asked.is_empty() || !self.letters.is_empty();
             for node in 0..self.lives.len() {
-                busy |= self.meta(node).is_none_or(|meta| meta.under_way() > 0);
+                busy |= self.meta(node).is_none_or(|meta| meta.count_in_progress() > 0);
             }
             if !busy {
                 return self.learn_map();
             }
         }
         let left: Vec<_> = (0..self.lives.len())
-            .map(|node| self.meta(node).map(|meta| meta.under_way()))
+            .map(|node| self.meta(node).map(|meta| meta.count_in_progress()))
             .collect();
         panic!("something is left: {left:?}, {} clients wait", self.asked.len());
     }
@@ -623,12 +633,13 @@ impl Cluster {
         let mut map = cluster_map(&self.first);
         for node in 0..self.lives.len() {
             if let Some(meta) = self.meta(node) {
-                map.merge(meta.map());
+                map.merge_newer(meta.cluster_map());
             }
         }
         for (shard, owner) in map.shards.iter().enumerate() {
             for node in 0..self.lives.len() {
-                let serves = self.meta(node).is_some_and(|meta| meta.serves(ShardId(shard as u16)));
+                let serves =
+                    self.meta(node).is_some_and(|meta| meta.serves_shard(ShardId(shard as u16)));
                 assert_eq!(serves, number_of(*owner) == node, "shard {shard} at node {node}");
             }
         }
@@ -642,7 +653,7 @@ impl Cluster {
 }
 
 fn cluster_map(map: &ShardMap) -> ClusterMap {
-    let (shards, moves) = map.places();
+    let (shards, moves) = map.owners_and_moves();
     ClusterMap {
         volume: config().volume,
         name: String::new(),

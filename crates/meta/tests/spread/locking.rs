@@ -5,14 +5,14 @@ use crate::checking::{assert_sound, create};
 use crate::cluster::{Cluster, LAYOUT, ROOT, Rng, name};
 use crate::same::dir;
 use crate::splitting::{attr, done, partitions, spread};
-use tatami_wire::meta::{MetaOp, MetaReply, NewNode, RenameMode};
+use tatami_wire::meta::{InodeTemplate, MetaOp, MetaReply, RenameMode};
 use tatami_wire::{Cred, Ino, SetAttr};
 
 fn make(parent: Ino, file: &str) -> MetaOp {
     MetaOp::Create {
         parent,
         name: name(file),
-        node: NewNode::File(LAYOUT),
+        node: InodeTemplate::File(LAYOUT),
         mode: 0o644,
         umask: 0,
         exclusive: false,

@@ -7,12 +7,12 @@ use crate::same::{dir, entry_of, inodes, walk};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 use tatami_meta::store::Store;
-use tatami_wire::mend::{Mend, Named, Place};
-use tatami_wire::meta::{MetaOp, MetaReply, MetaResult, NewNode, TIES_MAX};
-use tatami_wire::partition::{Range, name_hash};
-use tatami_wire::{Attr, Cred, Errno, Ino, Kind, ShardId};
+use tatami_wire::meta::{BACK_POINTERS_MAX, InodeTemplate, MetaOp, MetaReply, MetaResult};
+use tatami_wire::partition::{HashRange, name_hash};
+use tatami_wire::repair::{EntryLocation, LocatedEntry, Repair};
+use tatami_wire::{Attr, Cred, Errno, Ino, InodeKind, ShardId};
 
-// Offsets as docs/FORMAT.md draws them.
+// Offsets as docs/reference/formats.md draws them.
 const NLINK: usize = 4;
 const PARENT: usize = 48;
 const FLAGS: usize = 132;
@@ -26,7 +26,7 @@ fn entry_key(dir: Ino, file: &str) -> Vec<u8> {
     [&key(b'E', dir)[..], &hash.to_be_bytes(), file.as_bytes()].concat()
 }
 
-/// Returns an entry as docs/FORMAT.md draws it.
+/// Returns an entry as docs/reference/formats.md draws it.
 fn entry(ino: Ino, kind: u8) -> Vec<u8> {
     [&[1, kind][..], &ino.0.to_le_bytes()].concat()
 }
@@ -35,7 +35,7 @@ fn entry(ino: Ino, kind: u8) -> Vec<u8> {
 fn put(cluster: &mut Cluster, shard: ShardId, key: &[u8], value: Option<Vec<u8>>) {
     let node = number_of(cluster.map.owner(shard).expect("served"));
     let store = cluster.meta(node).expect("it is up").store_mut();
-    store.corrupt(&(key.to_vec(), value));
+    store.corrupt_pair(&(key.to_vec(), value));
     cluster.kill(node, 0);
     cluster.step();
 }
@@ -47,7 +47,9 @@ fn record(cluster: &mut Cluster, shard: ShardId, key: &[u8]) -> Option<Vec<u8>> 
 
 /// Changes an inode's record, on any node.
 fn patch(cluster: &mut Cluster, ino: Ino, at: usize, bytes: &[u8]) {
-    for (key, shard) in [(key(b'I', ino), ino.shard()), (key(b'Y', ino), ino.birth())] {
+    for (key, shard) in
+        [(key(b'I', ino), ino.owner_shard()), (key(b'Y', ino), ino.allocating_shard())]
+    {
         if let Some(mut value) = record(cluster, shard, &key) {
             value[at..at + bytes.len()].copy_from_slice(bytes);
             return put(cluster, shard, &key, Some(value));
@@ -55,8 +57,8 @@ fn patch(cluster: &mut Cluster, ino: Ino, at: usize, bytes: &[u8]) {
     }
 }
 
-fn mend(cluster: &mut Cluster, ino: Ino, mend: Mend) -> MetaResult {
-    cluster.call(9, &Cred::ROOT, MetaOp::Mend { ino, mend })
+fn mend(cluster: &mut Cluster, ino: Ino, mend: Repair) -> MetaResult {
+    cluster.call(9, &Cred::ROOT, MetaOp::Repair { ino, repair: mend })
 }
 
 fn attr(cluster: &mut Cluster, ino: Ino) -> Result<Attr, Errno> {
@@ -66,15 +68,15 @@ fn attr(cluster: &mut Cluster, ino: Ino) -> Result<Attr, Errno> {
     }
 }
 
-const MENDED: MetaResult = Ok(MetaReply::Mended(true));
-const REFUSED: MetaResult = Ok(MetaReply::Mended(false));
+const MENDED: MetaResult = Ok(MetaReply::Repaired(true));
+const REFUSED: MetaResult = Ok(MetaReply::Repaired(false));
 
 /// Returns all entries that lead to an inode.
-fn names_of(cluster: &mut Cluster, ino: Ino) -> Vec<Named> {
+fn names_of(cluster: &mut Cluster, ino: Ino) -> Vec<LocatedEntry> {
     let mut all = Vec::new();
-    for (shard, _) in cluster.map.leads() {
-        match cluster.call(9, &Cred::ROOT, MetaOp::NamesOf { shard, inos: vec![ino] }) {
-            Ok(MetaReply::Named { names, more: false }) => all.extend(names),
+    for (shard, _) in cluster.map.first_shards() {
+        match cluster.call(9, &Cred::ROOT, MetaOp::ListEntriesOf { shard, inos: vec![ino] }) {
+            Ok(MetaReply::LocatedEntries { names, more: false }) => all.extend(names),
             other => panic!("no names: {other:?}"),
         }
     }
@@ -85,7 +87,7 @@ fn lost_and_found(cluster: &mut Cluster) -> Ino {
     let op = MetaOp::Create {
         parent: ROOT,
         name: name("lost+found"),
-        node: NewNode::Dir,
+        node: InodeTemplate::Dir,
         mode: 0o700,
         umask: 0,
         exclusive: true,
@@ -105,7 +107,7 @@ fn lost_and_found(cluster: &mut Cluster) -> Ino {
 /// Returns a directory on node 1 with a file, in the root, whose entries may be on another.
 fn tree(seed: u64) -> (Cluster, Ino, Ino) {
     let mut cluster = Cluster::new(3, 16, seed);
-    let root = number_of(cluster.map.owner(ROOT.shard()).expect("served")) as u16;
+    let root = number_of(cluster.map.owner(ROOT.owner_shard()).expect("served")) as u16;
     let d = dir(&mut cluster, ROOT, Some((root + 1) % 3));
     let file = create(&mut cluster, d, "file");
     cluster.quiet();
@@ -113,40 +115,40 @@ fn tree(seed: u64) -> (Cluster, Ino, Ino) {
     (cluster, d, file)
 }
 
-fn place(dir: Ino, file: &str) -> Place {
-    Place { part: dir, name: name(file) }
+fn place(dir: Ino, file: &str) -> EntryLocation {
+    EntryLocation { partition: dir, name: name(file) }
 }
 
 #[test]
 fn nothing_that_is_right_is_mended() {
     let (mut cluster, d, file) = tree(1);
     let lost = lost_and_found(&mut cluster);
-    let at = Place { part: ROOT, name: entry_of(&mut cluster, ROOT, d) };
+    let at = EntryLocation { partition: ROOT, name: entry_of(&mut cluster, ROOT, d) };
     let (of_dir, of_file) =
         (attr(&mut cluster, d).expect("it is there"), attr(&mut cluster, file).expect("likewise"));
     let other = place(d, "other");
     for (ino, no) in [
-        (d, Mend::Entry(at.clone())),
-        (file, Mend::Entry(place(d, "file"))),
-        (file, Mend::Entry(other.clone())),
-        (d, Mend::Unname { place: at.clone(), stays: at.clone() }),
-        (d, Mend::Unname { place: at.clone(), stays: other.clone() }),
-        (d, Mend::Lies(at.clone())),
-        (d, Mend::Lies(other.clone())),
-        (file, Mend::Lies(place(d, "file"))),
-        (ROOT, Mend::Root),
-        (d, Mend::Root),
-        (d, Mend::Twin),
-        (file, Mend::Links { version: of_file.version, nlink: 1 }),
-        (file, Mend::Links { version: of_file.version, nlink: 0 }),
-        (file, Mend::Links { version: of_file.version + 1, nlink: 2 }),
-        (d, Mend::Links { version: of_dir.version, nlink: 2 }),
-        (d, Mend::Links { version: of_dir.version, nlink: 7 }),
-        (file, Mend::Remove { version: of_file.version }),
-        (d, Mend::Remove { version: of_dir.version }),
-        (file, Mend::Rescue { version: of_file.version + 1, lost, from: None }),
-        (d, Mend::Rescue { version: of_dir.version, lost, from: Some(other) }),
-        (lost, Mend::Rescue { version: 1, lost, from: None }),
+        (d, Repair::FixEntry(at.clone())),
+        (file, Repair::FixEntry(place(d, "file"))),
+        (file, Repair::FixEntry(other.clone())),
+        (d, Repair::RemoveDuplicateEntry { place: at.clone(), stays: at.clone() }),
+        (d, Repair::RemoveDuplicateEntry { place: at.clone(), stays: other.clone() }),
+        (d, Repair::SetBackPointer(at.clone())),
+        (d, Repair::SetBackPointer(other.clone())),
+        (file, Repair::SetBackPointer(place(d, "file"))),
+        (ROOT, Repair::FixRoot),
+        (d, Repair::FixRoot),
+        (d, Repair::RemoveDuplicateRecord),
+        (file, Repair::SetLinkCount { version: of_file.version, nlink: 1 }),
+        (file, Repair::SetLinkCount { version: of_file.version, nlink: 0 }),
+        (file, Repair::SetLinkCount { version: of_file.version + 1, nlink: 2 }),
+        (d, Repair::SetLinkCount { version: of_dir.version, nlink: 2 }),
+        (d, Repair::SetLinkCount { version: of_dir.version, nlink: 7 }),
+        (file, Repair::RemoveInode { version: of_file.version }),
+        (d, Repair::RemoveInode { version: of_dir.version }),
+        (file, Repair::MoveToLostFound { version: of_file.version + 1, lost, from: None }),
+        (d, Repair::MoveToLostFound { version: of_dir.version, lost, from: Some(other) }),
+        (lost, Repair::MoveToLostFound { version: 1, lost, from: None }),
     ] {
         assert_eq!(mend(&mut cluster, ino, no.clone()), REFUSED, "{no:?} of {ino}");
     }
@@ -162,11 +164,11 @@ fn only_who_is_trusted_mends() {
     let now = cluster.time();
     let meta = cluster.meta(0).expect("it is up");
     let client = tatami_wire::ClientId([5; 16]);
-    let ctx = tatami_meta::Context { now, client, slot: 0, seq: 1, trusted: false };
+    let ctx = tatami_meta::OperationContext { now, client, slot: 0, seq: 1, trusted: false };
     for op in [
-        MetaOp::Mend { ino: file, mend: Mend::Twin },
-        MetaOp::NamesOf { shard: ShardId(0), inos: vec![file] },
-        MetaOp::Parts { shard: ShardId(0), after: Ino(0) },
+        MetaOp::Repair { ino: file, repair: Repair::RemoveDuplicateRecord },
+        MetaOp::ListEntriesOf { shard: ShardId(0), inos: vec![file] },
+        MetaOp::ScanPartitions { shard: ShardId(0), after: Ino(0) },
     ] {
         let refused = tatami_meta::Applied::Done(Err(Errno::EPERM));
         assert_eq!(meta.apply(&ctx, &Cred::ROOT, &op), refused);
@@ -181,12 +183,12 @@ fn an_inode_that_changes_is_not_rescued() {
     let before = attr(&mut cluster, file).expect("it is there").version;
     let link = MetaOp::Link { ino: file, parent: ROOT, name: name("new") };
     cluster.call(1, &Cred::ROOT, link).expect("link");
-    let rescue = Mend::Rescue { version: before, lost, from: None };
+    let rescue = Repair::MoveToLostFound { version: before, lost, from: None };
     assert_eq!(mend(&mut cluster, file, rescue), REFUSED);
-    let links = Mend::Links { version: before, nlink: 1 };
+    let links = Repair::SetLinkCount { version: before, nlink: 1 };
     assert_eq!(mend(&mut cluster, file, links), REFUSED);
-    put(&mut cluster, d.shard(), &entry_key(d, "file"), None);
-    assert_eq!(mend(&mut cluster, file, Mend::Entry(place(d, "file"))), REFUSED);
+    put(&mut cluster, d.owner_shard(), &entry_key(d, "file"), None);
+    assert_eq!(mend(&mut cluster, file, Repair::FixEntry(place(d, "file"))), REFUSED);
     mend_all(&mut cluster, Faults::default());
     assert_sound(&mut cluster);
     assert_eq!(attr(&mut cluster, file).map(|attr| attr.nlink), Ok(1));
@@ -196,9 +198,9 @@ fn an_inode_that_changes_is_not_rescued() {
 #[test]
 fn a_directory_of_which_partitions_are_left_keeps_its_name() {
     let (mut cluster, d) = crate::splitting::spread(16, 40);
-    let at = Place { part: ROOT, name: entry_of(&mut cluster, ROOT, d) };
-    put(&mut cluster, d.shard(), &key(b'I', d), None);
-    assert_eq!(mend(&mut cluster, d, Mend::Entry(at)), Err(Errno::ENOTEMPTY));
+    let at = EntryLocation { partition: ROOT, name: entry_of(&mut cluster, ROOT, d) };
+    put(&mut cluster, d.owner_shard(), &key(b'I', d), None);
+    assert_eq!(mend(&mut cluster, d, Repair::FixEntry(at)), Err(Errno::ENOTEMPTY));
 }
 
 fn listed(cluster: &mut Cluster, dir: Ino) -> BTreeSet<Vec<u8>> {
@@ -211,11 +213,11 @@ fn listed(cluster: &mut Cluster, dir: Ino) -> BTreeSet<Vec<u8>> {
     }
 }
 
-fn parts(cluster: &mut Cluster) -> BTreeMap<Ino, Range> {
+fn parts(cluster: &mut Cluster) -> BTreeMap<Ino, HashRange> {
     let mut all = BTreeMap::new();
-    for (shard, _) in cluster.map.leads() {
-        match cluster.call(9, &Cred::ROOT, MetaOp::Parts { shard, after: Ino(0) }) {
-            Ok(MetaReply::Parts { parts, next: None }) => {
+    for (shard, _) in cluster.map.first_shards() {
+        match cluster.call(9, &Cred::ROOT, MetaOp::ScanPartitions { shard, after: Ino(0) }) {
+            Ok(MetaReply::PartitionRecords { parts, next: None }) => {
                 all.extend(parts.into_iter().map(|part| (part.ino, part.range)));
             }
             other => panic!("no partitions: {other:?}"),
@@ -236,10 +238,10 @@ fn lost_partitions_are_made_anew() {
             true => *all.keys().find(|other| **other != d).expect("there are others"),
             false => d,
         };
-        let anew = Mend::Part { range: *range, like };
+        let anew = Repair::RecreatePartition { range: *range, like };
         assert_eq!(mend(&mut cluster, *part, anew.clone()), REFUSED, "it is there");
-        put(&mut cluster, part.shard(), &key(b'I', *part), None);
-        let wrong = Mend::Part { range: *range, like: *part };
+        put(&mut cluster, part.owner_shard(), &key(b'I', *part), None);
+        let wrong = Repair::RecreatePartition { range: *range, like: *part };
         assert_eq!(mend(&mut cluster, *part, wrong), REFUSED);
         assert_eq!(mend(&mut cluster, *part, anew), MENDED, "{part} {range:?}");
         cluster.quiet();
@@ -259,29 +261,29 @@ fn what_an_unknown_partition_has_comes_home() {
     let sub = dir(&mut cluster, d, None);
     cluster.quiet();
     let sub_name = String::from_utf8(entry_of(&mut cluster, d, sub).into_vec()).expect("text");
-    let range = Range { from: 1 << 62, bits: 4 };
-    let part = cluster.map.partition(d, range.from);
-    let mut value = record(&mut cluster, d.shard(), &key(b'I', d)).expect("it is there");
-    // As docs/FORMAT.md draws it: two entries, one of a directory, and the range.
+    let range = HashRange { from: 1 << 62, bits: 4 };
+    let part = cluster.map.partition_number(d, range.from);
+    let mut value = record(&mut cluster, d.owner_shard(), &key(b'I', d)).expect("it is there");
+    // As docs/reference/formats.md draws it: two entries, one of a directory, and the range.
     value[NLINK..NLINK + 4].copy_from_slice(&3u32.to_le_bytes());
     value[24..32].copy_from_slice(&3u64.to_le_bytes());
     value[PARENT..PARENT + 8].copy_from_slice(&d.0.to_le_bytes());
     value[FLAGS] |= 64;
     value.extend(range.from.to_le_bytes());
     value.push(range.bits);
-    put(&mut cluster, part.shard(), &key(b'I', part), Some(value));
-    put(&mut cluster, part.shard(), &entry_key(part, "file"), Some(entry(file, 1)));
-    put(&mut cluster, part.shard(), &entry_key(part, &sub_name), Some(entry(sub, 2)));
+    put(&mut cluster, part.owner_shard(), &key(b'I', part), Some(value));
+    put(&mut cluster, part.owner_shard(), &entry_key(part, "file"), Some(entry(file, 1)));
+    put(&mut cluster, part.owner_shard(), &entry_key(part, &sub_name), Some(entry(sub, 2)));
     let other = create(&mut cluster, ROOT, "other");
     cluster.quiet();
-    put(&mut cluster, part.shard(), &entry_key(part, "second name"), Some(entry(other, 1)));
+    put(&mut cluster, part.owner_shard(), &entry_key(part, "second name"), Some(entry(other, 1)));
     assert_eq!(parts(&mut cluster), [(part, range)].into());
     // The subdirectory is only there.
-    put(&mut cluster, d.shard(), &entry_key(d, &sub_name), None);
-    assert_eq!(mend(&mut cluster, d, Mend::Empty), REFUSED);
-    assert_eq!(mend(&mut cluster, part, Mend::Empty), MENDED);
-    assert_eq!(mend(&mut cluster, part, Mend::Empty), MENDED, "now it goes");
-    assert_eq!(mend(&mut cluster, part, Mend::Empty), REFUSED);
+    put(&mut cluster, d.owner_shard(), &entry_key(d, &sub_name), None);
+    assert_eq!(mend(&mut cluster, d, Repair::EmptyPartition), REFUSED);
+    assert_eq!(mend(&mut cluster, part, Repair::EmptyPartition), MENDED);
+    assert_eq!(mend(&mut cluster, part, Repair::EmptyPartition), MENDED, "now it goes");
+    assert_eq!(mend(&mut cluster, part, Repair::EmptyPartition), REFUSED);
     mend_all(&mut cluster, Faults::default());
     assert_sound(&mut cluster);
     assert_eq!(parts(&mut cluster), BTreeMap::new());
@@ -293,7 +295,7 @@ fn what_an_unknown_partition_has_comes_home() {
     // Partitions that a directory knows stay.
     let (mut cluster, d) = crate::splitting::spread(16, 40);
     for part in parts(&mut cluster).into_keys() {
-        assert_eq!(mend(&mut cluster, part, Mend::Empty), REFUSED, "{part} of {d}");
+        assert_eq!(mend(&mut cluster, part, Repair::EmptyPartition), REFUSED, "{part} of {d}");
     }
     assert_sound(&mut cluster);
 }
@@ -301,49 +303,56 @@ fn what_an_unknown_partition_has_comes_home() {
 /// Runs one round of a client's fsck. Returns whether there was a problem.
 fn round(cluster: &mut Cluster) -> bool {
     let mut wrong = findings(cluster, 1000, true).len();
-    let (inodes, mut names) = ties(cluster, TIES_MAX);
+    let (inodes, mut names) = ties(cluster, BACK_POINTERS_MAX);
     let mut above = BTreeMap::new();
-    let mut wanted: Vec<(Ino, Mend)> = Vec::new();
+    let mut wanted: Vec<(Ino, Repair)> = Vec::new();
     let twins = crate::checking::twins(cluster);
-    wanted.extend(twins.into_iter().map(|ino| (ino, Mend::Twin)));
+    wanted.extend(twins.into_iter().map(|ino| (ino, Repair::RemoveDuplicateRecord)));
     let all: BTreeSet<Ino> = inodes.keys().chain(names.keys()).copied().collect();
     for ino in all {
         let namings = names.remove(&ino).unwrap_or_default();
         let count: u32 = namings.iter().map(|naming| naming.count).sum();
         let mut places =
-            || names_of(cluster, ino).into_iter().map(|named| named.place).collect::<Vec<_>>();
+            || names_of(cluster, ino).into_iter().map(|named| named.location).collect::<Vec<_>>();
         let Some(tied) = inodes.get(&ino) else {
-            wanted.extend(places().into_iter().map(|place| (ino, Mend::Entry(place))));
+            wanted.extend(places().into_iter().map(|place| (ino, Repair::FixEntry(place))));
             continue;
         };
         let kind = tied.kind.expect("it reads");
-        if kind == Kind::Dir {
+        if kind == InodeKind::Dir {
             above.insert(ino, tied.parent);
         }
         let version = tied.version;
         if namings.iter().any(|naming| naming.kind != kind) {
-            wanted.extend(places().into_iter().map(|place| (ino, Mend::Entry(place))));
+            wanted.extend(places().into_iter().map(|place| (ino, Repair::FixEntry(place))));
         } else if ino == ROOT {
-            wanted.extend((tied.parent != ROOT).then_some((ino, Mend::Root)));
-            let unname = |place: Place| (ino, Mend::Unname { stays: place.clone(), place });
+            wanted.extend((tied.parent != ROOT).then_some((ino, Repair::FixRoot)));
+            let unname = |place: EntryLocation| {
+                (ino, Repair::RemoveDuplicateEntry { stays: place.clone(), place })
+            };
             wanted.extend(places().into_iter().map(unname));
         } else if count == 0 && tied.nlink == 0 {
-            wanted.extend((!tied.kept).then_some((ino, Mend::Remove { version })));
+            wanted.extend((!tied.kept).then_some((ino, Repair::RemoveInode { version })));
         } else if count == 0 {
             let lost = lost_and_found(cluster);
-            wanted.push((ino, Mend::Rescue { version, lost, from: None }));
-        } else if kind == Kind::Dir && count > 1 {
+            wanted.push((ino, Repair::MoveToLostFound { version, lost, from: None }));
+        } else if kind == InodeKind::Dir && count > 1 {
             let places = places();
-            let right = |place: &&Place| cluster.map.directory_of(place.part) == tied.parent;
+            let right =
+                |place: &&EntryLocation| cluster.map.directory_of(place.partition) == tied.parent;
             let stays = places.iter().find(right).unwrap_or(&places[0]).clone();
             let others = places.iter().filter(|place| **place != stays).cloned();
-            wanted.extend(others.map(|place| (ino, Mend::Unname { place, stays: stays.clone() })));
-        } else if kind == Kind::Dir && namings[0].dir != tied.parent {
-            wanted.push((ino, Mend::Lies(places().remove(0))));
-        } else if kind == Kind::Dir && tied.nlink == 0 {
-            wanted.push((ino, Mend::Links { version, nlink: 2 }));
-        } else if kind != Kind::Dir && count != tied.nlink {
-            wanted.push((ino, Mend::Links { version, nlink: count }));
+            wanted.extend(
+                others.map(|place| {
+                    (ino, Repair::RemoveDuplicateEntry { place, stays: stays.clone() })
+                }),
+            );
+        } else if kind == InodeKind::Dir && namings[0].dir != tied.parent {
+            wanted.push((ino, Repair::SetBackPointer(places().remove(0))));
+        } else if kind == InodeKind::Dir && tied.nlink == 0 {
+            wanted.push((ino, Repair::SetLinkCount { version, nlink: 2 }));
+        } else if kind != InodeKind::Dir && count != tied.nlink {
+            wanted.push((ino, Repair::SetLinkCount { version, nlink: count }));
         }
     }
     if wanted.is_empty() {
@@ -352,7 +361,7 @@ fn round(cluster: &mut Cluster) -> bool {
     wrong += wanted.len();
     for (ino, mending) in wanted {
         let done = mend(cluster, ino, mending.clone());
-        assert!(matches!(done, Ok(MetaReply::Mended(_))), "{mending:?} of {ino}: {done:?}");
+        assert!(matches!(done, Ok(MetaReply::Repaired(_))), "{mending:?} of {ino}: {done:?}");
     }
     wrong > 0
 }
@@ -361,8 +370,8 @@ fn round(cluster: &mut Cluster) -> bool {
 fn opened(
     cluster: &mut Cluster,
     above: &BTreeMap<Ino, Ino>,
-    inodes: &BTreeMap<Ino, tatami_wire::meta::Tied>,
-) -> Option<(Ino, Mend)> {
+    inodes: &BTreeMap<Ino, tatami_wire::meta::BackPointer>,
+) -> Option<(Ino, Repair)> {
     for start in above.keys() {
         let (mut at, mut way) = (*start, Vec::new());
         while at != ROOT && !way.contains(&at) {
@@ -370,9 +379,12 @@ fn opened(
             at = *above.get(&at)?;
         }
         if at != ROOT {
-            let from = names_of(cluster, at).pop().map(|named| named.place);
+            let from = names_of(cluster, at).pop().map(|named| named.location);
             let lost = lost_and_found(cluster);
-            return Some((at, Mend::Rescue { version: inodes[&at].version, lost, from }));
+            return Some((
+                at,
+                Repair::MoveToLostFound { version: inodes[&at].version, lost, from },
+            ));
         }
     }
     None
@@ -392,39 +404,41 @@ fn mend_all(cluster: &mut Cluster, faults: Faults) {
 
 /// Breaks a part of a tree, and records the inodes that are lost with it.
 fn break_something(cluster: &mut Cluster, rng: &mut Rng, dirs: &[Ino], gone: &mut BTreeSet<Ino>) {
-    let (known, _) = ties(cluster, TIES_MAX);
+    let (known, _) = ties(cluster, BACK_POINTERS_MAX);
     let all: Vec<Ino> = known.keys().copied().filter(|ino| *ino != ROOT).collect();
     let ino = all[rng.below(all.len() as u64) as usize];
-    let is_dir = known[&ino].kind == Some(Kind::Dir);
+    let is_dir = known[&ino].kind == Some(InodeKind::Dir);
     let other = dirs[rng.below(dirs.len() as u64) as usize];
-    let at = names_of(cluster, ino).pop().map(|named| named.place);
-    let at = at.map(|Place { part, name }| (part, String::from_utf8(name.to_vec()).expect("text")));
+    let at = names_of(cluster, ino).pop().map(|named| named.location);
+    let at = at.map(|EntryLocation { partition: part, name }| {
+        (part, String::from_utf8(name.to_vec()).expect("text"))
+    });
     match (rng.below(8), at) {
         (0, _) => {
-            for (tag, shard) in [(b'I', ino.shard()), (b'Y', ino.birth())] {
+            for (tag, shard) in [(b'I', ino.owner_shard()), (b'Y', ino.allocating_shard())] {
                 put(cluster, shard, &key(tag, ino), None);
             }
             gone.insert(ino);
         }
-        (1, Some((dir, file))) => put(cluster, dir.shard(), &entry_key(dir, &file), None),
+        (1, Some((dir, file))) => put(cluster, dir.owner_shard(), &entry_key(dir, &file), None),
         (2, _) if !is_dir => patch(cluster, ino, NLINK, &[1 + rng.below(9) as u8]),
         (3, _) if is_dir => patch(cluster, ino, PARENT, &other.0.to_le_bytes()),
         // A wrong kind: 1 is a file, 2 a directory.
         (4, Some((dir, file))) => {
             let wrong = entry(ino, if is_dir { 1 } else { 2 });
-            put(cluster, dir.shard(), &entry_key(dir, &file), Some(wrong));
+            put(cluster, dir.owner_shard(), &entry_key(dir, &file), Some(wrong));
         }
         (5, _) => {
             let value = entry(ino, if is_dir { 2 } else { 1 });
-            put(cluster, other.shard(), &entry_key(other, "one more"), Some(value));
+            put(cluster, other.owner_shard(), &entry_key(other, "one more"), Some(value));
         }
         (6, _) => {
             let value = entry(Ino(ino.0 + 1000), 1);
-            put(cluster, other.shard(), &entry_key(other, "of nothing"), Some(value));
+            put(cluster, other.owner_shard(), &entry_key(other, "of nothing"), Some(value));
         }
-        (7, _) if is_dir && ino.shard() != ino.birth() => {
-            if let Some(value) = record(cluster, ino.shard(), &key(b'I', ino)) {
-                put(cluster, ino.birth(), &key(b'Y', ino), Some(value));
+        (7, _) if is_dir && ino.owner_shard() != ino.allocating_shard() => {
+            if let Some(value) = record(cluster, ino.owner_shard(), &key(b'I', ino)) {
+                put(cluster, ino.allocating_shard(), &key(b'Y', ino), Some(value));
             }
         }
         _ => {}
@@ -445,7 +459,7 @@ fn breaks_and_mends(seed: u64, faults: Faults, split: Option<u64>) {
     }
     cluster.quiet();
     assert_sound(&mut cluster);
-    let before: BTreeSet<Ino> = ties(&mut cluster, TIES_MAX).0.into_keys().collect();
+    let before: BTreeSet<Ino> = ties(&mut cluster, BACK_POINTERS_MAX).0.into_keys().collect();
     let mut gone = BTreeSet::new();
     // In directories with one partition the entries lie under their own number.
     if split.is_none() {
@@ -458,7 +472,7 @@ fn breaks_and_mends(seed: u64, faults: Faults, split: Option<u64>) {
     assert_sound(&mut cluster);
     let found = walk(&mut cluster);
     assert_eq!(inodes(&mut cluster), found, "seed {seed}");
-    let after: BTreeSet<Ino> = ties(&mut cluster, TIES_MAX).0.into_keys().collect();
+    let after: BTreeSet<Ino> = ties(&mut cluster, BACK_POINTERS_MAX).0.into_keys().collect();
     let lost: Vec<_> = before.difference(&after).filter(|ino| !gone.contains(ino)).collect();
     assert!(lost.is_empty(), "seed {seed} has lost {lost:?}");
 }
@@ -472,8 +486,8 @@ fn a_ring_is_opened() {
     cluster.quiet();
     let old = entry_of(&mut cluster, ROOT, d);
     let old = entry_key(ROOT, std::str::from_utf8(&old).expect("text"));
-    put(&mut cluster, ROOT.shard(), &old, None);
-    put(&mut cluster, inner.shard(), &entry_key(inner, "round"), Some(entry(d, 2)));
+    put(&mut cluster, ROOT.owner_shard(), &old, None);
+    put(&mut cluster, inner.owner_shard(), &entry_key(inner, "round"), Some(entry(d, 2)));
     patch(&mut cluster, d, PARENT, &inner.0.to_le_bytes());
     mend_all(&mut cluster, Faults::default());
     assert_sound(&mut cluster);

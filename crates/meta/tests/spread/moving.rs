@@ -4,9 +4,9 @@ use crate::checking::{assert_sound, create};
 use crate::cluster::{Cluster, Faults, LAYOUT, ROOT, executor, name, scaled};
 use crate::same::{inodes, same_answers, storm, walk};
 use proptest::prelude::*;
-use tatami_meta::Context;
+use tatami_meta::OperationContext;
 use tatami_meta::store::Store;
-use tatami_wire::meta::{MetaOp, MetaReply, NewNode};
+use tatami_wire::meta::{InodeTemplate, MetaOp, MetaReply};
 use tatami_wire::{Access, ClientId, Cred, Errno, Ino, ShardId};
 
 const NOW_AND_THEN: Faults = Faults { lost: 0, twice: 0, deaths: 0, moves: 50 };
@@ -17,7 +17,7 @@ fn dir(cluster: &mut Cluster, parent: Ino, dir: &str) -> Ino {
     let op = MetaOp::Create {
         parent,
         name: name(dir),
-        node: NewNode::Dir,
+        node: InodeTemplate::Dir,
         mode: 0o755,
         umask: 0,
         exclusive: true,
@@ -64,7 +64,7 @@ fn a_volume_grows_from_one_node_and_shrinks_again() {
     cluster.quiet();
     for node in 0..3 {
         let meta = cluster.meta(node).expect("it is up");
-        assert_eq!((meta.shards(), meta.inodes()), (0, 0));
+        assert_eq!((meta.count_shards(), meta.inode_count()), (0, 0));
         let mut left = Vec::new();
         let all = &mut |key: &[u8], _: &[u8]| {
             left.push(char::from(key[0]));
@@ -84,28 +84,28 @@ fn a_request_sent_again_after_a_move_gets_its_first_answer() {
     let op = MetaOp::Create {
         parent: ROOT,
         name: name("once"),
-        node: NewNode::File(LAYOUT),
+        node: InodeTemplate::File(LAYOUT),
         mode: 0o644,
         umask: 0,
         exclusive: true,
         open: None,
     };
     let (now, client) = (cluster.time(), ClientId([77; 16]));
-    let ctx = Context { now, client, slot: 3, seq: 5, trusted: true };
+    let ctx = OperationContext { now, client, slot: 3, seq: 5, trusted: true };
     let meta = cluster.meta(0).expect("it is up");
-    let first = meta.apply(&ctx, &Cred::ROOT, &op).at_once();
+    let first = meta.apply(&ctx, &Cred::ROOT, &op).into_result();
     meta.commit().expect("memory does not fail");
     assert!(matches!(first, Ok(MetaReply::Created { created: true, .. })));
     cluster.move_to(0..1, 1);
     cluster.kill(0, 1);
     cluster.quiet();
     let meta = cluster.meta(0).expect("it is up");
-    assert_eq!(meta.apply(&ctx, &Cred::ROOT, &op).at_once(), first);
-    let next = Context { seq: 6, ..ctx };
-    let elsewhere = meta.apply(&next, &Cred::ROOT, &op).at_once();
-    assert!(matches!(elsewhere, Ok(MetaReply::Elsewhere { .. })), "{elsewhere:?}");
+    assert_eq!(meta.apply(&ctx, &Cred::ROOT, &op).into_result(), first);
+    let next = OperationContext { seq: 6, ..ctx };
+    let elsewhere = meta.apply(&next, &Cred::ROOT, &op).into_result();
+    assert!(matches!(elsewhere, Ok(MetaReply::WrongShard { .. })), "{elsewhere:?}");
     let meta = cluster.meta(1).expect("it is up");
-    assert_eq!(meta.apply(&next, &Cred::ROOT, &op).at_once(), Err(Errno::EEXIST));
+    assert_eq!(meta.apply(&next, &Cred::ROOT, &op).into_result(), Err(Errno::EEXIST));
 }
 
 /// Open files, kept inodes and garbage move along.
@@ -115,7 +115,7 @@ fn what_clients_hold_goes_along() {
     let open = |file: &str| MetaOp::Create {
         parent: ROOT,
         name: name(file),
-        node: NewNode::File(LAYOUT),
+        node: InodeTemplate::File(LAYOUT),
         mode: 0o644,
         umask: 0,
         exclusive: true,
@@ -134,19 +134,19 @@ fn what_clients_hold_goes_along() {
     let now = cluster.time();
     let ask = |cluster: &mut Cluster, node: usize, op: MetaOp| {
         let client = ClientId([99; 16]);
-        let ctx = Context { now, client, slot: 0, seq: cluster.now, trusted: true };
+        let ctx = OperationContext { now, client, slot: 0, seq: cluster.now, trusted: true };
         cluster.now += 1;
         let meta = cluster.meta(node).expect("it is up");
-        let result = meta.apply(&ctx, &Cred::ROOT, &op).at_once();
+        let result = meta.apply(&ctx, &Cred::ROOT, &op).into_result();
         meta.commit().expect("memory does not fail");
         result
     };
-    let garbage = MetaOp::Garbage { node: tatami_wire::NodeId(1), limit: 10 };
+    let garbage = MetaOp::ListGarbage { node: tatami_wire::NodeId(1), limit: 10 };
     assert_eq!(ask(&mut cluster, 0, garbage.clone()), Ok(MetaReply::Garbage(Vec::new())));
     let Ok(MetaReply::Garbage(found)) = ask(&mut cluster, 1, garbage) else { panic!("no list") };
     assert_eq!(found.len(), 1);
     let holder = ClientId([1; 16]);
-    let Ok(MetaReply::Clients(clients)) = ask(&mut cluster, 1, MetaOp::Clients) else {
+    let Ok(MetaReply::Clients(clients)) = ask(&mut cluster, 1, MetaOp::ListClients) else {
         panic!("no list")
     };
     assert!(clients.contains(&holder));
@@ -190,8 +190,8 @@ fn a_closed_shard_waits_for_a_dead_taker_no_longer_than_it_must() {
     cluster.quiet();
     let now = cluster.time();
     let meta = cluster.meta(0).expect("it is up");
-    assert_eq!(meta.give(now, 0, 1, executor(1)), Ok(()));
-    assert_eq!(meta.give(now, 1, 1, executor(1)), Err(Errno::EBUSY));
+    assert_eq!(meta.begin_move(now, 0, 1, executor(1)), Ok(()));
+    assert_eq!(meta.begin_move(now, 1, 1, executor(1)), Err(Errno::EBUSY));
     while !cluster.meta(0).expect("it is up").is_closed(ShardId(0)) {
         cluster.step();
     }
@@ -215,7 +215,7 @@ fn a_large_directory_comes_back_to_one_node() {
     }
     cluster.quiet();
     let there: Vec<u16> = (0..16)
-        .filter(|shard| cluster.meta(1).is_some_and(|meta| meta.serves(ShardId(*shard))))
+        .filter(|shard| cluster.meta(1).is_some_and(|meta| meta.serves_shard(ShardId(*shard))))
         .collect();
     there.into_iter().for_each(|shard| cluster.move_to(shard..shard + 1, 0));
     cluster.kill(0, 10);

@@ -7,9 +7,9 @@ use crate::cluster::{
 };
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
-use tatami_meta::{Applied, Context, MemoryStore, Meta};
-use tatami_wire::meta::{DirEntry, MetaOp, MetaReply, MetaResult, NewNode, RenameMode};
-use tatami_wire::{Access, Attr, ClientId, Cred, Errno, Ino, Kind, SetAttr, Timestamp};
+use tatami_meta::{Applied, MemoryStore, Meta, OperationContext};
+use tatami_wire::meta::{DirEntry, InodeTemplate, MetaOp, MetaReply, MetaResult, RenameMode};
+use tatami_wire::{Access, Attr, ClientId, Cred, Errno, Ino, InodeKind, SetAttr, Timestamp};
 
 const NAMES: u64 = 5;
 
@@ -25,7 +25,7 @@ impl Inos {
 
     fn attr(&self, attr: &Attr) -> Attr {
         let ino = self.number(attr.ino);
-        if attr.kind != Kind::Dir {
+        if attr.kind != InodeKind::Dir {
             return Attr { ino, ..attr.clone() };
         }
         // Each partition of a directory has a version of its own. Of two changes at one moment, the
@@ -86,8 +86,8 @@ fn random_op(rng: &mut Rng, count: u64) -> impl Fn(&Inos) -> MetaOp + use<> {
             open: None,
         };
         match what {
-            0..20 => create(NewNode::Dir),
-            20..32 => create(NewNode::File(LAYOUT)),
+            0..20 => create(InodeTemplate::Dir),
+            20..32 => create(InodeTemplate::File(LAYOUT)),
             32..38 => MetaOp::Unlink { parent: a, name: n, keep },
             38..46 => MetaOp::Rmdir { parent: a, name: n, keep },
             46..72 => MetaOp::Rename {
@@ -108,8 +108,8 @@ fn random_op(rng: &mut Rng, count: u64) -> impl Fn(&Inos) -> MetaOp + use<> {
                 MetaOp::SetAttr { ino: a, set }
             }
             96..100 => MetaOp::ReadDir { dir: a, after: 0, limit: 100, plus: true },
-            100..109 => MetaOp::Open { ino: a, access: Access::READ, noted: true },
-            _ => MetaOp::Closed { inos: vec![], empty: vec![], read: vec![a] },
+            100..109 => MetaOp::Open { ino: a, access: Access::READ, registered: true },
+            _ => MetaOp::ReportClosed { inos: vec![], empty: vec![], read: vec![a] },
         }
     }
 }
@@ -123,8 +123,8 @@ impl Single {
     fn call(&mut self, now: Timestamp, client: u8, op: &MetaOp) -> MetaResult {
         self.seq += 1;
         let client = ClientId([client; 16]);
-        let ctx = Context { now, client, slot: 0, seq: self.seq, trusted: true };
-        self.meta.apply(&ctx, &Cred::ROOT, op).at_once()
+        let ctx = OperationContext { now, client, slot: 0, seq: self.seq, trusted: true };
+        self.meta.apply(&ctx, &Cred::ROOT, op).into_result()
     }
 }
 
@@ -142,7 +142,7 @@ pub fn same_answers(seed: u64, faults: Faults, ops: u32, split: Option<u64>) {
         let now = cluster.time();
         // Files are opened by another client than the one that removes names.
         let client = match op(&here) {
-            MetaOp::Open { .. } | MetaOp::Closed { .. } => 2,
+            MetaOp::Open { .. } | MetaOp::ReportClosed { .. } => 2,
             _ => 1,
         };
         let expected = single.call(now, client, &op(&here));
@@ -164,11 +164,11 @@ pub fn same_answers(seed: u64, faults: Faults, ops: u32, split: Option<u64>) {
     }
     cluster.quiet();
     let inodes = inodes(&mut cluster);
-    assert_eq!(inodes, single.meta.inodes(), "seed {seed}");
+    assert_eq!(inodes, single.meta.inode_count(), "seed {seed}");
 }
 
 pub fn inodes(cluster: &mut Cluster) -> u64 {
-    (0..cluster.nodes()).map(|node| cluster.meta(node).map_or(0, |meta| meta.inodes())).sum()
+    (0..cluster.nodes()).map(|node| cluster.meta(node).map_or(0, |meta| meta.inode_count())).sum()
 }
 
 /// Walks the whole tree, checks it, and returns the number of inodes.
@@ -189,11 +189,11 @@ pub fn walk(cluster: &mut Cluster) -> u64 {
         };
         assert_eq!(above, parent, "{dir} knows where it lies");
         assert_eq!(attr.size, entries.len() as u64);
-        let subdirs = entries.iter().filter(|entry| entry.kind == Kind::Dir).count();
+        let subdirs = entries.iter().filter(|entry| entry.kind == InodeKind::Dir).count();
         assert_eq!(attr.nlink as usize, 2 + subdirs);
         for entry in entries {
             match entry.kind {
-                Kind::Dir => queue.push((entry.ino, dir)),
+                InodeKind::Dir => queue.push((entry.ino, dir)),
                 _ => *names.entry(entry.ino).or_default() += 1,
             }
         }
@@ -249,7 +249,7 @@ pub fn storm(seed: u64, faults: Faults, ops: u32, split: Option<u64>) {
         cluster.answer(client);
         let opens = cluster.opens.remove(&client).unwrap_or_default();
         for ino in opens {
-            let closed = MetaOp::Closed { inos: vec![], empty: vec![], read: vec![ino] };
+            let closed = MetaOp::ReportClosed { inos: vec![], empty: vec![], read: vec![ino] };
             assert_eq!(cluster.call(client, &Cred::ROOT, closed), Ok(MetaReply::Done));
         }
     }
@@ -275,14 +275,14 @@ fn without_one(seed: u64) {
     }
     // Directories of the first two nodes, each with files whose inodes lie beside them.
     let homes = |cluster: &Cluster, node| {
-        let home = |ino: &&Ino| cluster.map.owner(ino.shard()) == Some(executor(node));
+        let home = |ino: &&Ino| cluster.map.owner(ino.owner_shard()) == Some(executor(node));
         inos.all.iter().filter(home).copied().collect::<Vec<_>>()
     };
     let near: Vec<_> = [homes(&cluster, 0), homes(&cluster, 1)].concat();
     for client in 1..6 {
         let op = random_op(&mut rng, inos.all.len() as u64)(&inos);
         // Operations that the dead node itself coordinates wait for it, with all their locks.
-        if cluster.map.owner(op.target().shard()) != Some(executor(2)) {
+        if cluster.map.owner(op.target_inode().owner_shard()) != Some(executor(2)) {
             cluster.ask(client, &Cred::ROOT, op);
         }
     }
@@ -293,14 +293,14 @@ fn without_one(seed: u64) {
         let create = MetaOp::Create {
             parent: dir,
             name: name(&format!("file{n}")),
-            node: NewNode::File(LAYOUT),
+            node: InodeTemplate::File(LAYOUT),
             mode: 0o644,
             umask: 0,
             exclusive: true,
             open: None,
         };
         // A directory that is embedded on the dead node needs that node.
-        if cluster.map.owner(dir.birth()) == Some(executor(2)) {
+        if cluster.map.owner(dir.allocating_shard()) == Some(executor(2)) {
             continue;
         }
         let _ = cluster.call(7, &Cred::ROOT, create);
@@ -318,7 +318,7 @@ pub fn dir(cluster: &mut Cluster, parent: Ino, node: Option<u16>) -> Ino {
         let create = MetaOp::Create {
             parent,
             name,
-            node: NewNode::Dir,
+            node: InodeTemplate::Dir,
             mode: 0o755,
             umask: 0,
             exclusive: true,
@@ -327,7 +327,7 @@ pub fn dir(cluster: &mut Cluster, parent: Ino, node: Option<u16>) -> Ino {
         let Ok(MetaReply::Created { attr, .. }) = cluster.call(1, &Cred::ROOT, create) else {
             continue;
         };
-        let home = cluster.map.owner(attr.ino.shard());
+        let home = cluster.map.owner(attr.ino.owner_shard());
         if node.is_none_or(|node| home == Some(executor(usize::from(node)))) {
             return attr.ino;
         }
@@ -379,7 +379,7 @@ fn no_cycle(seed: u64) {
 #[test]
 fn a_late_request_gets_no_newer_answer() {
     let mut cluster = Cluster::new(3, 16, 1);
-    let root = number_of(cluster.map.owner(ROOT.shard()).expect("served"));
+    let root = number_of(cluster.map.owner(ROOT.owner_shard()).expect("served"));
     let other = (0..3).find(|node| usize::from(*node) != root);
     let above = dir(&mut cluster, ROOT, other);
     let moved = dir(&mut cluster, ROOT, None);
@@ -396,15 +396,15 @@ fn a_late_request_gets_no_newer_answer() {
     let now = cluster.time();
     let meta = cluster.meta(root).expect("alive");
     let mut ask = |seq| {
-        let ctx = Context { now, client: ClientId([77; 16]), slot: 9, seq, trusted: true };
+        let ctx = OperationContext { now, client: ClientId([77; 16]), slot: 9, seq, trusted: true };
         meta.apply(&ctx, &Cred::ROOT, &op)
     };
     let first = ask(5);
-    assert!(matches!(first, Applied::Waits(_)), "{first:?}");
+    assert!(matches!(first, Applied::Pending(_)), "{first:?}");
     assert_eq!(ask(5), first, "sent again");
     assert_eq!(ask(4), Applied::Done(Err(Errno::EPROTO)), "late");
     let newer = ask(6);
-    assert!(matches!(newer, Applied::Waits(_)) && newer != first, "{newer:?}");
+    assert!(matches!(newer, Applied::Pending(_)) && newer != first, "{newer:?}");
 }
 
 const BAD: Faults = Faults { lost: 10, twice: 10, deaths: 0, moves: 0 };

@@ -5,8 +5,8 @@ use crate::cluster::{Cluster, Faults, ROOT, Rng, name};
 use crate::same::dir;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
-use tatami_wire::meta::{Bytes, MetaOp, MetaReply, Partition, RenameMode, XattrMode};
-use tatami_wire::{Attr, Cred, Errno, Ino, Kind, SetAttr, SetTime, Timestamp};
+use tatami_wire::meta::{Bytes, MetaOp, MetaReply, PartitionInfo, RenameMode, XattrMode};
+use tatami_wire::{Attr, Cred, Errno, Ino, InodeKind, SetAttr, SetTime, Timestamp};
 
 pub fn attr(cluster: &mut Cluster, ino: Ino) -> Attr {
     match cluster.call(1, &Cred::ROOT, MetaOp::GetAttr { ino }) {
@@ -15,8 +15,8 @@ pub fn attr(cluster: &mut Cluster, ino: Ino) -> Attr {
     }
 }
 
-pub fn partitions(cluster: &mut Cluster, dir: Ino) -> Vec<Partition> {
-    match cluster.call(1, &Cred::ROOT, MetaOp::Partitions { dir }) {
+pub fn partitions(cluster: &mut Cluster, dir: Ino) -> Vec<PartitionInfo> {
+    match cluster.call(1, &Cred::ROOT, MetaOp::ListPartitions { dir }) {
         Ok(MetaReply::Partitions(all)) => all,
         other => panic!("no partitions: {other:?}"),
     }
@@ -85,7 +85,7 @@ fn making_files_in_a_split_directory_needs_one_node() {
     let files: Vec<_> = (0..50).map(|n| create(&mut cluster, d, &format!("more{n}"))).collect();
     assert_eq!((cluster.messages, cluster.corrected), (messages, corrected));
     assert_eq!(partitions(&mut cluster, d).len(), parts, "that was no split");
-    let shards: BTreeSet<_> = files.iter().map(|ino| ino.shard()).collect();
+    let shards: BTreeSet<_> = files.iter().map(|ino| ino.owner_shard()).collect();
     assert!(shards.len() > 5, "{shards:?}");
     let messages = cluster.messages;
     for (n, ino) in files.iter().enumerate() {
@@ -210,7 +210,7 @@ fn a_split_directory_is_removed_when_it_is_empty() {
         done(
             &mut cluster,
             match kind {
-                Kind::Dir => MetaOp::Rmdir { parent, name, keep: false },
+                InodeKind::Dir => MetaOp::Rmdir { parent, name, keep: false },
                 _ => MetaOp::Unlink { parent, name, keep: false },
             },
         );
@@ -224,7 +224,7 @@ fn a_split_directory_is_removed_when_it_is_empty() {
         let make = MetaOp::Create {
             parent: d,
             name: name(&format!("late{n}")),
-            node: tatami_wire::meta::NewNode::Dir,
+            node: tatami_wire::meta::InodeTemplate::Dir,
             mode: 0o755,
             umask: 0,
             exclusive: true,
@@ -269,7 +269,7 @@ fn listings(seed: u64, faults: Faults) {
                 0..6 => MetaOp::Create {
                     parent,
                     name,
-                    node: tatami_wire::meta::NewNode::File(crate::cluster::LAYOUT),
+                    node: tatami_wire::meta::InodeTemplate::File(crate::cluster::LAYOUT),
                     mode: 0o644,
                     umask: 0,
                     exclusive: false,

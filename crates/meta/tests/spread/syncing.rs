@@ -3,7 +3,7 @@
 
 use crate::cluster::{Cluster, LAYOUT, ROOT, Rng, executor, name, number_of};
 use std::collections::BTreeSet;
-use tatami_wire::meta::{MetaOp, MetaReply, NewNode, RenameMode};
+use tatami_wire::meta::{InodeTemplate, MetaOp, MetaReply, RenameMode};
 use tatami_wire::{Cred, ExecutorId, Ino};
 
 const NODES: usize = 6;
@@ -53,7 +53,7 @@ impl World {
     fn make(&mut self, is_dir: bool) {
         let above = self.pick(|known| known.is_dir).expect("the root is one");
         let text = format!("n{}", self.all.len());
-        let node = if is_dir { NewNode::Dir } else { NewNode::File(LAYOUT) };
+        let node = if is_dir { InodeTemplate::Dir } else { InodeTemplate::File(LAYOUT) };
         let (parent, mode) = (self.all[above].ino, 0o755);
         let op = MetaOp::Create {
             parent,
@@ -102,7 +102,7 @@ impl World {
     fn fsync(&mut self, at: usize) -> usize {
         let way = self.way(at);
         let inos: Vec<Ino> = way.iter().map(|at| self.all[*at].ino).collect();
-        let home = self.cluster.map.owner(inos[0].shard()).expect("there is such a shard");
+        let home = self.cluster.map.owner(inos[0].owner_shard()).expect("there is such a shard");
         let mut left: BTreeSet<_> =
             way.iter().flat_map(|at| self.all[*at].told_by.clone()).collect();
         left.insert(home);
@@ -184,7 +184,7 @@ fn a_coordinator_remembers_until_the_parts_of_others_last() {
     (0..100).for_each(|_| cluster.step());
     cluster.meta(coordinator).expect("it is up").sync().expect("memory does not fail");
     let store = cluster.meta(other).expect("it is up").store_mut();
-    assert!(store.unsynced() > 0, "its part is not on its disk");
+    assert!(store.unsynced_commits() > 0, "its part is not on its disk");
     cluster.kill(other, 30);
     cluster.lose_unsynced(other);
     cluster.quiet();

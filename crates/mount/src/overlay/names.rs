@@ -1,7 +1,7 @@
 //! Names and attributes: those of the shown directory, except for containers.
 
-use super::Answer;
-use super::bytes::{self, Handle};
+use super::OverlayResult;
+use super::bytes::{self, OverlayFile};
 use parking_lot::RwLock;
 use rustix::fs::{AtFlags, CWD, Gid, Mode, RenameFlags, Timespec, Timestamps, Uid};
 use std::collections::HashMap;
@@ -10,20 +10,20 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use tatami_fuse::abi::ROOT_ID;
-use tatami_fuse::request::{SetAttr, SetTime};
-use tatami_fuse::{Attr, Time};
+use tatami_fuse::request::{FuseSetAttr, FuseSetTime};
+use tatami_fuse::{FuseAttr, FuseTime};
 
 /// Returns the error number of a system error.
-pub(super) fn errno(error: std::io::Error) -> i32 {
+pub(super) fn io_errno(error: std::io::Error) -> i32 {
     error.raw_os_error().unwrap_or(libc::EIO)
 }
 
-fn system(errno: rustix::io::Errno) -> i32 {
+fn system_errno(errno: rustix::io::Errno) -> i32 {
     errno.raw_os_error()
 }
 
 #[derive(Default)]
-struct Table {
+struct PathMaps {
     paths: HashMap<u64, PathBuf>,
     /// The last assigned number.
     last: u64,
@@ -31,35 +31,35 @@ struct Table {
 }
 
 /// The mapping between inode numbers and paths. A name keeps its number while it exists.
-pub(super) struct Names {
+pub(super) struct PathTable {
     root: PathBuf,
-    table: RwLock<Table>,
+    table: RwLock<PathMaps>,
 }
 
-type Owner = (u32, u32);
+type UidGid = (u32, u32);
 
-fn time(sec: i64, nsec: i64) -> Time {
-    Time { sec, nsec: nsec as u32 }
+fn to_fuse_time(sec: i64, nsec: i64) -> FuseTime {
+    FuseTime { sec, nsec: nsec as u32 }
 }
 
-impl Names {
-    pub fn new(root: PathBuf) -> Names {
-        let mut table = Table { last: ROOT_ID, ..Table::default() };
+impl PathTable {
+    pub fn new(root: PathBuf) -> PathTable {
+        let mut table = PathMaps { last: ROOT_ID, ..PathMaps::default() };
         table.paths.insert(ROOT_ID, root.clone());
         table.numbers.insert(root.clone(), ROOT_ID);
-        Names { root, table: RwLock::new(table) }
+        PathTable { root, table: RwLock::new(table) }
     }
 
     /// Returns the path of an inode number.
-    pub fn path(&self, node: u64) -> Answer<PathBuf> {
+    pub fn path_of(&self, node: u64) -> OverlayResult<PathBuf> {
         self.table.read().paths.get(&node).cloned().ok_or(libc::ESTALE)
     }
 
-    fn below(&self, parent: u64, name: &[u8]) -> Answer<PathBuf> {
-        Ok(self.path(parent)?.join(OsStr::from_bytes(name)))
+    fn child_path(&self, parent: u64, name: &[u8]) -> OverlayResult<PathBuf> {
+        Ok(self.path_of(parent)?.join(OsStr::from_bytes(name)))
     }
 
-    fn number(&self, path: &Path) -> u64 {
+    fn assign_number(&self, path: &Path) -> u64 {
         if let Some(number) = self.table.read().numbers.get(path) {
             return *number;
         }
@@ -74,7 +74,7 @@ impl Names {
         number
     }
 
-    fn forget(&self, path: &Path) {
+    fn forget_path(&self, path: &Path) {
         let mut table = self.table.write();
         let gone: Vec<PathBuf> =
             table.numbers.keys().filter(|known| known.starts_with(path)).cloned().collect();
@@ -84,7 +84,7 @@ impl Names {
         }
     }
 
-    fn moved(&self, from: &Path, to: &Path) {
+    fn move_paths(&self, from: &Path, to: &Path) {
         let mut table = self.table.write();
         let moved: Vec<(PathBuf, u64)> = table
             .numbers
@@ -101,28 +101,33 @@ impl Names {
         }
     }
 
-    pub fn lookup(&self, parent: u64, name: &[u8]) -> Answer<Attr> {
-        self.entry(&self.below(parent, name)?)
+    pub fn lookup(&self, parent: u64, name: &[u8]) -> OverlayResult<FuseAttr> {
+        self.entry_attr(&self.child_path(parent, name)?)
     }
 
-    fn entry(&self, path: &Path) -> Answer<Attr> {
-        let attr = look(path, None)?;
-        Ok(Attr { ino: self.number(path), ..attr })
+    fn entry_attr(&self, path: &Path) -> OverlayResult<FuseAttr> {
+        let attr = read_attr(path, None)?;
+        Ok(FuseAttr { ino: self.assign_number(path), ..attr })
     }
 
     /// Returns the attributes of a number. Those of an open file do not need the file's name.
-    pub fn attr(&self, node: u64, open: Option<&Handle>) -> Answer<Attr> {
-        let attr = look(&self.path(node)?, open)?;
-        Ok(Attr { ino: node, ..attr })
+    pub fn get_attr(&self, node: u64, open: Option<&OverlayFile>) -> OverlayResult<FuseAttr> {
+        let attr = read_attr(&self.path_of(node)?, open)?;
+        Ok(FuseAttr { ino: node, ..attr })
     }
 
-    pub fn set_attr(&self, node: u64, set: &SetAttr, open: Option<&Handle>) -> Answer<Attr> {
-        let path = self.path(node)?;
+    pub fn set_attr(
+        &self,
+        node: u64,
+        set: &FuseSetAttr,
+        open: Option<&OverlayFile>,
+    ) -> OverlayResult<FuseAttr> {
+        let path = self.path_of(node)?;
         let container = tatami_tiled::is_container(&path);
         if let Some(size) = set.size {
             match open {
                 Some(handle) => handle.set_size(size)?,
-                None => bytes::set_size(&path, size)?,
+                None => bytes::set_size_at(&path, size)?,
             }
         }
         if let Some(mode) = set.mode {
@@ -130,28 +135,35 @@ impl Names {
             // directory.
             let enter = if container { mode >> 2 & 0o111 } else { 0 };
             let mode = Mode::from_raw_mode(mode & 0o7777 | enter);
-            rustix::fs::chmod(&path, mode).map_err(system)?;
+            rustix::fs::chmod(&path, mode).map_err(system_errno)?;
         }
         if set.uid.is_some() || set.gid.is_some() {
-            own(&path, (set.uid, set.gid))?;
+            change_owner(&path, (set.uid, set.gid))?;
         }
         if set.atime.is_some() || set.mtime.is_some() {
-            let spec = |time: Option<SetTime>| match time {
+            let spec = |time: Option<FuseSetTime>| match time {
                 None => Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_OMIT },
-                Some(SetTime::Now) => Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_NOW },
-                Some(SetTime::At(at)) => Timespec { tv_sec: at.sec, tv_nsec: at.nsec.into() },
+                Some(FuseSetTime::Now) => Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_NOW },
+                Some(FuseSetTime::At(at)) => Timespec { tv_sec: at.sec, tv_nsec: at.nsec.into() },
             };
             let times =
                 Timestamps { last_access: spec(set.atime), last_modification: spec(set.mtime) };
-            rustix::fs::utimensat(CWD, &path, &times, AtFlags::SYMLINK_NOFOLLOW).map_err(system)?;
+            rustix::fs::utimensat(CWD, &path, &times, AtFlags::SYMLINK_NOFOLLOW)
+                .map_err(system_errno)?;
         }
-        self.attr(node, open)
+        self.get_attr(node, open)
     }
 
-    pub fn symlink(&self, parent: u64, name: &[u8], target: &[u8], owner: Owner) -> Answer<Attr> {
-        let path = self.below(parent, name)?;
-        std::os::unix::fs::symlink(OsStr::from_bytes(target), &path).map_err(errno)?;
-        self.made(&path, owner)
+    pub fn symlink(
+        &self,
+        parent: u64,
+        name: &[u8],
+        target: &[u8],
+        owner: UidGid,
+    ) -> OverlayResult<FuseAttr> {
+        let path = self.child_path(parent, name)?;
+        std::os::unix::fs::symlink(OsStr::from_bytes(target), &path).map_err(io_errno)?;
+        self.give_to_caller(&path, owner)
     }
 
     pub fn mknod(
@@ -160,78 +172,84 @@ impl Names {
         name: &[u8],
         mode: u32,
         rdev: u32,
-        owner: Owner,
-    ) -> Answer<Attr> {
-        let path = self.below(parent, name)?;
+        owner: UidGid,
+    ) -> OverlayResult<FuseAttr> {
+        let path = self.child_path(parent, name)?;
         let kind = rustix::fs::FileType::from_raw_mode(mode);
         let permissions = Mode::from_raw_mode(mode & 0o7777);
-        rustix::fs::mknodat(CWD, &path, kind, permissions, rdev.into()).map_err(system)?;
-        rustix::fs::chmod(&path, permissions).map_err(system)?;
-        self.made(&path, owner)
+        rustix::fs::mknodat(CWD, &path, kind, permissions, rdev.into()).map_err(system_errno)?;
+        rustix::fs::chmod(&path, permissions).map_err(system_errno)?;
+        self.give_to_caller(&path, owner)
     }
 
-    pub fn mkdir(&self, parent: u64, name: &[u8], mode: u32, owner: Owner) -> Answer<Attr> {
-        let path = self.below(parent, name)?;
+    pub fn mkdir(
+        &self,
+        parent: u64,
+        name: &[u8],
+        mode: u32,
+        owner: UidGid,
+    ) -> OverlayResult<FuseAttr> {
+        let path = self.child_path(parent, name)?;
         let mode = Mode::from_raw_mode(mode & 0o7777);
-        rustix::fs::mkdir(&path, mode).map_err(system)?;
-        rustix::fs::chmod(&path, mode).map_err(system)?;
-        self.made(&path, owner)
+        rustix::fs::mkdir(&path, mode).map_err(system_errno)?;
+        rustix::fs::chmod(&path, mode).map_err(system_errno)?;
+        self.give_to_caller(&path, owner)
     }
 
     /// Gives a new inode to the caller.
-    fn made(&self, path: &Path, owner: Owner) -> Answer<Attr> {
+    fn give_to_caller(&self, path: &Path, owner: UidGid) -> OverlayResult<FuseAttr> {
         if rustix::process::geteuid().is_root() && owner != (0, 0) {
-            own(path, (Some(owner.0), Some(owner.1)))?;
+            change_owner(path, (Some(owner.0), Some(owner.1)))?;
         }
-        self.entry(path)
+        self.entry_attr(path)
     }
 
-    pub fn unlink(&self, parent: u64, name: &[u8]) -> Answer<()> {
-        let path = self.below(parent, name)?;
-        remove(&path)?;
-        self.forget(&path);
+    pub fn unlink(&self, parent: u64, name: &[u8]) -> OverlayResult<()> {
+        let path = self.child_path(parent, name)?;
+        remove_path(&path)?;
+        self.forget_path(&path);
         Ok(())
     }
 
-    pub fn rmdir(&self, parent: u64, name: &[u8]) -> Answer<()> {
-        let path = self.below(parent, name)?;
+    pub fn rmdir(&self, parent: u64, name: &[u8]) -> OverlayResult<()> {
+        let path = self.child_path(parent, name)?;
         if tatami_tiled::is_container(&path) {
             return Err(libc::ENOTDIR);
         }
-        std::fs::remove_dir(&path).map_err(errno)?;
-        self.forget(&path);
+        std::fs::remove_dir(&path).map_err(io_errno)?;
+        self.forget_path(&path);
         Ok(())
     }
 
-    pub fn link(&self, node: u64, parent: u64, name: &[u8]) -> Answer<Attr> {
-        let from = self.path(node)?;
+    pub fn link(&self, node: u64, parent: u64, name: &[u8]) -> OverlayResult<FuseAttr> {
+        let from = self.path_of(node)?;
         if tatami_tiled::is_container(&from) {
             return Err(libc::EPERM);
         }
-        let path = self.below(parent, name)?;
-        rustix::fs::linkat(CWD, &from, CWD, &path, AtFlags::empty()).map_err(system)?;
-        self.entry(&path)
+        let path = self.child_path(parent, name)?;
+        rustix::fs::linkat(CWD, &from, CWD, &path, AtFlags::empty()).map_err(system_errno)?;
+        self.entry_attr(&path)
     }
 
-    pub fn rename(&self, from: (u64, &[u8]), to: (u64, &[u8]), flags: u32) -> Answer<()> {
-        let (from, to) = (self.below(from.0, from.1)?, self.below(to.0, to.1)?);
+    pub fn rename(&self, from: (u64, &[u8]), to: (u64, &[u8]), flags: u32) -> OverlayResult<()> {
+        let (from, to) = (self.child_path(from.0, from.1)?, self.child_path(to.0, to.1)?);
         let flags = RenameFlags::from_bits(flags).ok_or(libc::EINVAL)?;
         let containers = [&from, &to].map(|path| tatami_tiled::is_container(path));
         if flags.is_empty() && containers.contains(&true) && to.symlink_metadata().is_ok() {
-            self.replace(&from, &to)?;
+            self.replace_target(&from, &to)?;
         } else {
-            rustix::fs::renameat_with(CWD, &from, CWD, &to, flags).map_err(system)?;
+            rustix::fs::renameat_with(CWD, &from, CWD, &to, flags).map_err(system_errno)?;
         }
         if flags.contains(RenameFlags::EXCHANGE) {
             // The three moves go through a reserved path, so that neither subtree overwrites the
             // other.
             let middle = self.root.join(".exchanged");
-            self.moved(&from, &middle);
-            self.moved(&to, &from);
-            self.moved(&middle, &to);
+            self.move_paths(&from, &middle);
+            self.move_paths(&to, &from);
+            self.move_paths(&middle, &to);
         } else {
-            self.forget(&to);
-            self.moved(&from, &to);
+            self.forget_path(&to);
+            self.move_paths(&from, &to);
         }
         Ok(())
     }
@@ -239,55 +257,57 @@ impl Names {
     /// Renames over an existing target if either is a container. In the shown directory one of them
     /// is a directory, so rename(2) would fail. So the two are exchanged first, and then the old
     /// target is removed.
-    fn replace(&self, from: &Path, to: &Path) -> Answer<()> {
-        if to.symlink_metadata().map_err(errno)?.is_dir() && !tatami_tiled::is_container(to) {
+    fn replace_target(&self, from: &Path, to: &Path) -> OverlayResult<()> {
+        if to.symlink_metadata().map_err(io_errno)?.is_dir() && !tatami_tiled::is_container(to) {
             return Err(libc::EISDIR);
         }
-        if from.symlink_metadata().map_err(errno)?.is_dir() && !tatami_tiled::is_container(from) {
+        if from.symlink_metadata().map_err(io_errno)?.is_dir() && !tatami_tiled::is_container(from)
+        {
             return Err(libc::ENOTDIR);
         }
-        rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::EXCHANGE).map_err(system)?;
-        remove(from)
+        rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::EXCHANGE)
+            .map_err(system_errno)?;
+        remove_path(from)
     }
 }
 
-fn remove(path: &Path) -> Answer<()> {
+fn remove_path(path: &Path) -> OverlayResult<()> {
     if !tatami_tiled::is_container(path) || path.is_symlink() {
-        return std::fs::remove_file(path).map_err(errno);
+        return std::fs::remove_file(path).map_err(io_errno);
     }
-    tatami_tiled::stat::delete(path).map_err(|e| e.errno.raw_os_error())
+    tatami_tiled::stat::delete_file(path).map_err(|e| e.errno.raw_os_error())
 }
 
-fn own(path: &Path, owner: (Option<u32>, Option<u32>)) -> Answer<()> {
+fn change_owner(path: &Path, owner: (Option<u32>, Option<u32>)) -> OverlayResult<()> {
     let (uid, gid) = (owner.0.map(Uid::from_raw), owner.1.map(Gid::from_raw));
-    rustix::fs::chownat(CWD, path, uid, gid, AtFlags::SYMLINK_NOFOLLOW).map_err(system)
+    rustix::fs::chownat(CWD, path, uid, gid, AtFlags::SYMLINK_NOFOLLOW).map_err(system_errno)
 }
 
 /// Returns attributes without the inode number.
-fn look(path: &Path, open: Option<&Handle>) -> Answer<Attr> {
-    let meta = match open.and_then(Handle::plain) {
+fn read_attr(path: &Path, open: Option<&OverlayFile>) -> OverlayResult<FuseAttr> {
+    let meta = match open.and_then(OverlayFile::as_plain) {
         Some(file) => file.metadata(),
         None => path.symlink_metadata(),
     };
-    let meta = meta.map_err(errno)?;
-    let mut attr = Attr {
+    let meta = meta.map_err(io_errno)?;
+    let mut attr = FuseAttr {
         size: meta.size(),
         blocks: meta.blocks(),
-        atime: time(meta.atime(), meta.atime_nsec()),
-        mtime: time(meta.mtime(), meta.mtime_nsec()),
-        ctime: time(meta.ctime(), meta.ctime_nsec()),
+        atime: to_fuse_time(meta.atime(), meta.atime_nsec()),
+        mtime: to_fuse_time(meta.mtime(), meta.mtime_nsec()),
+        ctime: to_fuse_time(meta.ctime(), meta.ctime_nsec()),
         mode: meta.mode(),
         nlink: meta.nlink() as u32,
         uid: meta.uid(),
         gid: meta.gid(),
         rdev: meta.rdev() as u32,
-        ..Attr::default()
+        ..FuseAttr::default()
     };
     if meta.is_dir() && tatami_tiled::is_container(path) {
-        let found = tatami_tiled::stat::stat(path).map_err(|e| e.errno.raw_os_error())?;
-        attr.size = open.and_then(Handle::container_size).unwrap_or(found.size);
+        let found = tatami_tiled::stat::stat_file(path).map_err(|e| e.errno.raw_os_error())?;
+        attr.size = open.and_then(OverlayFile::container_size).unwrap_or(found.size);
         attr.blocks = attr.size.div_ceil(512);
-        attr.mtime = time(found.modified.0, found.modified.1);
+        attr.mtime = to_fuse_time(found.modified.0, found.modified.1);
         attr.mode = found.mode;
         attr.nlink = 1;
     }

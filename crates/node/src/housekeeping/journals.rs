@@ -2,85 +2,90 @@
 //! behalf of the writers, and the pieces are closed. A piece with a damaged journal stays open
 //! until an operator accepts the loss: a file must not silently lack part of its bytes.
 
-use super::{At, Away, Housekeeper, TIMEOUT};
-use crate::shared::now;
+use super::{CALL_TIMEOUT, Housekeeper, NodeAway, ShardAddress};
+use crate::shared::current_time;
 use std::collections::BTreeMap;
+use tatami_client::clip_tiles;
 use tatami_client::connection::{Connection, Endpoint};
-use tatami_client::within;
 use tatami_layout::PieceTiles;
 use tatami_layout::journal::{self, BYTES_MAX, LastWord};
-use tatami_wire::frame::{Class, PAYLOAD_MAX};
+use tatami_wire::frame::{FrameClass, PAYLOAD_MAX};
 use tatami_wire::handshake::Role;
 use tatami_wire::meta::{MetaOp, MetaReply};
 use tatami_wire::object::{ObjectCall, ObjectOp, ObjectReply, ObjectResult};
-use tatami_wire::tiles::{Growth, PARTS_MAX, Part, PieceInfo, TILES_MAX};
+use tatami_wire::tiles::{PIECE_UPDATES_MAX, PieceGrowth, PieceInfo, PieceUpdate, TILES_MAX};
 use tatami_wire::{Access, Attr, Cap, Ino, NodeId, Piece};
 
 /// Most bytes that are read at a time.
-const READ: usize = 1 << 20;
-const _: () = assert!(READ <= PAYLOAD_MAX);
+const READ_BYTES: usize = 1 << 20;
+const _: () = assert!(READ_BYTES <= PAYLOAD_MAX);
 /// Most pieces that are requested, and published, at a time.
-const STEP: u32 = 1024;
+const PIECES_STEP: u32 = 1024;
 /// Bytes of tiles after which a batch is published.
-const STEP_BYTES: usize = 256 * 1024;
+const TILES_STEP_BYTES: usize = 256 * 1024;
 
 impl Housekeeper<'_> {
     /// Closes all pieces of a file that have no writer any more. Fails if a journal is damaged,
     /// after it has closed the others.
-    pub(super) fn read_journals(&mut self, at: At, attr: &Attr) -> Result<(), Away> {
+    pub(super) fn read_journals(&mut self, at: ShardAddress, attr: &Attr) -> Result<(), NodeAway> {
         let ino = attr.ino;
-        let mut nodes = Nodes { connections: BTreeMap::new() };
+        let mut nodes = DataConnections { connections: BTreeMap::new() };
         let (mut after, mut end, mut damaged) = (0, false, false);
         while !end && !self.shared.stop.is_set() {
-            let op = MetaOp::Tiles { ino, after, limit: STEP };
-            let Ok(MetaReply::Tiles(page)) = self.ask_shard(at, op)? else {
+            let op = MetaOp::ListTiles { ino, after, limit: PIECES_STEP };
+            let Ok(MetaReply::Tiles(page)) = self.call_shard(at, op)? else {
                 return Ok(());
             };
             end = page.end || page.pieces.is_empty();
             after = page.pieces.last().map_or(after, |piece| piece.piece);
-            let lost = page.pieces.into_iter().filter(|p| p.growth == Growth::Abandoned);
+            let lost = page.pieces.into_iter().filter(|p| p.growth == PieceGrowth::Abandoned);
             let (mut parts, mut bytes) = (Vec::new(), 0);
             for piece in lost {
-                let Some(part) = self.last_part(&mut nodes, ino, piece)? else {
+                let Some(part) = self.final_part(&mut nodes, ino, piece)? else {
                     damaged = true;
                     continue;
                 };
                 bytes += part.tiles.len();
                 parts.push(part);
-                if bytes >= STEP_BYTES || parts.len() >= PARTS_MAX {
-                    self.publish(at, ino, std::mem::take(&mut parts))?;
+                if bytes >= TILES_STEP_BYTES || parts.len() >= PIECE_UPDATES_MAX {
+                    self.publish_pieces(at, ino, std::mem::take(&mut parts))?;
                     bytes = 0;
                 }
             }
-            self.publish(at, ino, parts)?;
+            self.publish_pieces(at, ino, parts)?;
         }
-        if damaged { Err(Away) } else { Ok(()) }
+        if damaged { Err(NodeAway) } else { Ok(()) }
     }
 
-    fn publish(&mut self, at: At, ino: Ino, parts: Vec<Part>) -> Result<(), Away> {
+    fn publish_pieces(
+        &mut self,
+        at: ShardAddress,
+        ino: Ino,
+        parts: Vec<PieceUpdate>,
+    ) -> Result<(), NodeAway> {
         if parts.is_empty() {
             return Ok(());
         }
         let count = parts.len();
-        let op = MetaOp::Publish { ino, parts, cuts: Vec::new(), base: None };
-        match self.ask_shard(at, op)? {
+        let op = MetaOp::Publish { ino, updates: parts, cuts: Vec::new(), base: None };
+        match self.call_shard(at, op)? {
             Ok(_) => tracing::info!(%ino, count, "pieces of writers that are gone were closed"),
             Err(e) => {
                 tracing::error!(%ino, error = %e, "cannot close the pieces of writers that are gone");
-                return Err(Away);
+                return Err(NodeAway);
             }
         }
         Ok(())
     }
 
     /// Returns the final state of a piece whose writer is gone; `None` if its journal is damaged.
-    fn last_part(
+    fn final_part(
         &mut self,
-        nodes: &mut Nodes,
+        nodes: &mut DataConnections,
         ino: Ino,
         info: PieceInfo,
-    ) -> Result<Option<Part>, Away> {
-        let (bytes, journal) = (Piece::bytes_of(info.piece), Piece::journal_of(info.piece));
+    ) -> Result<Option<PieceUpdate>, NodeAway> {
+        let (bytes, journal) = (Piece::of_bytes(info.piece), Piece::of_journal(info.piece));
         // Only tiles within this size count: a journal may be ahead of the bytes that reached the
         // disk before the writer died.
         let state = self.stat_object(info.node, ino, bytes)?;
@@ -91,25 +96,25 @@ impl Housekeeper<'_> {
             last = journal::read_last_word(&told, state.size, is_restarted);
         }
         let told = match last {
-            LastWord::Whole(told) => told.map(|tiles| within(&tiles, state.size)),
-            LastWord::Torn(salvaged) => {
-                let torn: Vec<String> = salvaged.lost.iter().map(ToString::to_string).collect();
+            LastWord::Whole(told) => told.map(|tiles| clip_tiles(&tiles, state.size)),
+            LastWord::Torn(recovered) => {
+                let torn: Vec<String> = recovered.lost.iter().map(ToString::to_string).collect();
                 tracing::warn!(%ino, piece = info.piece, node = %info.node, lost = torn.join(", "),
                     "a power cut has taken a part of the journal of a piece that was not synced: its whole records are published, \
                      and what was synced of the file is there");
                 let all = match info.tiles.is_empty() {
-                    true => salvaged.tiles,
+                    true => recovered.tiles,
                     false => match PieceTiles::decode(&info.tiles) {
-                        Ok(published) => salvaged.joined_with(&published),
+                        Ok(published) => recovered.join_published(&published),
                         // The shard's own check tells of it; nothing is put in its place.
                         Err(_) => return Ok(None),
                     },
                 };
-                Some(within(&all, state.size))
+                Some(clip_tiles(&all, state.size))
             }
             LastWord::Damaged(damage) => {
                 // It is looked at every few seconds.
-                if self.told_damage.insert((ino, info.piece)) {
+                if self.logged_damage.insert((ino, info.piece)) {
                     tracing::error!(%ino, piece = info.piece, node = %info.node,
                         object = format!("{:016x}.{:08x}", ino.0, journal.0),
                         "the journal of a piece whose writer is gone is {damage}: the file lacks what was not published \
@@ -129,30 +134,31 @@ impl Housekeeper<'_> {
             None => info.tiles.into_vec(),
         };
         let blocks = state.blocks;
-        Ok(Some(Part { piece: info.piece, tiles: tiles.into(), blocks, close: true }))
+        Ok(Some(PieceUpdate { piece: info.piece, tiles: tiles.into(), blocks, close: true }))
     }
 
     fn read_object(
         &mut self,
-        nodes: &mut Nodes,
+        nodes: &mut DataConnections,
         ino: Ino,
         node: NodeId,
         piece: Piece,
-    ) -> Result<Vec<u8>, Away> {
+    ) -> Result<Vec<u8>, NodeAway> {
         let mut all = Vec::new();
         loop {
             let (offset, before) = (all.len() as u64, all.len());
-            all.resize(before + READ, 0);
+            all.resize(before + READ_BYTES, 0);
             let got = match node == self.shared.node() {
                 true => {
                     let objects = &self.shared.objects;
-                    objects.read_at(ino, piece, &mut all[before..], offset).map_err(|_| Away)?
+                    objects.read_at(ino, piece, &mut all[before..], offset).map_err(|_| NodeAway)?
                 }
                 false => {
                     let op = ObjectOp::Read { offset, len: (all.len() - before) as u32 };
-                    let cap = Cap::sign(&self.shared.identity.key, ino, Access::READ, now());
+                    let cap =
+                        Cap::sign(&self.shared.identity.key, ino, Access::READ, current_time());
                     let call = ObjectCall { cap, piece, op };
-                    self.ask_node(nodes, node, &call, &mut all[before..])?
+                    self.call_node(nodes, node, &call, &mut all[before..])?
                 }
             };
             all.truncate(before + got);
@@ -163,39 +169,39 @@ impl Housekeeper<'_> {
         }
     }
 
-    fn ask_node(
+    fn call_node(
         &mut self,
-        nodes: &mut Nodes,
+        nodes: &mut DataConnections,
         node: NodeId,
         call: &ObjectCall,
         into: &mut [u8],
-    ) -> Result<usize, Away> {
+    ) -> Result<usize, NodeAway> {
         let mut connection = match nodes.connections.remove(&node) {
             Some(connection) => connection,
             None => self.data_connection(node)?,
         };
-        let asked = connection.send(Class::Object, 0, call, &[]);
+        let asked = connection.send(FrameClass::Object, 0, call, &[]);
         let answer =
-            asked.and_then(|()| connection.receive::<ObjectResult>(Class::Object, 0, into));
+            asked.and_then(|()| connection.receive::<ObjectResult>(FrameClass::Object, 0, into));
         match answer {
             Ok((Ok(ObjectReply::Data), got)) => {
                 nodes.connections.insert(node, connection);
                 Ok(got)
             }
-            Ok(_) | Err(_) => Err(self.away(node)),
+            Ok(_) | Err(_) => Err(self.mark_away(node)),
         }
     }
 
-    fn data_connection(&mut self, node: NodeId) -> Result<Connection, Away> {
+    fn data_connection(&mut self, node: NodeId) -> Result<Connection, NodeAway> {
         let map = self.shared.map();
-        let info = map.nodes.iter().find(|n| n.id == node).ok_or(Away)?;
+        let info = map.nodes.iter().find(|n| n.id == node).ok_or(NodeAway)?;
         let endpoint = Endpoint::Tcp(info.address.clone());
-        let opened = Connection::open(&endpoint, &self.caller, Role::Data, 0, TIMEOUT);
-        opened.map_err(|_| self.away(node))
+        let opened = Connection::open(&endpoint, &self.caller, Role::Data, 0, CALL_TIMEOUT);
+        opened.map_err(|_| self.mark_away(node))
     }
 }
 
 /// Connections for bytes, for as long as one file is processed.
-struct Nodes {
+struct DataConnections {
     connections: BTreeMap<NodeId, Connection>,
 }

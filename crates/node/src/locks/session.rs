@@ -1,35 +1,35 @@
 //! Sessions: their beginning, their end, and the reclaiming of locks after a restart.
 
-use super::{HELD_MAX, Locks, SESSIONS_MAX, Verdict, done, is_valid, told};
+use super::{HELD_MAX, LockDecision, SESSIONS_MAX, ServerLocks, done_reply, is_valid, lock_reply};
 use std::collections::BTreeSet;
-use tatami_wire::lock::{LOCKS_MAX, Lock, LockTold};
+use tatami_wire::lock::{LOCKS_MAX, Lock, LockOpReply};
 use tatami_wire::{ClientId, Ino};
 
 /// The session of one client.
 #[derive(Debug, Default)]
-pub(super) struct Session {
+pub(super) struct ServerLockSession {
     pub(super) id: u64,
     /// Number of locks, without those that are delegated.
-    pub(super) held: usize,
+    pub(super) lock_count: usize,
     /// Number of waits.
-    pub(super) waits: usize,
+    pub(super) wait_count: usize,
     /// Files of which the client holds locks, waits for some, or has them delegated.
     pub(super) files: BTreeSet<Ino>,
     /// Files whose locks are delegated to the client.
     pub(super) delegated: BTreeSet<Ino>,
     /// The locks of a reclaim that is not complete yet.
-    claims: Vec<(Ino, Lock)>,
+    partial_claims: Vec<(Ino, Lock)>,
 }
 
-impl Locks {
+impl ServerLocks {
     /// Returns the session of a client that holds no locks, as far as it knows. `None` when there
     /// are too many sessions.
-    pub(super) fn begin(&mut self, client: ClientId) -> Option<u64> {
+    pub(super) fn begin_session(&mut self, client: ClientId) -> Option<u64> {
         if let Some(session) = self.sessions.get(&client) {
             return Some(session.id);
         }
         let id = self.insert_session(client);
-        self.has_come(client);
+        self.mark_returned(client);
         id
     }
 
@@ -39,30 +39,30 @@ impl Locks {
         }
         self.last_session += 1;
         let id = self.last_session;
-        self.sessions.insert(client, Session { id, ..Session::default() });
-        self.changed = true;
+        self.sessions.insert(client, ServerLockSession { id, ..ServerLockSession::default() });
+        self.clients_changed = true;
         Some(id)
     }
 
     /// Ends a session: the client has said that it holds nothing, or was away for too long.
-    pub(crate) fn end(&mut self, client: ClientId) {
-        self.news.remove(&client);
+    pub(crate) fn end_session(&mut self, client: ClientId) {
+        self.notices.remove(&client);
         if let Some(session) = self.sessions.remove(&client) {
-            self.changed = true;
+            self.clients_changed = true;
             self.drop_files(client, session.files);
         }
-        self.has_come(client);
+        self.mark_returned(client);
     }
 
     /// Records that the client's locks from before our start are known now.
-    fn has_come(&mut self, client: ClientId) {
-        if self.before.remove(&client) {
-            self.changed = true;
-            if self.before.is_empty() {
+    fn mark_returned(&mut self, client: ClientId) {
+        if self.former_clients.remove(&client) {
+            self.clients_changed = true;
+            if self.former_clients.is_empty() {
                 // The last such client: only now is it certain that a free lock is free.
                 let all: Vec<Ino> = self.files.keys().copied().collect();
-                all.into_iter().for_each(|ino| self.settle(ino));
-                self.stirred = true;
+                all.into_iter().for_each(|ino| self.grant_waiting(ino));
+                self.woken = true;
             }
         }
     }
@@ -76,30 +76,30 @@ impl Locks {
                 file.waiters.iter().filter(|w| w.client == client).copied().collect();
             file.drop_client(client);
             gone.iter().for_each(|waiter| self.forget_wait(ino, waiter));
-            self.settle(ino);
-            self.tidy(client, ino);
+            self.grant_waiting(ino);
+            self.remove_if_unused(client, ino);
         }
     }
 
     /// Takes part of a reclaim. With the last part, the client holds exactly the locks it has
     /// reclaimed.
-    pub(super) fn reclaim(
+    pub(super) fn reclaim_locks(
         &mut self,
         client: ClientId,
         session: u64,
         locks: &[(Ino, Lock)],
         (first, last): (bool, bool),
-    ) -> Verdict {
-        let lost = told(0, LockTold::Unknown { reclaim: false });
+    ) -> LockDecision {
+        let lost = lock_reply(0, LockOpReply::UnknownSession { reclaim: false });
         let known = self.sessions.get(&client).is_some_and(|s| s.id == session);
         if !known {
             // The first part comes with the number of an earlier session, the later ones with the
             // number that is assigned here.
-            if !self.before.contains(&client) {
+            if !self.former_clients.contains(&client) {
                 return lost;
             }
             if !first {
-                return told(0, LockTold::Unknown { reclaim: true });
+                return lock_reply(0, LockOpReply::UnknownSession { reclaim: true });
             }
             self.sessions.remove(&client);
             if self.insert_session(client).is_none() {
@@ -109,28 +109,28 @@ impl Locks {
         // The parts are only collected here: with the last one, the locks change all at once.
         let Some(of) = self.sessions.get_mut(&client) else { return lost };
         if first {
-            of.claims.clear();
+            of.partial_claims.clear();
         }
         let id = of.id;
         let sound = locks.len() <= LOCKS_MAX && locks.iter().all(|(_, lock)| is_valid(lock));
-        if !sound || of.claims.len() + locks.len() > HELD_MAX {
-            self.end(client);
+        if !sound || of.partial_claims.len() + locks.len() > HELD_MAX {
+            self.end_session(client);
             return lost;
         }
-        of.claims.extend(locks);
+        of.partial_claims.extend(locks);
         if !last {
-            return done(id, false);
+            return done_reply(id, false);
         }
-        let claims = std::mem::take(&mut of.claims);
+        let claims = std::mem::take(&mut of.partial_claims);
         let files = std::mem::take(&mut of.files);
-        (of.held, of.delegated) = (0, BTreeSet::new());
-        self.replace(client, files, &claims);
-        self.has_come(client);
-        done(id, false)
+        (of.lock_count, of.delegated) = (0, BTreeSet::new());
+        self.replace_locks(client, files, &claims);
+        self.mark_returned(client);
+        done_reply(id, false)
     }
 
     /// Replaces the client's locks of `files` by `claims`. No waiter gets a lock in between.
-    fn replace(&mut self, client: ClientId, files: BTreeSet<Ino>, claims: &[(Ino, Lock)]) {
+    fn replace_locks(&mut self, client: ClientId, files: BTreeSet<Ino>, claims: &[(Ino, Lock)]) {
         let mut touched = files;
         for ino in &touched {
             let Some(file) = self.files.get_mut(ino) else { continue };
@@ -144,10 +144,10 @@ impl Locks {
         for (ino, lock) in claims {
             let owner = (client, lock.owner);
             let file = self.files.entry(*ino).or_default();
-            let free = file.table(lock.sort).conflict(owner, lock.span, lock.kind).is_none();
+            let free = file.table(lock.sort).first_conflict(owner, lock.span, lock.kind).is_none();
             // Of two clients that reclaim the same lock, at most one is right; the first keeps it.
             if free && file.delegated.is_none() {
-                self.grant(client, *ino, lock);
+                self.grant_lock(client, *ino, lock);
             } else {
                 tracing::error!(%client, %ino, "a lock that another client has was claimed back");
             }
@@ -155,8 +155,8 @@ impl Locks {
         }
         // Waiters are served only after all claims are in.
         for ino in touched {
-            self.settle(ino);
-            self.tidy(client, ino);
+            self.grant_waiting(ino);
+            self.remove_if_unused(client, ino);
         }
     }
 }

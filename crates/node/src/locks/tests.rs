@@ -9,21 +9,21 @@ const B: ClientId = ClientId([2; 16]);
 const C: ClientId = ClientId([3; 16]);
 const FILE: Ino = Ino(7);
 
-fn span(start: u64, end: u64) -> Span {
-    Span { start, end }
+fn span(start: u64, end: u64) -> ByteRange {
+    ByteRange { start, end }
 }
 
-fn lock(owner: u64, span: Span, kind: LockKind) -> Lock {
+fn lock(owner: u64, span: ByteRange, kind: LockKind) -> Lock {
     Lock { sort: LockSort::Range, owner, pid: owner as u32, span, kind }
 }
 
 fn flock(owner: u64, kind: LockKind) -> Lock {
-    Lock { sort: LockSort::Whole, owner, pid: 1, span: Span::ALL, kind }
+    Lock { sort: LockSort::Whole, owner, pid: 1, span: ByteRange::ALL, kind }
 }
 
 /// A daemon's lock table, with clients that know their sessions.
 struct Desk {
-    locks: Locks,
+    locks: ServerLocks,
     now: Instant,
     sessions: BTreeMap<ClientId, u64>,
     delegates: bool,
@@ -31,18 +31,25 @@ struct Desk {
 
 impl Desk {
     fn new() -> Desk {
-        let locks = Locks::new(HashSet::new(), 0);
+        let locks = ServerLocks::new(HashSet::new(), 0);
         Desk { locks, now: Instant::now(), sessions: BTreeMap::new(), delegates: false }
     }
 
     /// `None` if the request is deferred.
-    fn ask(&mut self, client: ClientId, ino: Ino, op: LockOp) -> Option<Result<LockTold, Errno>> {
+    fn ask(
+        &mut self,
+        client: ClientId,
+        ino: Ino,
+        op: LockOp,
+    ) -> Option<Result<LockOpReply, Errno>> {
         let session = self.sessions.get(&client).copied().unwrap_or(0);
         let delegates = self.delegates;
-        let question = Question { client, session, ino, op, delegates };
-        let Verdict::Now(result) = self.locks.apply(&question, self.now) else { return None };
+        let question = LockRequest { client, session, ino, op, delegates };
+        let LockDecision::Reply(result) = self.locks.apply_request(&question, self.now) else {
+            return None;
+        };
         Some(result.map(|reply| match reply {
-            MetaReply::Locks { session, told } => {
+            MetaReply::Locks { session, reply: told } => {
                 if session != 0 {
                     self.sessions.insert(client, session);
                 }
@@ -52,23 +59,28 @@ impl Desk {
         }))
     }
 
-    fn set(&mut self, client: ClientId, lock: Lock, wait: Option<u64>) -> Result<LockTold, Errno> {
+    fn set(
+        &mut self,
+        client: ClientId,
+        lock: Lock,
+        wait: Option<u64>,
+    ) -> Result<LockOpReply, Errno> {
         let op = LockOp::Set { lock, wait, delegate: true };
         self.ask(client, FILE, op).expect("an answer")
     }
 
-    fn free(&mut self, client: ClientId, owner: u64, span: Span) {
+    fn free(&mut self, client: ClientId, owner: u64, span: ByteRange) {
         let op = LockOp::Free { sort: LockSort::Range, owner, span };
         assert_eq!(self.ask(client, FILE, op), Some(Ok(DONE)));
     }
 
     fn ready(&mut self) -> Vec<u64> {
-        self.locks.take_news().into_values().flat_map(|news| news.ready).collect()
+        self.locks.take_notices().into_values().flat_map(|news| news.ready).collect()
     }
 }
 
-const DONE: LockTold = LockTold::Done { delegated: false };
-const DELEGATED: LockTold = LockTold::Done { delegated: true };
+const DONE: LockOpReply = LockOpReply::Done { delegated: false };
+const DELEGATED: LockOpReply = LockOpReply::Done { delegated: true };
 
 #[test]
 fn those_who_wait_get_it_in_order() {
@@ -77,38 +89,41 @@ fn those_who_wait_get_it_in_order() {
     assert_eq!(desk.set(B, lock(1, span(5, 5), Shared), None), Err(Errno::EAGAIN));
     for wait in 0..3 {
         let kind = if wait == 1 { Exclusive } else { Shared };
-        assert_eq!(desk.set(B, lock(wait, span(5, 5), kind), Some(wait)), Ok(LockTold::Waits));
+        assert_eq!(desk.set(B, lock(wait, span(5, 5), kind), Some(wait)), Ok(LockOpReply::Waiting));
     }
     // A repeated request keeps its place.
-    assert_eq!(desk.set(B, lock(0, span(5, 5), Shared), Some(0)), Ok(LockTold::Waits));
+    assert_eq!(desk.set(B, lock(0, span(5, 5), Shared), Some(0)), Ok(LockOpReply::Waiting));
     desk.free(A, 1, span(0, 4));
     assert_eq!(desk.ready(), []);
     desk.free(A, 1, span(5, 5));
     assert_eq!(desk.ready(), [0, 2], "readers share; the writer between them waits");
     assert_eq!(desk.set(B, lock(0, span(5, 5), Shared), Some(0)), Ok(DONE));
     assert_eq!(desk.set(B, lock(2, span(5, 5), Shared), Some(2)), Ok(DONE));
-    desk.free(B, 0, Span::ALL);
-    desk.free(B, 2, Span::ALL);
+    desk.free(B, 0, ByteRange::ALL);
+    desk.free(B, 2, ByteRange::ALL);
     assert_eq!(desk.ready(), [1]);
     // The lock has been granted, so it is too late to cancel the wait.
     let wanted = lock(1, span(5, 5), Exclusive);
     let cancel = LockOp::Cancel { wait: 1, lock: wanted };
-    assert_eq!(desk.ask(B, FILE, cancel.clone()), Some(Ok(LockTold::Ended { granted: true })));
-    desk.free(B, 1, Span::ALL);
-    assert_eq!(desk.ask(B, FILE, cancel), Some(Ok(LockTold::Ended { granted: false })));
+    assert_eq!(
+        desk.ask(B, FILE, cancel.clone()),
+        Some(Ok(LockOpReply::WaitEnded { granted: true }))
+    );
+    desk.free(B, 1, ByteRange::ALL);
+    assert_eq!(desk.ask(B, FILE, cancel), Some(Ok(LockOpReply::WaitEnded { granted: false })));
 }
 
 #[test]
 fn who_gives_up_waiting_gets_nothing() {
     let mut desk = Desk::new();
-    assert_eq!(desk.set(A, lock(1, Span::ALL, Exclusive), None), Ok(DONE));
-    let wanted = lock(1, Span::ALL, Exclusive);
-    assert_eq!(desk.set(B, wanted, Some(5)), Ok(LockTold::Waits));
+    assert_eq!(desk.set(A, lock(1, ByteRange::ALL, Exclusive), None), Ok(DONE));
+    let wanted = lock(1, ByteRange::ALL, Exclusive);
+    assert_eq!(desk.set(B, wanted, Some(5)), Ok(LockOpReply::Waiting));
     let cancel = LockOp::Cancel { wait: 5, lock: wanted };
-    assert_eq!(desk.ask(B, FILE, cancel), Some(Ok(LockTold::Ended { granted: false })));
-    desk.free(A, 1, Span::ALL);
+    assert_eq!(desk.ask(B, FILE, cancel), Some(Ok(LockOpReply::WaitEnded { granted: false })));
+    desk.free(A, 1, ByteRange::ALL);
     assert_eq!(desk.ready(), []);
-    assert_eq!(desk.set(C, lock(1, Span::ALL, Exclusive), None), Ok(DONE));
+    assert_eq!(desk.set(C, lock(1, ByteRange::ALL, Exclusive), None), Ok(DONE));
 }
 
 #[test]
@@ -117,9 +132,9 @@ fn a_test_tells_who_is_in_the_way() {
     assert_eq!(desk.set(A, lock(9, span(10, 19), Shared), None), Ok(DONE));
     let test = |owner| LockOp::Test { lock: lock(owner, span(0, 15), Exclusive) };
     let held = |pid| Some(Conflict { span: span(10, 19), kind: Shared, pid });
-    assert_eq!(desk.ask(A, FILE, test(8)), Some(Ok(LockTold::Held(held(9)))));
-    assert_eq!(desk.ask(B, FILE, test(8)), Some(Ok(LockTold::Held(held(0)))));
-    assert_eq!(desk.ask(A, FILE, test(9)), Some(Ok(LockTold::Held(None))));
+    assert_eq!(desk.ask(A, FILE, test(8)), Some(Ok(LockOpReply::ConflictsWith(held(9)))));
+    assert_eq!(desk.ask(B, FILE, test(8)), Some(Ok(LockOpReply::ConflictsWith(held(0)))));
+    assert_eq!(desk.ask(A, FILE, test(9)), Some(Ok(LockOpReply::ConflictsWith(None))));
 }
 
 #[test]
@@ -129,8 +144,8 @@ fn a_circle_of_waiting_is_refused() {
     for (client, owner, at) in parts {
         assert_eq!(desk.set(client, lock(owner, span(at, at), Exclusive), None), Ok(DONE));
     }
-    assert_eq!(desk.set(A, lock(1, span(1, 1), Shared), Some(1)), Ok(LockTold::Waits));
-    assert_eq!(desk.set(B, lock(1, span(2, 2), Shared), Some(2)), Ok(LockTold::Waits));
+    assert_eq!(desk.set(A, lock(1, span(1, 1), Shared), Some(1)), Ok(LockOpReply::Waiting));
+    assert_eq!(desk.set(B, lock(1, span(2, 2), Shared), Some(2)), Ok(LockOpReply::Waiting));
     // A request that does not wait closes no cycle.
     assert_eq!(desk.set(B, lock(2, span(0, 0), Shared), None), Err(Errno::EAGAIN));
     assert_eq!(desk.set(B, lock(2, span(0, 0), Shared), Some(3)), Err(Errno::EDEADLK));
@@ -139,8 +154,8 @@ fn a_circle_of_waiting_is_refused() {
     // flock(2) waits for ever, so that each may give up its lock first.
     assert_eq!(desk.set(A, flock(1, Shared), None), Ok(DONE));
     assert_eq!(desk.set(B, flock(1, Shared), None), Ok(DONE));
-    assert_eq!(desk.set(A, flock(1, Exclusive), Some(4)), Ok(LockTold::Waits));
-    assert_eq!(desk.set(B, flock(1, Exclusive), Some(5)), Ok(LockTold::Waits));
+    assert_eq!(desk.set(A, flock(1, Exclusive), Some(4)), Ok(LockOpReply::Waiting));
+    assert_eq!(desk.set(B, flock(1, Exclusive), Some(5)), Ok(LockOpReply::Waiting));
     assert_eq!(desk.ready(), [4]);
 }
 
@@ -152,12 +167,12 @@ fn what_is_delegated_is_asked_back() {
     let wanted = lock(1, span(20, 29), Exclusive);
     let set = LockOp::Set { lock: wanted, wait: None, delegate: true };
     assert_eq!(desk.ask(B, FILE, set.clone()), None, "put off");
-    assert_eq!(desk.set(C, lock(1, span(0, 0), Shared), Some(1)), Ok(LockTold::Waits));
-    assert_eq!(desk.locks.take_news()[&A].wanted, [FILE]);
+    assert_eq!(desk.set(C, lock(1, span(0, 0), Shared), Some(1)), Ok(LockOpReply::Waiting));
+    assert_eq!(desk.locks.take_notices()[&A].wanted, [FILE]);
     // A has freed one lock and taken another by itself.
     let held = vec![lock(2, span(40, 49), Shared)];
-    assert_eq!(desk.ask(A, FILE, LockOp::Return { locks: held }), Some(Ok(DONE)));
-    assert!(desk.locks.take_stirred());
+    assert_eq!(desk.ask(A, FILE, LockOp::ReturnDelegation { locks: held }), Some(Ok(DONE)));
+    assert!(desk.locks.take_woken());
     assert_eq!(desk.ready(), [1]);
     assert_eq!(desk.set(C, lock(1, span(0, 0), Shared), Some(1)), Ok(DONE));
     assert_eq!(desk.ask(B, FILE, set), Some(Ok(DONE)));
@@ -165,13 +180,13 @@ fn what_is_delegated_is_asked_back() {
     // Others hold a lock. Later the locks are not delegated for a while, because they were
     // recalled.
     for owner in [(A, 2), (B, 1), (C, 1)] {
-        desk.free(owner.0, owner.1, Span::ALL);
+        desk.free(owner.0, owner.1, ByteRange::ALL);
     }
     assert_eq!(desk.set(A, lock(1, span(0, 9), Exclusive), None), Ok(DONE));
     desk.now += CONTENDED;
     assert_eq!(desk.set(A, lock(1, span(0, 9), Exclusive), None), Ok(DELEGATED));
     // The client does not know of it any more, because its connection broke.
-    let unknown = LockTold::Unknown { reclaim: true };
+    let unknown = LockOpReply::UnknownSession { reclaim: true };
     assert_eq!(desk.set(A, lock(1, span(0, 9), Exclusive), None), Ok(unknown));
     let claim = LockOp::Reclaim { locks: Vec::new(), first: true, last: true, shards: 0 };
     assert_eq!(desk.ask(A, FILE, claim), Some(Ok(DONE)));
@@ -182,16 +197,16 @@ fn what_is_delegated_is_asked_back() {
 fn nothing_is_left_of_a_client_that_is_gone() {
     let mut desk = Desk::new();
     desk.delegates = true;
-    assert_eq!(desk.set(A, lock(1, Span::ALL, Exclusive), None), Ok(DELEGATED));
-    assert_eq!(desk.set(B, lock(1, Span::ALL, Shared), Some(1)), Ok(LockTold::Waits));
-    desk.locks.end(A);
+    assert_eq!(desk.set(A, lock(1, ByteRange::ALL, Exclusive), None), Ok(DELEGATED));
+    assert_eq!(desk.set(B, lock(1, ByteRange::ALL, Shared), Some(1)), Ok(LockOpReply::Waiting));
+    desk.locks.end_session(A);
     assert_eq!(desk.ready(), [1]);
-    desk.locks.end(B);
+    desk.locks.end_session(B);
     assert!(desk.locks.files.is_empty() && desk.locks.sessions.is_empty());
-    assert!(desk.locks.waiting.is_empty() && desk.locks.clients().is_empty());
+    assert!(desk.locks.waits_by_owner.is_empty() && desk.locks.clients().is_empty());
     // A client that comes back learns it.
-    let lost = LockTold::Unknown { reclaim: false };
-    assert_eq!(desk.set(A, lock(1, Span::ALL, Shared), None), Ok(lost));
+    let lost = LockOpReply::UnknownSession { reclaim: false };
+    assert_eq!(desk.set(A, lock(1, ByteRange::ALL, Shared), None), Ok(lost));
     let claim = LockOp::Reclaim { locks: Vec::new(), first: true, last: true, shards: 0 };
     assert_eq!(desk.ask(A, FILE, claim), Some(Ok(lost)));
 }
@@ -201,13 +216,13 @@ fn after_a_start_nothing_is_granted_before_all_have_come() {
     let mut desk = Desk::new();
     assert_eq!(desk.set(A, lock(1, span(0, 9), Exclusive), None), Ok(DONE));
     assert_eq!(desk.set(B, lock(1, span(10, 19), Exclusive), None), Ok(DONE));
-    desk.locks = Locks::new(HashSet::from([A, B]), 100);
+    desk.locks = ServerLocks::new(HashSet::from([A, B]), 100);
     let set = LockOp::Set { lock: lock(1, span(5, 5), Shared), wait: None, delegate: true };
     assert_eq!(desk.ask(C, FILE, set.clone()), None);
-    assert_eq!(desk.set(C, lock(2, span(15, 15), Shared), Some(1)), Ok(LockTold::Waits));
+    assert_eq!(desk.set(C, lock(2, span(15, 15), Shared), Some(1)), Ok(LockOpReply::Waiting));
     assert_eq!(
-        desk.set(A, lock(1, Span::ALL, Shared), None),
-        Ok(LockTold::Unknown { reclaim: true })
+        desk.set(A, lock(1, ByteRange::ALL, Shared), None),
+        Ok(LockOpReply::UnknownSession { reclaim: true })
     );
     let claim =
         |locks: Vec<(Ino, Lock)>, first, last| LockOp::Reclaim { locks, first, last, shards: 0 };
@@ -216,8 +231,8 @@ fn after_a_start_nothing_is_granted_before_all_have_come() {
     let more = lock(2, span(30, 39), Exclusive);
     assert_eq!(desk.ask(A, FILE, claim(vec![(FILE, more)], false, true)), Some(Ok(DONE)));
     assert_eq!(desk.ask(C, FILE, set.clone()), None, "B has not come");
-    desk.locks.end(B);
-    assert!(desk.locks.take_stirred());
+    desk.locks.end_session(B);
+    assert!(desk.locks.take_woken());
     assert_eq!(desk.ready(), [1]);
     assert_eq!(desk.ask(C, FILE, set), Some(Err(Errno::EAGAIN)));
     assert_eq!(desk.set(C, lock(1, span(35, 35), Shared), None), Err(Errno::EAGAIN));
@@ -235,16 +250,16 @@ fn what_makes_no_sense_is_refused() {
         let cancel = LockOp::Cancel { wait: 1, lock };
         assert_eq!(desk.ask(A, FILE, cancel), Some(Err(Errno::EINVAL)));
     }
-    assert_eq!(desk.set(A, lock(1, Span::ALL, Shared), None), Ok(DONE));
+    assert_eq!(desk.set(A, lock(1, ByteRange::ALL, Shared), None), Ok(DONE));
     let claim =
         LockOp::Reclaim { locks: vec![(FILE, backwards)], first: true, last: true, shards: 0 };
-    assert_eq!(desk.ask(A, FILE, claim), Some(Ok(LockTold::Unknown { reclaim: false })));
+    assert_eq!(desk.ask(A, FILE, claim), Some(Ok(LockOpReply::UnknownSession { reclaim: false })));
 }
 
 /// One client of the random test, with the locks that it believes to hold.
 #[derive(Default)]
 struct Believer {
-    held: BTreeMap<Ino, Table<u64, u32>>,
+    held: BTreeMap<Ino, LockTable<u64, u32>>,
     delegated: BTreeSet<Ino>,
     waits: BTreeMap<u64, (Ino, Lock)>,
 }
@@ -261,7 +276,7 @@ enum Step {
         client: usize,
         ino: u64,
         owner: u64,
-        span: Span,
+        span: ByteRange,
     },
     /// The client gets its notifications, and follows them.
     Hear(usize),
@@ -299,7 +314,7 @@ fn steps() -> impl Strategy<Value = Step> {
 struct Play {
     desk: Desk,
     believers: [Believer; 3],
-    news: BTreeMap<ClientId, News>,
+    news: BTreeMap<ClientId, ClientLockNotices>,
     last_wait: u64,
     lives: u64,
 }
@@ -308,7 +323,7 @@ const CLIENTS: [ClientId; 3] = [A, B, C];
 
 impl Play {
     fn collect(&mut self) {
-        for (client, news) in self.desk.locks.take_news() {
+        for (client, news) in self.desk.locks.take_notices() {
             let all = self.news.entry(client).or_default();
             all.wanted.extend(news.wanted);
             all.ready.extend(news.ready);
@@ -328,8 +343,8 @@ impl Play {
         }
         let op = LockOp::Reclaim { locks, first: true, last: true, shards: 0 };
         match self.desk.ask(CLIENTS[client], FILE, op) {
-            Some(Ok(LockTold::Done { .. })) => {}
-            Some(Ok(LockTold::Unknown { reclaim: false })) => {
+            Some(Ok(LockOpReply::Done { .. })) => {}
+            Some(Ok(LockOpReply::UnknownSession { reclaim: false })) => {
                 self.desk.sessions.remove(&CLIENTS[client]);
                 self.believers[client] = Believer::default();
             }
@@ -341,8 +356,8 @@ impl Play {
         let believer = &mut self.believers[client];
         if believer.delegated.contains(&ino) {
             let table = believer.held.entry(ino).or_default();
-            if table.conflict(wanted.owner, wanted.span, wanted.kind).is_none() {
-                table.set(wanted.owner, wanted.span, wanted.kind, 0);
+            if table.first_conflict(wanted.owner, wanted.span, wanted.kind).is_none() {
+                table.set_lock(wanted.owner, wanted.span, wanted.kind, 0);
                 wait.map(|wait| believer.waits.remove(&wait));
                 return;
             }
@@ -355,18 +370,18 @@ impl Play {
         let answer = self.desk.ask(CLIENTS[client], ino, op);
         let believer = &mut self.believers[client];
         match answer {
-            Some(Ok(LockTold::Done { delegated })) => {
+            Some(Ok(LockOpReply::Done { delegated })) => {
                 let table = believer.held.entry(ino).or_default();
-                table.set(wanted.owner, wanted.span, wanted.kind, 0);
+                table.set_lock(wanted.owner, wanted.span, wanted.kind, 0);
                 if delegated {
                     believer.delegated.insert(ino);
                 }
                 wait.map(|wait| believer.waits.remove(&wait));
             }
-            Some(Ok(LockTold::Waits)) => {
+            Some(Ok(LockOpReply::Waiting)) => {
                 wait.map(|wait| believer.waits.insert(wait, (ino, wanted)));
             }
-            Some(Ok(LockTold::Unknown { .. })) => self.claim(client),
+            Some(Ok(LockOpReply::UnknownSession { .. })) => self.claim(client),
             Some(Err(Errno::EAGAIN | Errno::EDEADLK)) => {
                 wait.map(|wait| believer.waits.remove(&wait));
             }
@@ -381,26 +396,26 @@ impl Play {
         }
         let table = self.believers[client].held.entry(ino).or_default();
         let locks = table.iter().map(|h| lock(h.owner, h.span, h.kind)).collect();
-        match self.desk.ask(CLIENTS[client], ino, LockOp::Return { locks }) {
-            Some(Ok(LockTold::Done { .. })) => {}
-            Some(Ok(LockTold::Unknown { .. })) => self.claim(client),
+        match self.desk.ask(CLIENTS[client], ino, LockOp::ReturnDelegation { locks }) {
+            Some(Ok(LockOpReply::Done { .. })) => {}
+            Some(Ok(LockOpReply::UnknownSession { .. })) => self.claim(client),
             other => panic!("{other:?}"),
         }
     }
 
-    fn free(&mut self, client: usize, ino: Ino, owner: u64, span: Span) {
+    fn free(&mut self, client: usize, ino: Ino, owner: u64, span: ByteRange) {
         let table = self.believers[client].held.entry(ino).or_default();
-        if !self.believers[client].delegated.contains(&ino) && table.holds(owner, span) {
+        if !self.believers[client].delegated.contains(&ino) && table.holds_any(owner, span) {
             let op = LockOp::Free { sort: LockSort::Range, owner, span };
             match self.desk.ask(CLIENTS[client], ino, op) {
-                Some(Ok(LockTold::Done { .. })) => {}
+                Some(Ok(LockOpReply::Done { .. })) => {}
                 // The request is repeated after the reclaim; in this test the lock has not been
                 // freed.
-                Some(Ok(LockTold::Unknown { .. })) => return self.claim(client),
+                Some(Ok(LockOpReply::UnknownSession { .. })) => return self.claim(client),
                 other => panic!("{other:?}"),
             }
         }
-        self.believers[client].held.entry(ino).or_default().free(owner, span);
+        self.believers[client].held.entry(ino).or_default().free_span(owner, span);
     }
 
     fn step(&mut self, step: Step) {
@@ -412,7 +427,8 @@ impl Play {
             }
             Step::Free { client, ino, owner, span } => self.free(client, Ino(ino), owner, span),
             Step::Hear(client) => {
-                let News { wanted, ready } = self.news.remove(&CLIENTS[client]).unwrap_or_default();
+                let ClientLockNotices { wanted, ready } =
+                    self.news.remove(&CLIENTS[client]).unwrap_or_default();
                 wanted.into_iter().for_each(|ino| self.give_back(client, ino));
                 for wait in ready {
                     if let Some((ino, lock)) = self.believers[client].waits.get(&wait).copied() {
@@ -431,11 +447,11 @@ impl Play {
                     return;
                 };
                 match self.desk.ask(CLIENTS[client], ino, LockOp::Cancel { wait, lock }) {
-                    Some(Ok(LockTold::Ended { granted: true })) => {
+                    Some(Ok(LockOpReply::WaitEnded { granted: true })) => {
                         let table = self.believers[client].held.entry(ino).or_default();
-                        table.set(lock.owner, lock.span, lock.kind, 0);
+                        table.set_lock(lock.owner, lock.span, lock.kind, 0);
                     }
-                    Some(Ok(LockTold::Unknown { .. })) => self.claim(client),
+                    Some(Ok(LockOpReply::UnknownSession { .. })) => self.claim(client),
                     Some(Ok(_)) => {}
                     other => panic!("{other:?}"),
                 }
@@ -444,11 +460,11 @@ impl Play {
                 self.lives += 1;
                 self.news.clear();
                 let before = self.desk.locks.clients().into_iter().collect();
-                self.desk.locks = Locks::new(before, self.lives << 32);
+                self.desk.locks = ServerLocks::new(before, self.lives << 32);
             }
             Step::Claim(client) => self.claim(client),
             Step::Die(client) => {
-                self.desk.locks.end(CLIENTS[client]);
+                self.desk.locks.end_session(CLIENTS[client]);
                 self.desk.sessions.remove(&CLIENTS[client]);
                 self.news.remove(&CLIENTS[client]);
                 self.believers[client] = Believer::default();
@@ -476,17 +492,17 @@ proptest! {
         };
         for step in steps {
             play.step(step.clone());
-            let held: usize = play.desk.locks.files.values().map(File::len).sum();
-            let counted: usize = play.desk.locks.sessions.values().map(|s| s.held).sum();
+            let held: usize = play.desk.locks.files.values().map(LockedFile::len).sum();
+            let counted: usize = play.desk.locks.sessions.values().map(|s| s.lock_count).sum();
             prop_assert_eq!(held, counted, "after {:?}", step);
             for ino in [Ino(0), Ino(1)] {
-                let mut all: Table<(usize, u64), ()> = Table::default();
+                let mut all: LockTable<(usize, u64), ()> = LockTable::default();
                 for (client, believer) in play.believers.iter().enumerate() {
-                    for held in believer.held.get(&ino).into_iter().flat_map(Table::iter) {
+                    for held in believer.held.get(&ino).into_iter().flat_map(LockTable::iter) {
                         let owner = (client, held.owner);
-                        let other = all.conflict(owner, held.span, held.kind);
+                        let other = all.first_conflict(owner, held.span, held.kind);
                         prop_assert!(other.is_none(), "{owner:?} and {other:?} after {step:?}");
-                        all.set(owner, held.span, held.kind, ());
+                        all.set_lock(owner, held.span, held.kind, ());
                     }
                 }
             }
@@ -496,7 +512,7 @@ proptest! {
             // A client without a session has nothing to reclaim, and sends a request or nothing at
             // all.
             if !play.desk.sessions.contains_key(id) {
-                play.desk.locks.end(*id);
+                play.desk.locks.end_session(*id);
             }
         }
         for _ in 0..20 {
@@ -514,7 +530,7 @@ proptest! {
                 let others = play.believers.iter().enumerate().any(|(other, b)| {
                     let owner = if other == client { wanted.owner } else { u64::MAX };
                     let table = b.held.get(ino);
-                    table.is_some_and(|t| t.conflict(owner, wanted.span, wanted.kind).is_some())
+                    table.is_some_and(|t| t.first_conflict(owner, wanted.span, wanted.kind).is_some())
                 });
                 prop_assert!(others, "{wanted:?} is in nobody's way and waits");
             }

@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tatami_client::connection::{Caller, ConnectError, Connection, Endpoint};
-use tatami_node::{Node, NodeOptions, RunError, StopHandle};
+use tatami_node::{NodeDaemon, NodeOptions, RunError, StopHandle};
 use tatami_wire::admin::{AdminCall, AdminReply, AdminResult, ClusterMap, NodeInfo, NodeStatus};
-use tatami_wire::frame::{Class, FrameError, PAYLOAD_MAX};
+use tatami_wire::frame::{FrameClass, FrameError, PAYLOAD_MAX};
 use tatami_wire::handshake::Role;
-use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult, NewNode};
+use tatami_wire::meta::{InodeTemplate, MetaCall, MetaOp, MetaReply, MetaResult};
 use tatami_wire::object::{ObjectCall, ObjectOp, ObjectReply, ObjectResult};
 use tatami_wire::{
     Access, Attr, Cap, ClientId, Cred, Errno, ExecutorId, Ino, Layout, NodeId, Piece, SHARDS_MAX,
@@ -58,7 +58,7 @@ impl Volume {
             name: "test".into(),
             epoch: 1,
             nodes,
-            shards: vec![ExecutorId::first(NodeId(0))],
+            shards: vec![ExecutorId::first_of_node(NodeId(0))],
             moves: vec![0],
         };
         Volume { dir, map, lease: Duration::from_secs(60) }
@@ -74,7 +74,7 @@ impl Volume {
         let mut volume = Volume::new(nodes);
         let of = |node| move |index| ExecutorId { node: NodeId(node), index };
         let all: Vec<_> = (0..nodes).flat_map(|node| (0..executors).map(of(node))).collect();
-        let map = ShardMap::even(1, SHARDS_MAX, &all).expect("a power of two");
+        let map = ShardMap::with_even_blocks(1, SHARDS_MAX, &all).expect("a power of two");
         let owner = |shard: u16| map.owner(ShardId(shard)).expect("there is one");
         volume.map.shards = (0..SHARDS_MAX as u16).map(owner).collect();
         volume.map.moves = vec![0; SHARDS_MAX];
@@ -93,7 +93,7 @@ impl Volume {
     }
 
     pub fn start(&self, node: u16) -> Running {
-        let node = Node::start(self.options(node)).expect("the node starts");
+        let node = NodeDaemon::start(self.options(node)).expect("the node starts");
         let stop = node.stop_handle();
         let thread = std::thread::spawn(move || node.run());
         Running { stop, thread: Some(thread) }
@@ -193,7 +193,7 @@ impl Session {
             self.meta.get_or_insert_with(|| connect(&self.endpoint, &self.caller, Role::Meta));
         self.seq += 1;
         let call = MetaCall { shard: ShardId(0), cred: self.cred.clone(), op };
-        connection.call(Class::Meta, self.seq, &call)
+        connection.call(FrameClass::Meta, self.seq, &call)
     }
 
     pub fn meta(&mut self, op: MetaOp) -> MetaResult {
@@ -205,10 +205,10 @@ impl Session {
             self.data.get_or_insert_with(|| connect(&self.endpoint, &self.caller, Role::Data));
         self.seq += 1;
         let call = ObjectCall { cap, piece: Piece(0), op };
-        connection.send(Class::Object, self.seq, &call, payload).expect("sent");
+        connection.send(FrameClass::Object, self.seq, &call, payload).expect("sent");
         let mut buffer = vec![0; PAYLOAD_MAX];
         let (result, len) =
-            connection.receive(Class::Object, self.seq, &mut buffer).expect("an answer");
+            connection.receive(FrameClass::Object, self.seq, &mut buffer).expect("an answer");
         buffer.truncate(len);
         (result, buffer)
     }
@@ -221,7 +221,7 @@ impl Session {
         let connection =
             self.admin.get_or_insert_with(|| connect(&self.endpoint, &self.caller, Role::Admin));
         self.seq += 1;
-        connection.call(Class::Admin, self.seq, &call).expect("an answer")
+        connection.call(FrameClass::Admin, self.seq, &call).expect("an answer")
     }
 
     pub fn status(&mut self) -> NodeStatus {
@@ -235,7 +235,7 @@ impl Session {
         let op = MetaOp::Create {
             parent: Ino::ROOT,
             name: bytes(name),
-            node: NewNode::File(Layout::Whole { node: NodeId(node) }),
+            node: InodeTemplate::File(Layout::Whole { node: NodeId(node) }),
             mode: 0o644,
             umask: 0,
             exclusive: true,
@@ -249,7 +249,7 @@ impl Session {
 
     /// Ends the writing to a file.
     pub fn close(&mut self, ino: Ino) {
-        let op = MetaOp::Closed { inos: vec![ino], empty: vec![], read: vec![] };
+        let op = MetaOp::ReportClosed { inos: vec![ino], empty: vec![], read: vec![] };
         assert_eq!(self.meta(op), Ok(MetaReply::Done));
     }
 

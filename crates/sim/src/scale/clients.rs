@@ -1,49 +1,51 @@
 //! Clients: processes with their partition maps, each with one or more requests under way.
 
-use super::costs::Kind;
-use tatami_wire::meta::{Bytes, MetaOp, MetaReply, MetaResult, NewNode};
-use tatami_wire::partition::{Directories, Range};
+use super::costs::OperationKind;
+use tatami_wire::meta::{Bytes, InodeTemplate, MetaOp, MetaReply, MetaResult};
+use tatami_wire::partition::{HashRange, PartitionMaps};
 use tatami_wire::{ClientId, Errno, Ino, Layout, NodeId};
 
 /// The meaning of a reply.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Heard {
+pub(super) enum ReceivedAnswer {
     /// The operation is done; with its inode, if the reply has one.
     Done(Option<Ino>),
     /// The partition has these names only.
-    Parted(Ino, Range),
+    WrongPartition(Ino, HashRange),
     /// The name leads to an inode of another server.
-    Leads(Ino),
+    Referral(Ino),
     /// Try again later.
-    Later,
+    TryLater,
     Failed(Errno),
 }
 
-impl Heard {
-    pub fn of(result: &MetaResult) -> Heard {
+impl ReceivedAnswer {
+    pub fn from_result(result: &MetaResult) -> ReceivedAnswer {
         match result {
-            Ok(MetaReply::Parted { part, range }) => Heard::Parted(*part, *range),
-            Ok(MetaReply::Leads(ino)) => Heard::Leads(*ino),
-            Ok(MetaReply::Later) | Err(Errno::EAGAIN) => Heard::Later,
-            Ok(MetaReply::Attr(attr) | MetaReply::Created { attr, .. }) => {
-                Heard::Done(Some(attr.ino))
+            Ok(MetaReply::WrongPartition { part, range }) => {
+                ReceivedAnswer::WrongPartition(*part, *range)
             }
-            Ok(MetaReply::Elsewhere { .. }) => Heard::Failed(Errno::EPROTO),
-            Ok(_) => Heard::Done(None),
-            Err(errno) => Heard::Failed(*errno),
+            Ok(MetaReply::Referral(ino)) => ReceivedAnswer::Referral(*ino),
+            Ok(MetaReply::TryLater) | Err(Errno::EAGAIN) => ReceivedAnswer::TryLater,
+            Ok(MetaReply::Attr(attr) | MetaReply::Created { attr, .. }) => {
+                ReceivedAnswer::Done(Some(attr.ino))
+            }
+            Ok(MetaReply::WrongShard { .. }) => ReceivedAnswer::Failed(Errno::EPROTO),
+            Ok(_) => ReceivedAnswer::Done(None),
+            Err(errno) => ReceivedAnswer::Failed(*errno),
         }
     }
 }
 
 /// A slot of a process, which sends one request after the other.
-pub(super) struct Slot {
+pub(super) struct ScaleSlot {
     pub process: u32,
     pub client: ClientId,
     /// The number in its process.
     pub number: u32,
     pub seq: u64,
     /// The kind of the operation, and the number of its name.
-    pub kind: Kind,
+    pub kind: OperationKind,
     pub name: u64,
     /// The request as sent; `None` while there is nothing to do.
     pub op: Option<MetaOp>,
@@ -52,15 +54,15 @@ pub(super) struct Slot {
     /// The partition map was dropped once for this operation.
     pub forgotten: bool,
     /// The reply that has arrived.
-    pub heard: Option<Heard>,
+    pub heard: Option<ReceivedAnswer>,
 }
 
 /// A client process. Its slots share its partition maps.
-pub(super) struct Process {
+pub(super) struct ScaleProcess {
     /// The directory in which it works.
     pub dir: Ino,
     /// Its partition maps; `None` while it has the common ones.
-    pub known: Option<Box<Directories>>,
+    pub known: Option<Box<PartitionMaps>>,
     /// Names from here on were made after the directory had spread; inodes of earlier ones may be
     /// displaced.
     pub since: [u64; 2],
@@ -74,7 +76,7 @@ pub(super) struct Process {
 
 /// The names of a phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Names {
+pub(super) enum PhaseNames {
     /// Those made since the directory has spread, at random or from the newest down.
     New,
     /// Those made before.
@@ -83,40 +85,42 @@ pub(super) enum Names {
     Each(u64),
 }
 
-impl Process {
-    pub fn new() -> Process {
+impl ScaleProcess {
+    pub fn new() -> ScaleProcess {
         let dir = Ino::ROOT;
-        Process { dir, known: None, since: [0; 2], next: [0; 2], removed: 0, cursor: 0 }
+        ScaleProcess { dir, known: None, since: [0; 2], next: [0; 2], removed: 0, cursor: 0 }
     }
 
     /// Returns the number of the next name of a phase, if there is one.
-    pub fn pick(
+    pub fn pick_name(
         &mut self,
-        kind: Kind,
-        names: Names,
+        kind: OperationKind,
+        names: PhaseNames,
         draw: &mut impl FnMut(u64) -> u64,
     ) -> Option<u64> {
-        if let Names::Each(count) = names {
+        if let PhaseNames::Each(count) = names {
             self.cursor += 1;
             if self.cursor > count {
                 return None;
             }
         }
-        let at = usize::from(kind == Kind::Mkdir);
+        let at = usize::from(kind == OperationKind::Mkdir);
         let (since, next) = (self.since[at], self.next[at]);
         match (kind, names) {
-            (Kind::Create | Kind::Mkdir, _) => {
+            (OperationKind::Create | OperationKind::Mkdir, _) => {
                 self.next[at] += 1;
                 Some(next)
             }
-            (_, Names::Each(count)) => Some(next.checked_sub(count)? + self.cursor - 1),
-            (Kind::Stat, Names::New) => (since < next).then(|| since + draw(next - since)),
-            (Kind::Stat, Names::Old) => (0 < since).then(|| draw(since)),
-            (Kind::Unlink, Names::New) => {
+            (_, PhaseNames::Each(count)) => Some(next.checked_sub(count)? + self.cursor - 1),
+            (OperationKind::Stat, PhaseNames::New) => {
+                (since < next).then(|| since + draw(next - since))
+            }
+            (OperationKind::Stat, PhaseNames::Old) => (0 < since).then(|| draw(since)),
+            (OperationKind::Unlink, PhaseNames::New) => {
                 self.next[at] = next.checked_sub(1).filter(|last| *last >= since)?;
                 Some(self.next[at])
             }
-            (Kind::Unlink, Names::Old) => {
+            (OperationKind::Unlink, PhaseNames::Old) => {
                 self.removed += 1;
                 (self.removed <= since).then(|| self.removed - 1)
             }
@@ -125,14 +129,14 @@ impl Process {
 }
 
 /// Returns the name of a file or directory of a process.
-fn name(kind: Kind, process: u32, number: u64) -> Bytes {
-    let what = if kind == Kind::Mkdir { "dir" } else { "file" };
+fn entry_name(kind: OperationKind, process: u32, number: u64) -> Bytes {
+    let what = if kind == OperationKind::Mkdir { "dir" } else { "file" };
     Bytes::from(format!("{what}.mdtest.{process}.{number}").into_bytes())
 }
 
 /// Returns the request for a name, addressed to the directory itself.
-pub(super) fn operation(kind: Kind, dir: Ino, process: u32, number: u64) -> MetaOp {
-    let (parent, name) = (dir, name(kind, process, number));
+pub(super) fn build_request(kind: OperationKind, dir: Ino, process: u32, number: u64) -> MetaOp {
+    let (parent, name) = (dir, entry_name(kind, process, number));
     let new = |node| MetaOp::Create {
         parent,
         name: name.clone(),
@@ -143,9 +147,9 @@ pub(super) fn operation(kind: Kind, dir: Ino, process: u32, number: u64) -> Meta
         open: None,
     };
     match kind {
-        Kind::Create => new(NewNode::File(Layout::Whole { node: NodeId(0) })),
-        Kind::Mkdir => new(NewNode::Dir),
-        Kind::Stat => MetaOp::Find { parent, name },
-        Kind::Unlink => MetaOp::Unlink { parent, name, keep: false },
+        OperationKind::Create => new(InodeTemplate::File(Layout::Whole { node: NodeId(0) })),
+        OperationKind::Mkdir => new(InodeTemplate::Dir),
+        OperationKind::Stat => MetaOp::LookupEntry { parent, name },
+        OperationKind::Unlink => MetaOp::Unlink { parent, name, keep: false },
     }
 }

@@ -4,8 +4,8 @@
 //! Each of up to 1,024 servers has a real [`Meta`](tatami_meta::Meta), and each client process real
 //! partition maps ([`Directories`](tatami_wire::partition::Directories)). So the set of requests
 //! and messages, the redirected requests, and the splits with their delays are not assumed: they
-//! happen. The costs come from measurements elsewhere ([`Costs`]); the delays of messages are
-//! assumptions ([`Network`]).
+//! happen. The costs come from measurements elsewhere ([`ScaleCosts`]); the delays of messages are
+//! assumptions ([`NetworkDelay`]).
 //!
 //! A server works as the executor of `crates/node` does, one round after the other. A round takes
 //! the arrived requests and messages, up to 1,024, commits once, then sends the messages to other
@@ -18,27 +18,27 @@
 
 mod clients;
 mod costs;
+mod scale_world;
 mod server;
 mod split;
 mod spread;
 mod store;
 mod sums;
-mod world;
 
-pub use costs::{Costs, Kind, Machines, Network};
-pub use split::Split;
-pub use sums::Sums;
+pub use costs::{Machines, NetworkDelay, OperationKind, ScaleCosts};
+pub use split::DirectorySplit;
+pub use sums::ScaleSums;
 
-use clients::Names;
+use clients::PhaseNames;
+use scale_world::{PhaseEnd, PhaseWork, ScaleWorld};
 use tatami_wire::Ino;
-use world::{Until, Work, World};
 
 /// Most servers of a prediction: each of them has four shards.
 pub const SERVERS_MAX: u16 = 1024;
 
 /// The setting of a prediction.
 #[derive(Clone, Copy, Debug)]
-pub struct Setting {
+pub struct ScaleSetting {
     /// Number of servers, 1 to [`SERVERS_MAX`].
     pub servers: u16,
     /// Number of client processes, all together.
@@ -49,9 +49,9 @@ pub struct Setting {
     /// under way each.
     pub growers: u32,
     /// The delays of messages.
-    pub network: Network,
+    pub network: NetworkDelay,
     /// The costs of operations.
-    pub costs: Costs,
+    pub costs: ScaleCosts,
     /// The CPUs of servers and clients.
     pub machines: Machines,
     /// Partitions with more entries than this split, if the limit differs from a volume's.
@@ -65,24 +65,24 @@ pub struct Setting {
 
 /// The number of counted operations in each phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Window {
+pub struct CountWindow {
     /// Operations for each server.
     pub each: u64,
     /// Least number of operations of all servers together.
     pub least: u64,
 }
 
-impl Window {
-    fn count(self, servers: u16) -> u64 {
+impl CountWindow {
+    fn operation_count(self, servers: u16) -> u64 {
         (self.each * u64::from(servers)).max(self.least)
     }
 }
 
 /// The figures of operations of one kind.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Phase {
+pub struct ScalePhase {
     /// The kind of the operations …
-    pub kind: Kind,
+    pub kind: OperationKind,
     /// … and whether the files were made before the directory had spread: many of those inodes are
     /// elsewhere than their names.
     pub old: bool,
@@ -96,26 +96,26 @@ pub struct Phase {
     /// Most requests and messages that waited at one server at the same time.
     pub longest: u64,
     /// The counts.
-    pub sums: Sums,
+    pub sums: ScaleSums,
 }
 
-impl Phase {
+impl ScalePhase {
     /// Returns operations per second.
-    pub fn rate(&self) -> f64 {
+    pub fn ops_per_sec(&self) -> f64 {
         self.sums.done as f64 / self.seconds
     }
 
     /// Returns CPU time in ns divided by that of all servers, 0 to 1.
-    pub fn share(&self, cpu: u64) -> f64 {
+    pub fn cpu_share(&self, cpu: u64) -> f64 {
         cpu as f64 / 1e9 / self.seconds / f64::from(self.servers)
     }
 }
 
 /// The spread of a directory over all servers.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Growth {
+pub struct DirectoryGrowth {
     /// The figures until then.
-    pub phase: Phase,
+    pub phase: ScalePhase,
     /// Entries by then; most of them are displaced.
     pub entries: u64,
     /// Whether the directory has spread. If not, some partitions have grown too large to be split.
@@ -126,13 +126,13 @@ pub struct Growth {
 
 /// The results for one directory in which all processes work.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Shared {
+pub struct SharedDirectory {
     /// The spread of the directory.
-    pub growth: Growth,
+    pub growth: DirectoryGrowth,
     /// The first creates of one process that begins then, alone, without a partition map.
-    pub newcomer: Phase,
+    pub newcomer: ScalePhase,
     /// The figures of each kind, then those of displaced files, if there are several servers.
-    pub phases: Vec<Phase>,
+    pub phases: Vec<ScalePhase>,
 }
 
 /// Number of creates of the newcomer.
@@ -148,68 +148,76 @@ const ROUND_TRIPS: u64 = 4;
 /// The skipped operations of a phase are the counted ones divided by this.
 const SKIPPED: u64 = 2;
 
-impl Setting {
-    fn world(&self) -> Result<World, String> {
+impl ScaleSetting {
+    fn new_world(&self) -> Result<ScaleWorld, String> {
         if self.servers == 0 || self.servers > SERVERS_MAX || self.processes == 0 || self.depth == 0
         {
             return Err(format!("there are no predictions for {self:?}"));
         }
-        World::new(self)
+        ScaleWorld::new(self)
     }
 
-    fn work(&self, kind: Kind, names: Names, until: Until) -> Work {
+    fn new_work(&self, kind: OperationKind, names: PhaseNames, until: PhaseEnd) -> PhaseWork {
         let (processes, depth) = (self.processes, self.depth);
-        Work { kind, names, until, processes, depth, enters: false }
+        PhaseWork { kind, names, until, processes, depth, enters: false }
     }
 
     /// Returns the end of a phase: the numbers of skipped and of counted operations.
-    fn until(&self, window: Window, part: u64) -> Until {
+    fn count_until(&self, window: CountWindow, part: u64) -> PhaseEnd {
         let under_way = u64::from(self.processes) * u64::from(self.depth);
-        let counted = window.count(self.servers).max(ROUND_TRIPS * under_way) / part;
-        Until::Count { skipped: (counted / SKIPPED).max(under_way), counted }
+        let counted = window.operation_count(self.servers).max(ROUND_TRIPS * under_way) / part;
+        PhaseEnd::Count { skipped: (counted / SKIPPED).max(under_way), counted }
     }
 
     /// Runs phases in which all processes work in one new directory. `kinds` are in the order of
-    /// [`Kind::ALL`].
+    /// [`OperationKind::ALL`].
     ///
     /// # Errors
     /// An operation that fails.
-    pub fn shared(&self, kinds: &[Kind], window: Window) -> Result<Shared, String> {
-        let mut world = self.world()?;
-        let dir = self.make_shared(&mut world)?;
-        let follow = match self.until(window, 1) {
-            Until::Count { skipped, counted } => 2 * (skipped + counted),
+    pub fn run_shared(
+        &self,
+        kinds: &[OperationKind],
+        window: CountWindow,
+    ) -> Result<SharedDirectory, String> {
+        let mut world = self.new_world()?;
+        let dir = self.make_directory(&mut world)?;
+        let follow = match self.count_until(window, 1) {
+            PhaseEnd::Count { skipped, counted } => 2 * (skipped + counted),
             _ => 0,
         };
-        let growth = self.grow(&mut world, dir, follow)?;
-        let told = world.spread().map(|spread| spread.told()).unwrap_or_default();
-        world.know(told);
+        let growth = self.grow_directory(&mut world, dir, follow)?;
+        let told = world.spread().map(|spread| spread.known_partitions()).unwrap_or_default();
+        world.share_partitions(told);
         for process in &mut world.processes {
             process.since = process.next;
         }
         let mut phases = Vec::new();
         for kind in kinds {
-            let (kind, part) = (*kind, if *kind == Kind::Unlink { 2 } else { 1 });
-            let until = self.until(window, part);
-            phases.push(world.run(self.work(kind, Names::New, until))?);
+            let (kind, part) = (*kind, if *kind == OperationKind::Unlink { 2 } else { 1 });
+            let until = self.count_until(window, part);
+            phases.push(world.run_phase(self.new_work(kind, PhaseNames::New, until))?);
         }
         let made: u64 = world.processes.iter().map(|process| process.since[0]).sum();
-        for kind in [Kind::Stat, Kind::Unlink].into_iter().filter(|kind| kinds.contains(kind)) {
+        for kind in [OperationKind::Stat, OperationKind::Unlink]
+            .into_iter()
+            .filter(|kind| kinds.contains(kind))
+        {
             let counted = made / 4;
-            let until = Until::Count { skipped: counted / SKIPPED, counted };
+            let until = PhaseEnd::Count { skipped: counted / SKIPPED, counted };
             if self.servers > 1 {
-                phases.push(world.run(self.work(kind, Names::Old, until))?);
+                phases.push(world.run_phase(self.new_work(kind, PhaseNames::Old, until))?);
             }
         }
-        world.know_nothing(1);
-        let work = self.work(Kind::Create, Names::Each(NEWCOMER), Until::Names);
-        let newcomer = world.run(Work { processes: 1, depth: 1, ..work })?;
-        Ok(Shared { growth, newcomer, phases })
+        world.clear_partitions(1);
+        let work =
+            self.new_work(OperationKind::Create, PhaseNames::Each(NEWCOMER), PhaseEnd::Names);
+        let newcomer = world.run_phase(PhaseWork { processes: 1, depth: 1, ..work })?;
+        Ok(SharedDirectory { growth, newcomer, phases })
     }
 
-    fn make_shared(&self, world: &mut World) -> Result<Ino, String> {
-        let work = self.work(Kind::Mkdir, Names::Each(1), Until::Names);
-        world.run(Work { processes: 1, enters: true, ..work })?;
+    fn make_directory(&self, world: &mut ScaleWorld) -> Result<Ino, String> {
+        let work = self.new_work(OperationKind::Mkdir, PhaseNames::Each(1), PhaseEnd::Names);
+        world.run_phase(PhaseWork { processes: 1, enters: true, ..work })?;
         let dir = world.processes[0].dir;
         for process in &mut world.processes {
             (process.dir, process.next) = (dir, [0; 2]);
@@ -219,38 +227,55 @@ impl Setting {
 
     /// Makes files until the directory has spread, and until no partition is left that would split
     /// because of the `follow` entries of the later phases.
-    fn grow(&self, world: &mut World, dir: Ino, follow: u64) -> Result<Growth, String> {
-        world.know_nothing(self.processes);
+    fn grow_directory(
+        &self,
+        world: &mut ScaleWorld,
+        dir: Ino,
+        follow: u64,
+    ) -> Result<DirectoryGrowth, String> {
+        world.clear_partitions(self.processes);
         let above = self.split_above.unwrap_or(SPLIT_ABOVE);
-        world.watch(dir, above, follow);
-        let most = MORE + 2 * world.spread().map_or(0, |spread| spread.entries(above));
-        let until = Until::Spread { most };
-        let work = self.work(Kind::Create, Names::New, until);
-        let phase =
-            world.run(Work { processes: self.growers.min(self.processes), depth: 1, ..work })?;
+        world.watch_directory(dir, above, follow);
+        let most = MORE + 2 * world.spread().map_or(0, |spread| spread.entries_needed(above));
+        let until = PhaseEnd::Spread { most };
+        let work = self.new_work(OperationKind::Create, PhaseNames::New, until);
+        let phase = world.run_phase(PhaseWork {
+            processes: self.growers.min(self.processes),
+            depth: 1,
+            ..work
+        })?;
         let entries = phase.sums.done;
-        let (complete, largest) =
-            world.spread().map_or((true, 1.0), |spread| (spread.is_complete(), spread.largest()));
-        Ok(Growth { phase, entries, complete, largest })
+        let (complete, largest) = world
+            .spread()
+            .map_or((true, 1.0), |spread| (spread.is_complete(), spread.relative_largest()));
+        Ok(DirectoryGrowth { phase, entries, complete, largest })
     }
 
     /// Runs phases in which each process works in a directory of its own. `kinds` are in the order
-    /// of [`Kind::ALL`].
+    /// of [`OperationKind::ALL`].
     ///
     /// # Errors
     /// An operation that fails.
-    pub fn private(&self, kinds: &[Kind], window: Window) -> Result<Vec<Phase>, String> {
-        let mut world = self.world()?;
-        world.know_nothing(self.processes);
-        let work = self.work(Kind::Mkdir, Names::Each(1), Until::Names);
-        world.run(Work { enters: true, ..work })?;
-        world.know(Default::default());
+    pub fn run_private(
+        &self,
+        kinds: &[OperationKind],
+        window: CountWindow,
+    ) -> Result<Vec<ScalePhase>, String> {
+        let mut world = self.new_world()?;
+        world.clear_partitions(self.processes);
+        let work = self.new_work(OperationKind::Mkdir, PhaseNames::Each(1), PhaseEnd::Names);
+        world.run_phase(PhaseWork { enters: true, ..work })?;
+        world.share_partitions(Default::default());
         // With its first entry a directory moves to its owner shard.
         world.processes.iter_mut().for_each(|process| process.next = [0; 2]);
-        world.run(self.work(Kind::Create, Names::Each(1), Until::Names))?;
-        let run = |kind: &Kind| {
-            let part = if *kind == Kind::Unlink { 2 } else { 1 };
-            world.run(self.work(*kind, Names::New, self.until(window, part)))
+        world.run_phase(self.new_work(
+            OperationKind::Create,
+            PhaseNames::Each(1),
+            PhaseEnd::Names,
+        ))?;
+        let run = |kind: &OperationKind| {
+            let part = if *kind == OperationKind::Unlink { 2 } else { 1 };
+            world.run_phase(self.new_work(*kind, PhaseNames::New, self.count_until(window, part)))
         };
         kinds.iter().map(run).collect()
     }
@@ -260,11 +285,17 @@ impl Setting {
     ///
     /// # Errors
     /// An operation that fails.
-    pub fn whole(&self, kinds: &[Kind], items: u64) -> Result<Vec<Phase>, String> {
-        let mut world = self.world()?;
-        self.make_shared(&mut world)?;
-        world.know_nothing(self.processes);
-        let run = |kind: &Kind| world.run(self.work(*kind, Names::Each(items), Until::Names));
+    pub fn run_whole(
+        &self,
+        kinds: &[OperationKind],
+        items: u64,
+    ) -> Result<Vec<ScalePhase>, String> {
+        let mut world = self.new_world()?;
+        self.make_directory(&mut world)?;
+        world.clear_partitions(self.processes);
+        let run = |kind: &OperationKind| {
+            world.run_phase(self.new_work(*kind, PhaseNames::Each(items), PhaseEnd::Names))
+        };
         kinds.iter().map(run).collect()
     }
 }
@@ -273,7 +304,7 @@ impl Setting {
 mod tests {
     use super::*;
 
-    const COSTS: Costs = Costs {
+    const COSTS: ScaleCosts = ScaleCosts {
         request: [20_000, 18_000, 12_000, 16_000],
         send: 5_000,
         correction: 11_000,
@@ -283,15 +314,15 @@ mod tests {
         client: [10_000; 4],
     };
 
-    const WINDOW: Window = Window { each: 400, least: 4_000 };
+    const WINDOW: CountWindow = CountWindow { each: 400, least: 4_000 };
 
-    fn setting(servers: u16) -> Setting {
-        Setting {
+    fn setting(servers: u16) -> ScaleSetting {
+        ScaleSetting {
             servers,
             processes: 32 * u32::from(servers),
             depth: 1,
             growers: u32::MAX,
-            network: Network::ETHERNET,
+            network: NetworkDelay::ETHERNET,
             costs: COSTS,
             machines: Machines::Each,
             split_above: None,
@@ -302,37 +333,37 @@ mod tests {
 
     #[test]
     fn the_same_seed_gives_the_same_figures() {
-        let small = Setting { processes: 40, split_above: Some(64), ..setting(5) };
-        let first = small.shared(&Kind::ALL, WINDOW).expect("works");
-        assert_eq!(small.shared(&Kind::ALL, WINDOW).as_ref(), Ok(&first));
-        let other = Setting { seed: 2, ..small };
-        assert_ne!(other.shared(&Kind::ALL, WINDOW).as_ref(), Ok(&first));
+        let small = ScaleSetting { processes: 40, split_above: Some(64), ..setting(5) };
+        let first = small.run_shared(&OperationKind::ALL, WINDOW).expect("works");
+        assert_eq!(small.run_shared(&OperationKind::ALL, WINDOW).as_ref(), Ok(&first));
+        let other = ScaleSetting { seed: 2, ..small };
+        assert_ne!(other.run_shared(&OperationKind::ALL, WINDOW).as_ref(), Ok(&first));
     }
 
     #[test]
     fn what_is_asked_is_answered() {
         let items = 300;
-        let small = Setting { processes: 12, depth: 2, split_above: Some(100), ..setting(4) };
-        for phase in small.whole(&Kind::ALL, items).expect("works") {
-            let Sums { requests, answers, done, .. } = phase.sums;
+        let small = ScaleSetting { processes: 12, depth: 2, split_above: Some(100), ..setting(4) };
+        for phase in small.run_whole(&OperationKind::ALL, items).expect("works") {
+            let ScaleSums { requests, answers, done, .. } = phase.sums;
             assert_eq!((requests, done), (answers, 12 * items));
         }
     }
 
     #[test]
     fn a_server_without_a_network_makes_as_many_as_its_time_allows() {
-        let alone = Setting {
-            network: Network::NONE,
-            costs: Costs { client: [0; 4], ..COSTS },
+        let alone = ScaleSetting {
+            network: NetworkDelay::NONE,
+            costs: ScaleCosts { client: [0; 4], ..COSTS },
             ..setting(1)
         };
         for phases in [
-            alone.shared(&Kind::ALL, WINDOW).expect("works").phases,
-            alone.private(&Kind::ALL, WINDOW).expect("works"),
+            alone.run_shared(&OperationKind::ALL, WINDOW).expect("works").phases,
+            alone.run_private(&OperationKind::ALL, WINDOW).expect("works"),
         ] {
             for phase in phases {
-                let most = 1e9 / COSTS.request[phase.kind.at()] as f64;
-                let ratio = phase.rate() / most;
+                let most = 1e9 / COSTS.request[phase.kind.index()] as f64;
+                let ratio = phase.ops_per_sec() / most;
                 assert!((0.99..1.01).contains(&ratio), "{phase:?} has {ratio}");
             }
         }
@@ -340,7 +371,10 @@ mod tests {
 
     #[test]
     fn private_directories_are_as_fast_on_each_server() {
-        let rate = |servers| setting(servers).private(&Kind::ALL, WINDOW).expect("works")[0].rate();
+        let rate = |servers| {
+            setting(servers).run_private(&OperationKind::ALL, WINDOW).expect("works")[0]
+                .ops_per_sec()
+        };
         let (one, many) = (rate(1), rate(16));
         let efficiency = many / one / 16.0;
         assert!((0.9..1.05).contains(&efficiency), "{efficiency}");
@@ -348,24 +382,29 @@ mod tests {
 
     #[test]
     fn a_directory_spreads_over_all_servers_and_is_faster_then() {
-        let Shared { growth, newcomer, phases } =
-            setting(16).shared(&Kind::ALL, WINDOW).expect("works");
+        let SharedDirectory { growth, newcomer, phases } =
+            setting(16).run_shared(&OperationKind::ALL, WINDOW).expect("works");
         assert!(growth.complete, "{growth:?}");
         assert!(growth.entries > 1024 && growth.phase.sums.corrections > 0);
         let create = &phases[0];
         assert_eq!(create.sums.corrections, 0, "all know where to ask");
-        assert!(create.rate() > 0.85 * 16.0 * 1e9 / 20_000.0, "{create:?}");
+        assert!(create.ops_per_sec() > 0.85 * 16.0 * 1e9 / 20_000.0, "{create:?}");
         // One correction for each split partition is enough.
         assert!((1..=17).contains(&newcomer.sums.corrections), "{newcomer:?}");
-        let displaced = phases.iter().filter(|phase| phase.old && phase.kind == Kind::Stat);
+        let displaced =
+            phases.iter().filter(|phase| phase.old && phase.kind == OperationKind::Stat);
         assert!(displaced.map(|phase| phase.sums.seconds).sum::<u64>() > 0);
     }
 
     #[test]
     fn who_shares_a_cpu_takes_turns() {
-        let shared =
-            Setting { processes: 4, network: Network::NONE, machines: Machines::One, ..setting(2) };
-        let phases = shared.whole(&[Kind::Create], 500).expect("works");
+        let shared = ScaleSetting {
+            processes: 4,
+            network: NetworkDelay::NONE,
+            machines: Machines::One,
+            ..setting(2)
+        };
+        let phases = shared.run_whole(&[OperationKind::Create], 500).expect("works");
         let sums = phases[0].sums;
         let worked = (sums.busy + sums.client) as f64 / 1e9 / phases[0].seconds;
         assert!((0.5..=1.001).contains(&worked), "{worked} of the CPU's time");

@@ -3,13 +3,13 @@
 //! A round is the executor's of `crates/node`: apply the arrived inputs, commit once, then send
 //! messages and replies one after the other.
 
-use super::clients::{Heard, Slot};
-use super::costs::Costs;
-use super::store::Thin;
-use super::sums::Sums;
-use crate::network::Time;
+use super::clients::{ReceivedAnswer, ScaleSlot};
+use super::costs::ScaleCosts;
+use super::store::HashStore;
+use super::sums::ScaleSums;
+use crate::network::VirtualTime;
 use std::collections::{BTreeMap, VecDeque};
-use tatami_meta::{Applied, Config, Context, Finished, Meta, Ticket};
+use tatami_meta::{Applied, FinishedOperation, Meta, MetaConfig, OperationContext, Ticket};
 use tatami_wire::transaction::PeerMessage;
 use tatami_wire::{Cred, ExecutorId, Ino, ShardMap, Timestamp, VolumeId, VolumeKey};
 
@@ -18,10 +18,10 @@ const ROUND_MAX: usize = 1024;
 /// The start of the servers' clocks, in seconds.
 const BEGIN: i64 = 1_000_000;
 /// The executor's clock for due work counts whole ms, and one more.
-const TICK: Time = 1_000_000;
+const TICK: VirtualTime = 1_000_000;
 
 /// An input of a server.
-pub(super) enum Input {
+pub(super) enum ServerInput {
     /// The request of a slot.
     Request(u32),
     Message(ExecutorId, Box<PeerMessage>),
@@ -29,50 +29,52 @@ pub(super) enum Input {
 
 /// The result of a round, with the time from its beginning at which each reply or message leaves.
 #[derive(Default)]
-pub(super) struct Round {
-    pub takes: Time,
-    pub answers: Vec<(Time, u32, Heard)>,
-    pub messages: Vec<(Time, ExecutorId, PeerMessage)>,
+pub(super) struct ServerRound {
+    pub takes: VirtualTime,
+    pub answers: Vec<(VirtualTime, u32, ReceivedAnswer)>,
+    pub messages: Vec<(VirtualTime, ExecutorId, PeerMessage)>,
 }
 
-pub(super) struct Server {
-    meta: Box<Meta<Thin>>,
-    inbox: VecDeque<Input>,
+pub(super) struct ScaleServer {
+    meta: Box<Meta<HashStore>>,
+    inbox: VecDeque<ServerInput>,
     /// Messages that are handled before requests.
-    first: VecDeque<Input>,
+    first: VecDeque<ServerInput>,
     peers_first: bool,
     waiting: BTreeMap<Ticket, u32>,
     /// The server has no work and sleeps.
     pub asleep: bool,
     /// The planned wake-up for due work.
-    pub alarm: Option<Time>,
+    pub alarm: Option<VirtualTime>,
 }
 
-pub(super) fn clock(now: Time) -> Timestamp {
+pub(super) fn server_clock(now: VirtualTime) -> Timestamp {
     let (sec, nsec) = (now / 1_000_000_000, now % 1_000_000_000);
     Timestamp { sec: BEGIN + sec as i64, nsec: nsec as u32 }
 }
 
 /// Returns the number of records that a message makes its receiver write.
-fn records(message: &PeerMessage) -> u64 {
+fn count_records(message: &PeerMessage) -> u64 {
     match message {
         PeerMessage::Prepare { writes, .. } => writes.len() as u64,
         _ => 0,
     }
 }
 
-impl Server {
+impl ScaleServer {
     pub fn start(
         executor: ExecutorId,
         map: &ShardMap,
         volume: VolumeId,
         split_above: Option<u64>,
         peers_first: bool,
-    ) -> Result<Server, String> {
-        let config = Config { executor, map: map.clone(), volume, key: VolumeKey::new([1; 32]) };
-        let mut meta = Meta::open(Thin::default(), config, clock(0)).map_err(|e| e.to_string())?;
-        split_above.into_iter().for_each(|entries| meta.split_above(entries));
-        Ok(Server {
+    ) -> Result<ScaleServer, String> {
+        let config =
+            MetaConfig { executor, map: map.clone(), volume, key: VolumeKey::new([1; 32]) };
+        let mut meta =
+            Meta::open(HashStore::default(), config, server_clock(0)).map_err(|e| e.to_string())?;
+        split_above.into_iter().for_each(|entries| meta.set_split_above(entries));
+        Ok(ScaleServer {
             meta: Box::new(meta),
             inbox: VecDeque::new(),
             first: VecDeque::new(),
@@ -83,9 +85,9 @@ impl Server {
         })
     }
 
-    pub fn receive(&mut self, input: Input) {
+    pub fn receive_input(&mut self, input: ServerInput) {
         match input {
-            Input::Message(..) if self.peers_first => self.first.push_back(input),
+            ServerInput::Message(..) if self.peers_first => self.first.push_back(input),
             input => self.inbox.push_back(input),
         }
     }
@@ -95,37 +97,37 @@ impl Server {
     }
 
     /// Returns the number of requests and messages that wait.
-    pub fn queue(&self) -> usize {
+    pub fn queue_len(&self) -> usize {
         self.inbox.len() + self.first.len()
     }
 
     /// Returns whether work is due.
-    pub fn is_due(&self, now: Time) -> bool {
-        self.meta.deadline().is_some_and(|due| due <= clock(now))
+    pub fn is_due(&self, now: VirtualTime) -> bool {
+        self.meta.deadline().is_some_and(|due| due <= server_clock(now))
     }
 
     /// Returns the time of the next due work, if nothing arrives before.
-    pub fn wakes_at(&self, now: Time) -> Option<Time> {
+    pub fn wakes_at(&self, now: VirtualTime) -> Option<VirtualTime> {
         let due = self.meta.deadline()?;
         let nanos = (due.sec - BEGIN) * 1_000_000_000 + i64::from(due.nsec);
-        Some(Time::try_from(nanos).unwrap_or(0).max(now) + TICK)
+        Some(VirtualTime::try_from(nanos).unwrap_or(0).max(now) + TICK)
     }
 
     /// Returns whether the server has the inode of a directory or of one of its partitions.
     pub fn has_inode(&mut self, ino: Ino) -> bool {
         let key = [&b"I"[..], &ino.0.to_be_bytes()].concat();
-        self.meta.store_mut().has(&key)
+        self.meta.store_mut().has_record(&key)
     }
 
     /// Runs one round. With `woken` the server was asleep before.
-    pub fn round(
+    pub fn run_round(
         &mut self,
-        now: Time,
+        now: VirtualTime,
         woken: bool,
-        (slots, costs, sums): (&mut [Slot], &Costs, &mut Sums),
-    ) -> Round {
-        let mut round = Round::default();
-        let moment = clock(now);
+        (slots, costs, sums): (&mut [ScaleSlot], &ScaleCosts, &mut ScaleSums),
+    ) -> ServerRound {
+        let mut round = ServerRound::default();
+        let moment = server_clock(now);
         sums.rounds += 1;
         if woken {
             round.takes += costs.wake;
@@ -141,32 +143,32 @@ impl Server {
                 break;
             };
             match input {
-                Input::Request(slot) => {
+                ServerInput::Request(slot) => {
                     let asked = &mut slots[slot as usize];
-                    let heard = self.ask(moment, slot, asked);
-                    round.takes += sums.request(costs, asked, heard.as_ref());
+                    let heard = self.apply_request(moment, slot, asked);
+                    round.takes += sums.count_request(costs, asked, heard.as_ref());
                     answers.extend(heard.map(|heard| (slot, heard)));
                 }
-                Input::Message(from, message) => {
-                    let takes = costs.message + records(&message) * costs.record;
+                ServerInput::Message(from, message) => {
+                    let takes = costs.message + count_records(&message) * costs.record;
                     round.takes += takes;
-                    sums.message(takes);
-                    self.meta.receive(moment, from, *message);
+                    sums.count_message(takes);
+                    self.meta.receive_message(moment, from, *message);
                 }
             }
         }
         // A commit to a store in memory always succeeds.
         let committed = self.meta.commit();
         debug_assert!(committed.is_ok());
-        for Finished { ticket, result, .. } in self.meta.finished() {
+        for FinishedOperation { ticket, result, .. } in self.meta.take_finished() {
             if let Some(slot) = self.waiting.remove(&ticket) {
-                answers.push((slot, Heard::of(&result)));
+                answers.push((slot, ReceivedAnswer::from_result(&result)));
             }
         }
-        for out in self.meta.outbox() {
-            let takes = costs.message + records(&out.message) * costs.record;
+        for out in self.meta.take_outbox() {
+            let takes = costs.message + count_records(&out.message) * costs.record;
             round.takes += takes;
-            sums.message(takes);
+            sums.count_message(takes);
             round.messages.push((round.takes, out.to, out.message));
         }
         for (slot, heard) in answers {
@@ -177,13 +179,23 @@ impl Server {
         round
     }
 
-    fn ask(&mut self, now: Timestamp, number: u32, slot: &Slot) -> Option<Heard> {
+    fn apply_request(
+        &mut self,
+        now: Timestamp,
+        number: u32,
+        slot: &ScaleSlot,
+    ) -> Option<ReceivedAnswer> {
         let op = slot.op.as_ref()?;
-        let context =
-            Context { now, client: slot.client, slot: slot.number, seq: slot.seq, trusted: true };
+        let context = OperationContext {
+            now,
+            client: slot.client,
+            slot: slot.number,
+            seq: slot.seq,
+            trusted: true,
+        };
         match self.meta.apply(&context, &Cred::ROOT, op) {
-            Applied::Done(result) => Some(Heard::of(&result)),
-            Applied::Waits(ticket) => {
+            Applied::Done(result) => Some(ReceivedAnswer::from_result(&result)),
+            Applied::Pending(ticket) => {
                 self.waiting.insert(ticket, number);
                 None
             }

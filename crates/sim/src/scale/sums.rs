@@ -1,12 +1,12 @@
 //! The counts of a phase.
 
-use super::clients::{Heard, Slot};
-use super::costs::{Costs, Kind};
-use crate::network::Time;
+use super::clients::{ReceivedAnswer, ScaleSlot};
+use super::costs::{OperationKind, ScaleCosts};
+use crate::network::VirtualTime;
 
 /// Sums over all servers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sums {
+pub struct ScaleSums {
     /// Requests that were sent, and that were answered.
     pub requests: u64,
     /// See `requests`.
@@ -27,42 +27,47 @@ pub struct Sums {
     /// See `rounds`.
     pub wakes: u64,
     /// CPU time of the servers in ns, all of it …
-    pub busy: Time,
+    pub busy: VirtualTime,
     /// … and the part of wake-ups, …
-    pub wake: Time,
+    pub wake: VirtualTime,
     /// … of requests that do the operation, …
-    pub own: Time,
+    pub own: VirtualTime,
     /// … of replies that redirect clients to another partition, …
-    pub corrected: Time,
+    pub corrected: VirtualTime,
     /// … of inodes that lie elsewhere than their names, …
-    pub second: Time,
+    pub second: VirtualTime,
     /// … and of messages between servers.
-    pub told: Time,
+    pub told: VirtualTime,
     /// CPU time of the clients, in ns.
-    pub client: Time,
+    pub client: VirtualTime,
 }
 
-impl Sums {
+impl ScaleSums {
     /// Counts a request. Returns its cost until the commit.
-    pub(super) fn request(&mut self, costs: &Costs, slot: &Slot, heard: Option<&Heard>) -> Time {
+    pub(super) fn count_request(
+        &mut self,
+        costs: &ScaleCosts,
+        slot: &ScaleSlot,
+        heard: Option<&ReceivedAnswer>,
+    ) -> VirtualTime {
         let (takes, of) = match heard {
-            Some(Heard::Parted(..)) => (costs.correction, &mut self.corrected),
-            _ if slot.second => (costs.request[Kind::Stat.at()], &mut self.second),
-            _ => (costs.request[slot.kind.at()], &mut self.own),
+            Some(ReceivedAnswer::WrongPartition(..)) => (costs.correction, &mut self.corrected),
+            _ if slot.second => (costs.request[OperationKind::Stat.index()], &mut self.second),
+            _ => (costs.request[slot.kind.index()], &mut self.own),
         };
         *of += takes;
         self.waits += u64::from(heard.is_none());
         takes.saturating_sub(costs.send)
     }
 
-    pub(super) fn message(&mut self, takes: Time) {
+    pub(super) fn count_message(&mut self, takes: VirtualTime) {
         self.messages += 1;
         self.told += takes;
     }
 
     /// Returns the difference to an earlier reading.
-    pub(super) fn since(&self, before: &Sums) -> Sums {
-        Sums {
+    pub(super) fn since(&self, before: &ScaleSums) -> ScaleSums {
+        ScaleSums {
             requests: self.requests - before.requests,
             answers: self.answers - before.answers,
             done: self.done - before.done,

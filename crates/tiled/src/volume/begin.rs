@@ -1,12 +1,12 @@
 //! The beginning of an open of a volume's file, by rank 0.
 
-use super::session::{Held, Session};
-use super::{Found, Told, Volume};
-use crate::error::{Context, Error, Result};
-use crate::file::Begin;
+use super::session::{VolumeSession, WriteHold};
+use super::{DaemonErrorContext, LookedUpFile, OpenVolumeFile};
+use crate::error::{ErrorContext, Result, TiledError};
+use crate::file::CollectiveOpen;
 use crate::flags::Flags;
 use crate::machine;
-use crate::token::{Kind, Opened, Token};
+use crate::token::{EngineKind, OpenToken, OpenedVolumeFile};
 use parking_lot::Mutex;
 use rustix::fs::{FileType, Mode};
 use rustix::io::Errno;
@@ -15,15 +15,15 @@ use std::path::Path;
 use tatami_wire::{Access, Cred, NodeId};
 
 /// Files that this process has begun to open and not opened yet; their pieces are open until then.
-static BEGUN: Mutex<Vec<(u64, Begun)>> = Mutex::new(Vec::new());
+static BEGUN: Mutex<Vec<(u64, BegunVolumeOpen)>> = Mutex::new(Vec::new());
 /// Most begun opens that are kept; the oldest was surely abandoned.
 const BEGUN_MAX: usize = 64;
 
 /// The state of rank 0 for an open that it has begun.
-pub(super) struct Begun {
-    pub(super) volume: Volume,
+pub(super) struct BegunVolumeOpen {
+    pub(super) volume: OpenVolumeFile,
     /// Keeps the file open for writing; `None` for a reader.
-    pub(super) held: Option<Held>,
+    pub(super) held: Option<WriteHold>,
 }
 
 /// Creates the file if requested, checks that it may be opened, and assigns each rank a piece on
@@ -31,13 +31,18 @@ pub(super) struct Begun {
 ///
 /// # Errors
 /// As for open(2); `EXDEV` for a rank without a mount of the volume.
-pub fn begin(open: &Begin<'_>, real: &Path, linked: bool, number: u64) -> Result<Token> {
+pub fn begin_volume_open(
+    open: &CollectiveOpen<'_>,
+    real: &Path,
+    linked: bool,
+    number: u64,
+) -> Result<OpenToken> {
     // The creator may open a new file whatever its mode, as with open(2).
-    let is_new = make(real, open.flags, open.mode)?;
-    let found = Found::at(real, if is_new { Flags::default() } else { open.flags })?;
+    let is_new = create_file(real, open.flags, open.mode)?;
+    let found = LookedUpFile::look_up(real, if is_new { Flags::default() } else { open.flags })?;
     let (ino, session) = (found.ino, found.session.clone());
-    let mut token = Token {
-        kind: Kind::Volume,
+    let mut token = OpenToken {
+        kind: EngineKind::Volume,
         open: number,
         stamp: machine::now(),
         ranks: open.ranks,
@@ -47,39 +52,44 @@ pub fn begin(open: &Begin<'_>, real: &Path, linked: bool, number: u64) -> Result
         nodes: 0,
         volume: None,
     };
-    let (held, cap, homes) = if open.flags.writes() {
-        let wanted = pieces(open, &session, real)?;
+    let (held, cap, homes) = if open.flags.can_write() {
+        let wanted = plan_pieces(open, &session, real)?;
         let homes = wanted.iter().take(open.ranks as usize).map(|(node, _)| *node).collect();
         token.nodes = wanted.len() as u32 - open.ranks;
-        let (held, cap) = Held::new(&session, ino).told("open", real)?;
+        let (held, cap) = WriteHold::new(&session, ino).daemon_context("open", real)?;
         let made = session.client.add_pieces(&Cred::ROOT, ino, wanted);
-        let (first, stamp) = made.told("open", real)?;
+        let (first, stamp) = made.daemon_context("open", real)?;
         // The first epoch must be later than each stamp that the shard has issued for the file.
         (token.first, token.stamp) = (first, token.stamp.max(stamp.saturating_add(1)));
         (Some(held), cap, homes)
     } else {
         let opened = session.client.open(&Cred::ROOT, ino, Access::READ);
-        (None, opened.told("open", real)?.1, Vec::new())
+        (None, opened.daemon_context("open", real)?.1, Vec::new())
     };
-    token.volume = Some(Opened { cap, client: session.client.id(), linked, homes });
+    token.volume =
+        Some(OpenedVolumeFile { cap, client: session.client.id(), linked, rank_nodes: homes });
     let mut begun = BEGUN.lock();
     // A program may begin an open and never open it; its file must not stay open for ever.
     if begun.len() >= BEGUN_MAX {
         begun.remove(0);
     }
-    begun.push((number, Begun { volume: Volume::new(found, real, cap), held }));
+    begun.push((number, BegunVolumeOpen { volume: OpenVolumeFile::new(found, real, cap), held }));
     Ok(token)
 }
 
-/// Takes the state that [`begin`] left for an open.
-pub(super) fn begun(open: u64) -> Option<Begun> {
+/// Takes the state that [`begin_volume_open`] left for an open.
+pub(super) fn take_begun_open(open: u64) -> Option<BegunVolumeOpen> {
     let mut begun = BEGUN.lock();
     let at = begun.iter().position(|(number, _)| *number == open)?;
     Some(begun.remove(at).1)
 }
 
 /// Returns a piece for each rank on its node, then one for each node, which is its rank table.
-fn pieces(open: &Begin<'_>, session: &Session, path: &Path) -> Result<Vec<(NodeId, u32)>> {
+fn plan_pieces(
+    open: &CollectiveOpen<'_>,
+    session: &VolumeSession,
+    path: &Path,
+) -> Result<Vec<(NodeId, u32)>> {
     let known = session.client.map().nodes.len();
     let mut wanted = Vec::with_capacity(open.ranks as usize);
     for rank in 0..open.ranks as usize {
@@ -88,31 +98,31 @@ fn pieces(open: &Begin<'_>, session: &Session, path: &Path) -> Result<Vec<(NodeI
         let node = open.nodes.get(rank).copied().unwrap_or(own);
         if node == 0 || node as usize > known {
             let why = format!("rank {rank} has no mount of the volume at this path");
-            return Err(Error::because("open", path, Errno::XDEV, why));
+            return Err(TiledError::with_detail("open", path, Errno::XDEV, why));
         }
         wanted.push((NodeId((node - 1) as u16), 1));
     }
-    for node in distinct(wanted.iter().map(|(node, _)| *node)) {
+    for node in distinct_nodes(wanted.iter().map(|(node, _)| *node)) {
         wanted.push((node, 1));
     }
     Ok(wanted)
 }
 
 /// Returns the distinct nodes in the order of their first appearance.
-pub(super) fn distinct(nodes: impl Iterator<Item = NodeId>) -> Vec<NodeId> {
+pub(super) fn distinct_nodes(nodes: impl Iterator<Item = NodeId>) -> Vec<NodeId> {
     let mut seen = std::collections::HashSet::new();
     nodes.filter(|node| seen.insert(*node)).collect()
 }
 
 /// Creates the file if requested, and returns whether it did. The file is not opened: an opened
 /// file may get an object of its own.
-fn make(path: &Path, flags: Flags, mode: u32) -> Result<bool> {
-    if !flags.has(Flags::CREATE) {
+fn create_file(path: &Path, flags: Flags, mode: u32) -> Result<bool> {
+    if !flags.contains(Flags::CREATE) {
         return Ok(false);
     }
     let mode = Mode::from_raw_mode(mode);
     match rustix::fs::mknodat(rustix::fs::CWD, path, FileType::RegularFile, mode, 0) {
-        Err(Errno::EXIST) if !flags.has(Flags::EXCL) => Ok(false),
+        Err(Errno::EXIST) if !flags.contains(Flags::EXCL) => Ok(false),
         other => other.context("create", path).map(|()| true),
     }
 }
@@ -120,12 +130,12 @@ fn make(path: &Path, flags: Flags, mode: u32) -> Result<bool> {
 /// Checks by open(2) whether the file may be opened with the requested access. Reading and writing
 /// are checked by two opens: the mount refuses both at once while a program has the file open since
 /// before it had tiles. No bytes pass through these descriptors.
-pub(super) fn open(path: &Path, flags: Flags) -> Result<()> {
-    let read = match flags.reads() || !flags.writes() {
+pub(super) fn check_open_permission(path: &Path, flags: Flags) -> Result<()> {
+    let read = match flags.can_read() || !flags.can_write() {
         true => Some(File::open(path).context("open", path)?),
         false => None,
     };
-    match (flags.writes(), read) {
+    match (flags.can_write(), read) {
         (false, Some(_)) => Ok(()),
         _ => OpenOptions::new().write(true).open(path).context("open", path).map(drop),
     }

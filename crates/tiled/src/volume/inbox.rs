@@ -1,14 +1,14 @@
-//! How a rank gets open files from another rank of its machine: a socket of this process, and messages that bring
-//! descriptors along (`SCM_RIGHTS`).
+//! How a rank gets open files from another rank of its machine: a socket of this process, and
+//! messages that bring descriptors along (`SCM_RIGHTS`).
 //!
-//! The number of an inbox is drawn, and MPI tells it to the other ranks. The name of the socket is made of that number
-//! and lies in the abstract namespace, so nothing is left behind when the process dies. Everybody on the machine can
-//! list such names and connect. So both sides ask the kernel for the user of the other (`SO_PEERCRED`), and
-//! neither gives nor takes anything where that is another user. A message also names its open by the number that rank 0
-//! has drawn for it.
+//! The number of an inbox is drawn, and MPI tells it to the other ranks. The name of the socket is
+//! made of that number and lies in the abstract namespace, so nothing is left behind when the
+//! process dies. Everybody on the machine can list such names and connect. So both sides ask the
+//! kernel for the user of the other (`SO_PEERCRED`), and neither gives nor takes anything where
+//! that is another user. A message also names its open by the number that rank 0 has drawn for it.
 //!
-//! A message can be sent before the receiver has accepted the connection, and stays there when the sender is gone. So no
-//! rank has to be in a call of this library for another one to get on.
+//! A message can be sent before the receiver has accepted the connection, and stays there when the
+//! sender is gone. So no rank has to be in a call of this library for another one to get on.
 
 use super::mounts;
 use super::neighbors::ClaimTable;
@@ -29,16 +29,18 @@ use std::time::{Duration, Instant};
 const MAGIC: u64 = u64::from_le_bytes(*b"TATAMIP1");
 /// Bytes of a message: magic, number of the group or open, kind, rank.
 const MESSAGE: usize = 24;
-/// Connections that wait to be accepted: one for each rank of a large node. A rank that finds no room asks by itself.
+/// Connections that wait to be accepted: one for each rank of a large node. A rank that finds no
+/// room asks by itself.
 const BACKLOG: i32 = 1024;
 /// Connections that are kept open, in each direction.
 const CONNECTIONS_MAX: usize = 256;
 /// Claim tables that are kept; the oldest goes.
 const TABLES_MAX: usize = 64;
-/// Looks at the sockets after a caller's patience has ended: what is there already is still taken, and whoever connects
-/// without end keeps nobody.
+/// Looks at the sockets after a caller's patience has ended: what is there already is still taken,
+/// and whoever connects without end keeps nobody.
 const LAST_LOOKS: usize = 64;
-/// Another thread of this process may read what this one waits for, so a thread looks again after so long.
+/// Another thread of this process may read what this one waits for, so a thread looks again after
+/// so long.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
@@ -99,16 +101,16 @@ impl Subject {
 }
 
 /// A rank of an open.
-type Member = (u64, u32);
+type InboxMember = (u64, u32);
 
 /// What has come in.
 #[derive(Debug, Default)]
 struct Received {
     connections: Vec<Arc<OwnedFd>>,
     /// Handles of this process that may take descriptors. What comes for any other rank is closed.
-    expected: Vec<Member>,
+    expected: Vec<InboxMember>,
     /// For those: descriptors, or none where they were refused.
-    files: Vec<(Member, Option<[OwnedFd; FILES]>)>,
+    files: Vec<(InboxMember, Option<[OwnedFd; FILES]>)>,
     tables: Vec<(u64, Arc<ClaimTable>)>,
 }
 
@@ -165,7 +167,7 @@ fn address(number: u64) -> Result<SocketAddrUnix, Errno> {
 
 impl DescriptorInbox {
     pub(super) fn new(process: u32, user: u32) -> Result<DescriptorInbox, Errno> {
-        let number = machine::draw()?;
+        let number = machine::draw_number()?;
         let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
         let listener = rustix::net::socket_with(family, kind, FLAGS, None)?;
         rustix::net::bind(&listener, &address(number)?)?;
@@ -178,19 +180,20 @@ impl DescriptorInbox {
         self.number
     }
 
-    /// Is the process at the other end one of this user? The kernel noted it when that process connected or listened.
+    /// Is the process at the other end one of this user? The kernel noted it when that process
+    /// connected or listened.
     fn is_own_user(&self, socket: &OwnedFd) -> bool {
         let peer = rustix::net::sockopt::socket_peercred(socket);
         peer.is_ok_and(|peer| peer.uid.as_raw() == self.user)
     }
 
     /// From now on a rank may be sent descriptors.
-    pub(super) fn expect(&self, member: Member) {
+    pub(super) fn expect(&self, member: InboxMember) {
         self.received.lock().expected.push(member);
     }
 
     /// A rank takes none any more; those that have come are closed.
-    pub(super) fn forget(&self, member: Member) {
+    pub(super) fn forget(&self, member: InboxMember) {
         let mut received = self.received.lock();
         if let Some(at) = received.expected.iter().position(|known| *known == member) {
             received.expected.swap_remove(at);
@@ -199,7 +202,7 @@ impl DescriptorInbox {
     }
 
     /// Waits for the descriptors of a rank, at most for `patience`.
-    pub(super) fn await_files(&self, member: Member, patience: Duration) -> Delivery {
+    pub(super) fn await_files(&self, member: InboxMember, patience: Duration) -> Delivery {
         let (began, mut last_looks) = (Instant::now(), 0);
         loop {
             {
@@ -238,7 +241,8 @@ impl DescriptorInbox {
         self.received.lock().keep_table(group, table);
     }
 
-    /// Takes what has come, and tells of how many sockets; waits for the first at most for `patience`.
+    /// Takes what has come, and tells of how many sockets; waits for the first at most for
+    /// `patience`.
     fn receive(&self, patience: Duration) -> Result<usize, Errno> {
         let known = self.received.lock().connections.clone();
         let mut polled = vec![PollFd::new(&self.listener, PollFlags::IN)];
@@ -274,8 +278,9 @@ impl DescriptorInbox {
     /// Sends a message to the inbox of that number. Never waits.
     ///
     /// # Errors
-    /// `EPERM` where the inbox is that of another user, `ECONNREFUSED` where there is none, `EAGAIN` where it is full,
-    /// `ETOOMANYREFS` where this user has too many descriptors under way.
+    /// `EPERM` where the inbox is that of another user, `ECONNREFUSED` where there is none,
+    /// `EAGAIN` where it is full, `ETOOMANYREFS` where this user has too many descriptors under
+    /// way.
     pub(super) fn send(
         &self,
         to: u64,
@@ -318,7 +323,8 @@ impl Received {
         self.tables.push((group, table));
     }
 
-    /// Takes one message of a connection; forgets one that has ended, or that says what is no message.
+    /// Takes one message of a connection; forgets one that has ended, or that says what is no
+    /// message.
     fn read(&mut self, socket: &Arc<OwnedFd>) {
         match receive_message(socket) {
             Ok(Some((subject, files))) => self.sort(subject, files),
@@ -336,7 +342,8 @@ impl Received {
                 }
                 return;
             }
-            // The kernel takes away those for which this process has no room: then it is as if they were refused.
+            // The kernel takes away those for which this process has no room: then it is as if they
+            // were refused.
             Subject::Files { open, rank } => ((open, rank), files.try_into().ok()),
             Subject::Refusal { open, rank } => ((open, rank), None),
         };

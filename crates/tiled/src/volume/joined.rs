@@ -6,16 +6,16 @@
 //! matter, so all get the stamp of the last. Then writes that continue each other, or lie at equal
 //! distances, are one tile.
 
-use tatami_layout::{Cut, PieceTiles, Tile, View};
+use tatami_layout::{PieceTiles, Tile, TileCut, View};
 
 /// Fewer tiles than this are left as they are.
 const MANY: usize = 8;
 
 /// A piece: its number, and its tiles.
-pub(super) type Numbered = (u32, PieceTiles);
+pub(super) type NumberedPiece = (u32, PieceTiles);
 
 /// The first and the last stamp of the tiles.
-fn stamps(tiles: &PieceTiles) -> Option<(u64, u64)> {
+fn stamp_range(tiles: &PieceTiles) -> Option<(u64, u64)> {
     let all = || tiles.tiles().iter().map(|tile| tile.stamp);
     Some((all().min()?, all().max()?))
 }
@@ -28,32 +28,32 @@ pub(super) fn is_scattered(tiles: &PieceTiles) -> bool {
     };
     tiles.tiles().len() >= MANY
         && tiles.tiles().is_sorted_by_key(|tile| tile.stamp)
-        && stamps(tiles).is_some_and(|(first, last)| first < last)
+        && stamp_range(tiles).is_some_and(|(first, last)| first < last)
         && tiles.tiles().iter().all(in_bytes)
 }
 
 /// Joins the tiles of each of `pieces` where that changes no byte's owner. `others` are all further
 /// pieces of the file; they no longer grow.
-pub(super) fn join(pieces: &mut [Numbered], others: &[Numbered], cuts: &[Cut]) {
-    let mut all: Vec<Span> = Vec::new();
+pub(super) fn join_tiles(pieces: &mut [NumberedPiece], others: &[NumberedPiece], cuts: &[TileCut]) {
+    let mut all: Vec<PieceSpan> = Vec::new();
     for (number, tiles) in pieces.iter().chain(others) {
-        let Some(stamps) = stamps(tiles) else { continue };
+        let Some(stamps) = stamp_range(tiles) else { continue };
         all.extend(tiles.tiles().iter().filter_map(|tile| {
             let view = tiles.views().get(tile.view as usize)?;
             let (lo, hi) = (view.offset_of(tile.start), view.offset_of(tile.end() - 1));
-            Some(Span { lo, hi, piece: *number, stamps })
+            Some(PieceSpan { lo, hi, piece: *number, stamps })
         }));
     }
     all.sort_unstable_by_key(|span| span.lo);
-    let met = met(&all);
+    let met = overlapping_pieces(&all);
     for (number, tiles) in pieces.iter_mut().filter(|(_, tiles)| is_scattered(tiles)) {
-        let Some((first, last)) = stamps(tiles) else { continue };
+        let Some((first, last)) = stamp_range(tiles) else { continue };
         // A cut between the stamps removes older tiles only, so a common stamp would change its
         // effect.
         let cut = cuts.iter().any(|cut| (first..=last).contains(&cut.stamp));
         if !cut
             && !met.contains(number)
-            && let Some(joined) = joined(tiles, last)
+            && let Some(joined) = with_one_stamp(tiles, last)
         {
             *tiles = joined;
         }
@@ -63,16 +63,16 @@ pub(super) fn join(pieces: &mut [Numbered], others: &[Numbered], cuts: &[Cut]) {
 /// The range of a tile in the file, from its first byte to its last, and the times of its piece's
 /// writes.
 #[derive(Clone, Copy)]
-struct Span {
+struct PieceSpan {
     lo: u64,
     hi: u64,
     piece: u32,
     stamps: (u64, u64),
 }
 
-impl Span {
+impl PieceSpan {
     /// Reports whether the order of the two may change with the stamps of one of them.
-    fn concerns(&self, other: &Span) -> bool {
+    fn may_reorder(&self, other: &PieceSpan) -> bool {
         self.piece != other.piece
             && self.stamps.0 <= other.stamps.1
             && other.stamps.0 <= self.stamps.1
@@ -81,13 +81,13 @@ impl Span {
 
 /// Returns the pieces with a tile that may overlap a tile of another piece that was written in the
 /// same time. `all` is in order of file offsets.
-fn met(all: &[Span]) -> std::collections::BTreeSet<u32> {
+fn overlapping_pieces(all: &[PieceSpan]) -> std::collections::BTreeSet<u32> {
     let mut met = std::collections::BTreeSet::new();
     // Of each piece, the span with the furthest end among those that have begun.
-    let mut open: Vec<Span> = Vec::new();
+    let mut open: Vec<PieceSpan> = Vec::new();
     for span in all {
         open.retain(|other| other.hi >= span.lo);
-        for other in open.iter().filter(|other| other.concerns(span)) {
+        for other in open.iter().filter(|other| other.may_reorder(span)) {
             met.extend([other.piece, span.piece]);
         }
         match open.iter_mut().find(|other| other.piece == span.piece) {
@@ -100,9 +100,9 @@ fn met(all: &[Span]) -> std::collections::BTreeSet<u32> {
 }
 
 /// Returns the same tiles with one stamp; `None` where they are no fewer.
-fn joined(tiles: &PieceTiles, stamp: u64) -> Option<PieceTiles> {
+fn with_one_stamp(tiles: &PieceTiles, stamp: u64) -> Option<PieceTiles> {
     let mut new = PieceTiles::new(tiles.rank());
-    let view = new.add_view(&View::bytes()).ok()?;
+    let view = new.add_view(&View::all_bytes()).ok()?;
     for tile in tiles.tiles() {
         // The new view starts at the beginning of the file. The old one may have a displacement.
         let start = tiles.views().get(tile.view as usize)?.offset_of(tile.start);
@@ -121,15 +121,15 @@ fn joined(tiles: &PieceTiles, stamp: u64) -> Option<PieceTiles> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use tatami_layout::{Index, Piece, Shape};
+    use tatami_layout::{Piece, Shape, TileIndex};
 
-    fn piece(number: u32, writes: &[(u64, u64, u64)]) -> Numbered {
+    fn piece(number: u32, writes: &[(u64, u64, u64)]) -> NumberedPiece {
         piece_from(number, 0, writes)
     }
 
     /// A piece whose view shows the file from `disp` on. `writes` are stamp, offset in the view and
     /// length.
-    fn piece_from(number: u32, disp: u64, writes: &[(u64, u64, u64)]) -> Numbered {
+    fn piece_from(number: u32, disp: u64, writes: &[(u64, u64, u64)]) -> NumberedPiece {
         let mut tiles = PieceTiles::new(number);
         let contiguous = View::new(disp, 1, Shape::bytes(1).unwrap()).unwrap();
         assert!(contiguous.is_default());
@@ -143,9 +143,9 @@ mod tests {
     }
 
     /// The owner of each of the first bytes, and its place.
-    fn bytes(pieces: &[Numbered], cuts: &[Cut]) -> Vec<Option<(Piece, u64)>> {
-        let all = pieces.iter().map(|(number, tiles)| (Piece::bytes_of(*number), tiles.clone()));
-        let index = Index::with_base(all.collect(), cuts.to_vec(), 0, u64::MAX);
+    fn bytes(pieces: &[NumberedPiece], cuts: &[TileCut]) -> Vec<Option<(Piece, u64)>> {
+        let all = pieces.iter().map(|(number, tiles)| (Piece::of_bytes(*number), tiles.clone()));
+        let index = TileIndex::with_base(all.collect(), cuts.to_vec(), 0, u64::MAX);
         let mut found = vec![None; 400];
         for part in index.lookup(0, 400) {
             for k in 0..part.len {
@@ -165,7 +165,7 @@ mod tests {
         let mut pieces: Vec<_> = (0..4).map(of).collect();
         let old = piece(9, &[(500, 0, 4000)]);
         let before = bytes(&[&pieces[..], std::slice::from_ref(&old)].concat(), &[]);
-        join(&mut pieces, std::slice::from_ref(&old), &[]);
+        join_tiles(&mut pieces, std::slice::from_ref(&old), &[]);
         for (_, tiles) in &pieces {
             assert_eq!(tiles.tiles().len(), 1, "{tiles:?}");
         }
@@ -190,11 +190,11 @@ mod tests {
                 ends[rank as usize] = offset + len;
                 of[rank as usize].push((stamp, offset, len));
             }
-            let mut pieces: Vec<Numbered> =
+            let mut pieces: Vec<NumberedPiece> =
                 (1..).zip(&of).zip(disps).map(|((number, writes), disp)| piece_from(number, disp, writes)).collect();
-            let cuts: Vec<Cut> = cut.iter().map(|(stamp, size)| Cut { stamp: *stamp, size: *size }).collect();
+            let cuts: Vec<TileCut> = cut.iter().map(|(stamp, size)| TileCut { stamp: *stamp, size: *size }).collect();
             let before = bytes(&pieces, &cuts);
-            join(&mut pieces, &[], &cuts);
+            join_tiles(&mut pieces, &[], &cuts);
             prop_assert_eq!(bytes(&pieces, &cuts), before);
         }
     }

@@ -9,15 +9,15 @@ use rustix::fs::Access;
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use tatami_cluster::mounted::Home;
-use tatami_cluster::mountinfo::Changes;
+use tatami_cluster::mount_note::MountNote;
+use tatami_cluster::mountinfo::MountChanges;
 use tatami_cluster::{KeyError, KeyFile, VolumeFile};
 use tatami_wire::{NodeId, VolumeId, VolumeKey};
 
 /// A mount of a volume that this process can reach: by the volume's key, or with the rights of its
 /// user through the daemon of the mount's node.
 #[derive(Debug)]
-pub(super) struct Mount {
+pub(super) struct ReachableMount {
     /// The process and the user that found it.
     pub(super) process: u32,
     pub(super) user: u32,
@@ -29,23 +29,24 @@ pub(super) struct Mount {
 }
 
 /// The cache of one process and one user.
-struct Known {
+struct MountCache {
     process: u32,
     user: u32,
-    changes: Changes,
+    changes: MountChanges,
     /// By number of the file system; `None` for one that is no mount of a volume.
-    mounts: Vec<(u64, Option<Arc<Mount>>)>,
+    mounts: Vec<(u64, Option<Arc<ReachableMount>>)>,
 }
 
-static KNOWN: Mutex<Option<Known>> = Mutex::new(None);
+static KNOWN_MOUNTS: Mutex<Option<MountCache>> = Mutex::new(None);
 /// Most file systems in the cache.
 const KNOWN_MAX: usize = 64;
 
-/// What a thread has found last. An open is several calls of one thread that follow each other (claim, node, begin, open), of
-/// which only the first need ask the kernel whether anything has changed.
+/// What a thread has found last. An open is several calls of one thread that follow each other
+/// (claim, node, begin, open), of which only the first need ask the kernel whether anything has
+/// changed.
 struct Last {
     device: u64,
-    mount: Arc<Mount>,
+    mount: Arc<ReachableMount>,
     /// The path for which its device was looked up, and whether that is `linked` as for
     /// [`node_of`](super::session::node_of).
     place: Option<(PathBuf, bool)>,
@@ -55,15 +56,17 @@ thread_local! {
     static LAST: RefCell<Option<Last>> = const { RefCell::new(None) };
 }
 
-/// The mount whose files have `device` as `st_dev`. Costs three system calls and no request where it is known.
-pub(super) fn find(device: u64) -> Option<Arc<Mount>> {
+/// The mount whose files have `device` as `st_dev`. Costs three system calls and no request where
+/// it is known.
+pub(super) fn find_mount(device: u64) -> Option<Arc<ReachableMount>> {
     let found = ask(device);
     LAST.set(found.clone().map(|mount| Last { device, mount, place: None }));
     found
 }
 
-/// As [`find`], for the last call of an open: what an earlier call of this thread has found counts, once.
-pub(super) fn find_again(device: u64) -> Option<Arc<Mount>> {
+/// As [`find_mount`], for the last call of an open: what an earlier call of this thread has found
+/// counts, once.
+pub(super) fn find_again(device: u64) -> Option<Arc<ReachableMount>> {
     match LAST.take() {
         Some(last) if last.device == device => Some(last.mount),
         _ => ask(device),
@@ -71,7 +74,7 @@ pub(super) fn find_again(device: u64) -> Option<Arc<Mount>> {
 }
 
 /// What an earlier call of the same open by this thread has found.
-pub(super) fn found_last() -> Option<Arc<Mount>> {
+pub(super) fn found_last() -> Option<Arc<ReachableMount>> {
     LAST.with_borrow(|last| last.as_ref().map(|last| last.mount.clone()))
 }
 
@@ -93,24 +96,26 @@ pub(super) fn noted_device(path: &Path, linked: bool) -> Option<u64> {
     })
 }
 
-fn ask(device: u64) -> Option<Arc<Mount>> {
+fn ask(device: u64) -> Option<Arc<ReachableMount>> {
     let (process, user) = (std::process::id(), rustix::process::geteuid().as_raw());
-    let mut held = KNOWN.lock();
+    let mut held = KNOWN_MOUNTS.lock();
     // A child process shares its parent's file of changes, and each change is reported to one of
     // them only.
     let mut known = match held.take().filter(|k| (k.process, k.user) == (process, user)) {
         Some(known) => known,
         // Count changes from before the table is read, so that none is missed.
-        None => Known { process, user, changes: Changes::new().ok()?, mounts: Vec::new() },
+        None => {
+            MountCache { process, user, changes: MountChanges::new().ok()?, mounts: Vec::new() }
+        }
     };
-    if known.changes.came() || known.mounts.len() >= KNOWN_MAX {
+    if known.changes.has_changed() || known.mounts.len() >= KNOWN_MAX {
         known.mounts.clear();
     }
     let found = match known.mounts.iter().find(|(of, _)| *of == device) {
         Some((_, mount)) => mount.clone(),
         None => {
-            let is_ours = Home::of(device);
-            let mount = is_ours.clone().flatten().and_then(|home| look(home, process, user));
+            let is_ours = MountNote::for_device(device);
+            let mount = is_ours.clone().flatten().and_then(|home| read_mount(home, process, user));
             let mount = mount.map(Arc::new);
             // A mount of a volume may get its note, or become reachable, at any time: do not cache
             // its absence.
@@ -125,7 +130,7 @@ fn ask(device: u64) -> Option<Arc<Mount>> {
     found
 }
 
-fn look(home: Home, process: u32, user: u32) -> Option<Mount> {
+fn read_mount(home: MountNote, process: u32, user: u32) -> Option<ReachableMount> {
     let file = VolumeFile::load(&home.dir.join("volume.toml")).ok()?;
     let node = NodeId(home.node);
     let socket = file.node(node)?.socket.clone();
@@ -137,5 +142,5 @@ fn look(home: Home, process: u32, user: u32) -> Option<Mount> {
     };
     let reachable =
         !matches!(key, Ok(None)) || rustix::fs::access(&socket, Access::WRITE_OK).is_ok();
-    reachable.then_some(Mount { process, user, volume: file.volume, node, socket, key })
+    reachable.then_some(ReachableMount { process, user, volume: file.volume, node, socket, key })
 }

@@ -1,5 +1,5 @@
-//! Ranks of one open on one node: the first of them that needs descriptors asks the node's daemon for those of all, and
-//! passes them on.
+//! Ranks of one open on one node: the first of them that needs descriptors asks the node's daemon
+//! for those of all, and passes them on.
 //!
 //! ```text
 //! first rank to write        daemon of the node       other ranks of the node
@@ -11,14 +11,15 @@
 //!                                                          take theirs from the inbox
 //! ```
 //!
-//! Which rank asks is agreed in a *claim table*: a page of memory that the lowest rank of the node makes, once for each
-//! group of processes, and sends to the others while they open the file. A claim is one atomic step. The rank with the
-//! claim waits for the daemon only. A rank that finds the claim waits for that rank, at most for [`PATIENCE`]. Whatever
-//! goes wrong, a rank asks the daemon by itself: for the same objects, so that it never matters which way was taken.
+//! Which rank asks is agreed in a *claim table*: a page of memory that the lowest rank of the node
+//! makes, once for each group of processes, and sends to the others while they open the file. A
+//! claim is one atomic step. The rank with the claim waits for the daemon only. A rank that finds
+//! the claim waits for that rank, at most for [`PATIENCE`]. Whatever goes wrong, a rank asks the
+//! daemon by itself: for the same objects, so that it never matters which way was taken.
 
-use super::Volume;
+use super::OpenVolumeFile;
 use super::inbox::{Delivery, DescriptorInbox, FILES, Subject, find_inbox};
-use super::world::OwnSeat;
+use super::state::OwnRankPosition;
 use crate::mapping::Mapping;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
@@ -29,17 +30,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tatami_wire::Piece;
-use tatami_wire::object::OPEN_MAX;
+use tatami_wire::object::OPEN_DESCRIPTORS_MAX;
 
-/// How long a rank waits for the rank that has claimed the open: longer than a daemon takes that is well, shorter than it
-/// takes to start a daemon again. A rank that has waited in vain does not wait again for ranks of this group.
+/// How long a rank waits for the rank that has claimed the open: longer than a daemon takes that is
+/// well, shorter than it takes to start a daemon again. A rank that has waited in vain does not
+/// wait again for ranks of this group.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// Ranks whose descriptors come with one request: two for each, and the roll.
-const BATCH: usize = (OPEN_MAX - 1) / 2;
+const BATCH: usize = (OPEN_DESCRIPTORS_MAX - 1) / 2;
 /// Bytes of a claim table.
 const TABLE: usize = 4096;
-/// Opens that can be claimed at a time. Where two of one place meet, an open may be claimed once more, and more is asked
-/// than needed.
+/// Opens that can be claimed at a time. Where two of one place meet, an open may be claimed once
+/// more, and more is asked than needed.
 const PLACES: u64 = (TABLE / 8) as u64;
 /// With these nobody can shorten the table, which would end a process that looks at it.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
@@ -79,13 +81,13 @@ impl ClaimTable {
     /// Claims an open for the caller; false where another rank has.
     fn claim(&self, open: u64) -> bool {
         let place = (open % PLACES) as usize * 8;
-        let Some(word) = self.memory.word(place) else { return true };
+        let Some(word) = self.memory.word_at(place) else { return true };
         word.swap(open, Ordering::AcqRel) != open
     }
 
     fn is_claimed(&self, open: u64) -> bool {
         let place = (open % PLACES) as usize * 8;
-        self.memory.word(place).is_some_and(|word| word.load(Ordering::Acquire) == open)
+        self.memory.word_at(place).is_some_and(|word| word.load(Ordering::Acquire) == open)
     }
 }
 
@@ -101,13 +103,15 @@ pub(super) struct Neighbors {
     /// In order of ranks, with this one.
     all: Vec<Neighbor>,
     group: u64,
-    /// No descriptors are on the way to this rank: it has got them, or they were refused, or it asked for all.
+    /// No descriptors are on the way to this rank: it has got them, or they were refused, or it
+    /// asked for all.
     is_served: AtomicBool,
 }
 
 impl Neighbors {
-    /// The ranks `local` of this node, by the numbers of the inboxes of all ranks; nothing where there is no other rank
-    /// that can be sent anything. The lowest rank sends the claim table to the others, if they do not have it.
+    /// The ranks `local` of this node, by the numbers of the inboxes of all ranks; nothing where
+    /// there is no other rank that can be sent anything. The lowest rank sends the claim table to
+    /// the others, if they do not have it.
     pub(super) fn meet(
         open: u64,
         rank: u32,
@@ -129,7 +133,7 @@ impl Neighbors {
         if all.len() < 2 {
             return None;
         }
-        let mut hasher = tatami_wire::hash::Quick::default();
+        let mut hasher = tatami_wire::hash::FastHasher::default();
         all.iter().for_each(|(_, number)| hasher.write_u64(*number));
         let group = hasher.finish();
         inbox.expect((open, rank));
@@ -141,7 +145,8 @@ impl Neighbors {
         Some(neighbors)
     }
 
-    /// Makes the claim table of this group and sends it to all. A rank that does not get it asks by itself.
+    /// Makes the claim table of this group and sends it to all. A rank that does not get it asks by
+    /// itself.
     fn send_table(&self) {
         let Ok((table, file)) = ClaimTable::create() else { return };
         self.inbox.keep_table(self.group, Arc::new(table));
@@ -151,16 +156,16 @@ impl Neighbors {
         }
     }
 
-    /// The descriptors of this rank, of which piece `first` is that of rank 0: its piece, its journal and the roll.
-    /// Nothing where it has to ask by itself.
+    /// The descriptors of this rank, of which piece `first` is that of rank 0: its piece, its
+    /// journal and the roll. Nothing where it has to ask by itself.
     pub(super) fn obtain(
         &self,
-        volume: &Volume,
+        volume: &OpenVolumeFile,
         first: u32,
-        seat: OwnSeat,
+        seat: OwnRankPosition,
     ) -> Option<[File; FILES]> {
         let ask = |pieces: &[Piece]| volume.make_all(pieces).ok();
-        self.obtain_by(ask, first, Piece::bytes_of(seat.roll), PATIENCE)
+        self.obtain_by(ask, first, Piece::of_bytes(seat.roll), PATIENCE)
     }
 
     fn obtain_by(
@@ -203,7 +208,7 @@ impl Neighbors {
             let mut pieces = vec![roll];
             for (rank, _) in batch {
                 let number = first + rank;
-                pieces.extend([Piece::bytes_of(number), Piece::journal_of(number)]);
+                pieces.extend([Piece::of_bytes(number), Piece::of_journal(number)]);
             }
             let mut files = match is_refused {
                 true => Vec::new(),
@@ -237,8 +242,8 @@ impl Neighbors {
             self.inbox.send(number, Subject::Files { open, rank }, &files).is_ok()
         });
         if !sent {
-            // A message without descriptors may get through where one with them does not. Without either the rank
-            // waits until its patience ends.
+            // A message without descriptors may get through where one with them does not. Without
+            // either the rank waits until its patience ends.
             let _ = self.inbox.send(number, Subject::Refusal { open, rank }, &[]);
         }
     }
@@ -247,8 +252,8 @@ impl Neighbors {
 impl Drop for Neighbors {
     fn drop(&mut self) {
         let member = (self.open, self.rank);
-        // A rank that wrote nothing was sent descriptors if another rank wrote. Left in the socket, they would keep the
-        // objects on the disk when the file is long removed.
+        // A rank that wrote nothing was sent descriptors if another rank wrote. Left in the socket,
+        // they would keep the objects on the disk when the file is long removed.
         let is_sent = || {
             let table = self.inbox.find_table(self.group);
             table.is_some_and(|table| table.is_claimed(self.open))
@@ -279,7 +284,7 @@ mod tests {
     const OTHER: u32 = 4001;
 
     fn roll() -> Piece {
-        Piece::bytes_of(9)
+        Piece::of_bytes(9)
     }
 
     fn inbox() -> Arc<DescriptorInbox> {
@@ -333,7 +338,7 @@ mod tests {
     fn assert_own(rank: u32, files: Option<[File; FILES]>) {
         let files = files.unwrap_or_else(|| panic!("rank {rank} has to ask by itself"));
         let number = FIRST + rank;
-        let expected = [Piece::bytes_of(number), Piece::journal_of(number), roll()];
+        let expected = [Piece::of_bytes(number), Piece::of_journal(number), roll()];
         assert_eq!(files.each_ref().map(object), expected, "rank {rank}");
     }
 
@@ -379,7 +384,7 @@ mod tests {
             assert_own(rank, all[rank as usize].obtain_by(ask, FIRST, roll(), LONG));
         }
         assert_eq!(daemon.requests(), 3);
-        assert!(daemon.most.load(Ordering::Relaxed) <= OPEN_MAX);
+        assert!(daemon.most.load(Ordering::Relaxed) <= OPEN_DESCRIPTORS_MAX);
     }
 
     #[test]

@@ -1,0 +1,861 @@
+//! `tatami node add`, `drain` and `rebalance`: move shards of the namespace to other executors, of
+//! the same nodes or of others, while the volume is in use.
+//!
+//! The daemons migrate the shards block by block. This module only plans the migration, and
+//! rewrites `volume.toml` at its end. The shard maps of the daemons are authoritative: after an
+//! interruption the same command continues with their state.
+
+use crate::absence::Absence;
+use crate::daemon;
+use crate::error::{CommandFailure, CommandResult};
+use crate::keys::name;
+use crate::ports;
+use crate::term::{self, HEAD, TermOutput};
+use crate::volume_dir::{ADMIN_TIMEOUT, AdminCallError, VolumeArgs, VolumeDir, executor_name};
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+use tatami_cluster::{NODES_MAX, NodeEntry, VolumeFile};
+use tatami_wire::admin::{AdminCall, AdminReply, ClusterMap};
+use tatami_wire::{EXECUTORS_MAX, Errno, ExecutorId, NodeId};
+
+/// Pause between two queries of a daemon's shard map.
+const POLL_PAUSE: Duration = Duration::from_millis(5);
+/// After this time without a change, the command repeats its request to the daemon.
+const RETRY_PAUSE: Duration = Duration::from_millis(200);
+/// Objects listed per request.
+const OBJECTS_PER_REQUEST: u32 = 4096;
+
+/// `tatami node add`
+#[derive(Debug, clap::Args)]
+pub struct AddArgs {
+    #[command(flatten)]
+    at: VolumeArgs,
+    /// Number of nodes
+    #[arg(long, short = 'n', value_name = "N", default_value_t = 1,
+          value_parser = clap::value_parser!(u16).range(1..=256))]
+    nodes: u16,
+    /// Address of a node on another machine. The command only adds it to the volume file; start its
+    /// daemon on that machine
+    #[arg(long, value_name = "HOST:PORT", requires = "node_dir", conflicts_with = "nodes")]
+    address: Option<String>,
+    /// Data directory of that node, on its machine
+    #[arg(long, value_name = "NODEDIR", requires = "address")]
+    node_dir: Option<PathBuf>,
+    /// Do not move shards
+    #[arg(long)]
+    no_rebalance: bool,
+    /// Executors of each node: threads that serve the namespace, each with shards and a store of
+    /// its own [default: as many as the node with most has now]
+    #[arg(long, value_name = "N", conflicts_with_all = ["no_rebalance", "address"],
+          value_parser = clap::value_parser!(u8).range(1..=i64::from(EXECUTORS_MAX)))]
+    executors: Option<u8>,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// `tatami node drain`
+#[derive(Debug, clap::Args)]
+pub struct DrainArgs {
+    #[command(flatten)]
+    at: VolumeArgs,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    /// Nodes by number or name
+    #[arg(required = true, value_name = "NODE")]
+    nodes: Vec<String>,
+}
+
+/// `tatami node rebalance`
+#[derive(Debug, clap::Args)]
+pub struct RebalanceArgs {
+    #[command(flatten)]
+    at: VolumeArgs,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    /// Executors of each node: threads that serve the namespace, each with shards and a store of
+    /// its own [default: as many as the node with most has now]
+    #[arg(long, value_name = "N",
+          value_parser = clap::value_parser!(u8).range(1..=i64::from(EXECUTORS_MAX)))]
+    executors: Option<u8>,
+    /// Nodes, by number or name, that also get shards, besides the nodes with shards
+    #[arg(value_name = "NODE")]
+    nodes: Vec<String>,
+}
+
+/// The result. `--json` prints it.
+#[derive(Serialize)]
+struct RebalanceReport {
+    volume: String,
+    /// Shards that have moved.
+    moved: usize,
+    nodes: Vec<RebalancedNode>,
+}
+
+#[derive(Serialize)]
+struct RebalancedNode {
+    node: u16,
+    name: String,
+    shards: usize,
+    /// Its executors that have shards.
+    executors: usize,
+    /// This call added the node.
+    added: bool,
+    /// For a drained node: the objects that are still there, and their bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    objects: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bytes: Option<u64>,
+}
+
+/// Adds nodes to the volume.
+///
+/// # Errors
+/// Those of the file system and of the daemons.
+pub fn add_nodes(args: &AddArgs) -> CommandResult {
+    let place = args.at.open()?;
+    crate::log::start_logging(&place.config, false)?;
+    let _lock = place.lock_shards()?;
+    let mut volume = place.load_volume()?;
+    // All old nodes must have the new entries before a client contacts a new node.
+    let map = merge_maps(&place, &volume)?;
+    volume.merge_map(&map);
+    let count = if args.address.is_some() { 1 } else { args.nodes };
+    let first = volume.nodes.len();
+    if first + usize::from(count) > NODES_MAX {
+        return Err(CommandFailure::usage(format!("a volume has at most {NODES_MAX} nodes")));
+    }
+    check_executors(
+        &volume,
+        shard_holders(&volume.shards).len() + usize::from(count),
+        args.executors,
+    )?;
+    let entries = match (&args.address, &args.node_dir) {
+        (Some(address), Some(dir)) => vec![remote_entry(&volume, address, dir)?],
+        _ => local_entries(&place, &volume, count)?,
+    };
+    volume.epoch += u64::from(count);
+    volume.nodes.extend(entries.iter().cloned());
+    save_volume(&place, &volume)?;
+    let told = volume.map();
+    for entry in volume.nodes.iter().take(first) {
+        send_map(&place, &volume, entry, &told)?;
+    }
+    let added: BTreeSet<u16> = entries.iter().map(|entry| entry.id).collect();
+    if args.address.is_some() {
+        return print_remote(args, &place, &volume, &entries[0]);
+    }
+    let spinner = term::new_spinner("starting daemons");
+    for entry in &entries {
+        daemon::start_daemon(&place, entry)?.wait_ready()?;
+        daemon::record_in_use(&place, entry)?;
+        // The other nodes may have received a newer shard map meanwhile.
+        send_map(&place, &volume, entry, &told)?;
+    }
+    spinner.finish_and_clear();
+    let moved = if args.no_rebalance {
+        Ok(0)
+    } else {
+        let mut nodes = shard_holders(&volume.shards);
+        nodes.extend(added.iter().map(|id| NodeId(*id)));
+        let targets = target_executors(&volume, &nodes, args.executors);
+        run_migration(&place, &mut volume, &targets)
+    };
+    finish_change(&place, &volume, moved, args.json, &added, &BTreeSet::new())
+}
+
+/// Moves all shards of some nodes to the others.
+///
+/// # Errors
+/// Those of the daemons.
+pub fn drain_nodes(args: &DrainArgs) -> CommandResult {
+    let place = args.at.open()?;
+    crate::log::start_logging(&place.config, false)?;
+    let _lock = place.lock_shards()?;
+    let mut volume = place.load_volume()?;
+    let found = args.nodes.iter().map(|which| place.find_node(&volume, which).map(|n| n.id));
+    let drained: BTreeSet<u16> = found.collect::<CommandResult<_>>()?;
+    let map = merge_maps(&place, &volume)?;
+    volume.merge_map(&map);
+    let mut nodes = shard_holders(&volume.shards);
+    nodes.retain(|node| !drained.contains(&node.0));
+    if nodes.is_empty() {
+        // If all nodes with shards are drained, the nodes without shards get them.
+        let others = volume.nodes.iter().map(|entry| entry.id).filter(|id| !drained.contains(id));
+        nodes = others.map(NodeId).collect();
+    }
+    if nodes.is_empty() {
+        return Err(CommandFailure::usage("no node is left to serve the namespace")
+            .try_this("add a node first: tatami node add"));
+    }
+    let targets = target_executors(&volume, &nodes, None);
+    let moved = run_migration(&place, &mut volume, &targets);
+    finish_change(&place, &volume, moved, args.json, &BTreeSet::new(), &drained)
+}
+
+/// Distributes the shards evenly over nodes, and over the executors of each.
+///
+/// # Errors
+/// Those of the daemons.
+pub fn rebalance_shards(args: &RebalanceArgs) -> CommandResult {
+    let place = args.at.open()?;
+    crate::log::start_logging(&place.config, false)?;
+    let _lock = place.lock_shards()?;
+    let mut volume = place.load_volume()?;
+    let found =
+        args.nodes.iter().map(|which| place.find_node(&volume, which).map(|n| NodeId(n.id)));
+    let named: BTreeSet<NodeId> = found.collect::<CommandResult<_>>()?;
+    let map = merge_maps(&place, &volume)?;
+    volume.merge_map(&map);
+    let mut nodes = shard_holders(&volume.shards);
+    nodes.extend(named);
+    check_executors(&volume, nodes.len(), args.executors)?;
+    let targets = target_executors(&volume, &nodes, args.executors);
+    let moved = run_migration(&place, &mut volume, &targets);
+    finish_change(&place, &volume, moved, args.json, &BTreeSet::new(), &BTreeSet::new())
+}
+
+fn save_volume(place: &VolumeDir, volume: &VolumeFile) -> CommandResult {
+    let _lock = place.lock()?;
+    volume.save(&place.volume_file()).map_err(|e| CommandFailure::new(e.to_string()))
+}
+
+/// Returns the nodes that have shards.
+fn shard_holders(shards: &[ExecutorId]) -> BTreeSet<NodeId> {
+    shards.iter().map(|owner| owner.node).collect()
+}
+
+/// Returns how many executors of each node have shards.
+fn executors_by_node(shards: &[ExecutorId]) -> BTreeMap<NodeId, usize> {
+    let owners: BTreeSet<ExecutorId> = shards.iter().copied().collect();
+    count_by_key(owners.into_iter().map(|owner| owner.node))
+}
+
+/// Returns the largest number of executors with shards on one node.
+pub fn most_executors(shards: &[ExecutorId]) -> usize {
+    executors_by_node(shards).into_values().max().unwrap_or(1)
+}
+
+fn count_by_key<T: Ord>(all: impl Iterator<Item = T>) -> BTreeMap<T, usize> {
+    let mut counts = BTreeMap::new();
+    all.for_each(|one| *counts.entry(one).or_default() += 1);
+    counts
+}
+
+/// Checks that each executor can have a shard, with `wanted` executors on each of `nodes` nodes.
+fn check_executors(volume: &VolumeFile, nodes: usize, wanted: Option<u8>) -> CommandResult {
+    let (shards, wanted) = (volume.shards.len(), usize::from(wanted.unwrap_or(1)));
+    if wanted > 1 && nodes * wanted > shards {
+        return Err(CommandFailure::usage(format!(
+            "--executors: {nodes} nodes with {wanted} executors each are more than the {shards} \
+            shards of the volume"
+        ))
+        .try_this(format!("at most --executors {}", (shards / nodes).max(1))));
+    }
+    Ok(())
+}
+
+/// Returns the executors that are to have shards: on each of `nodes` as many as wanted. By default
+/// as many as the node with most executors has now.
+fn target_executors(
+    volume: &VolumeFile,
+    nodes: &BTreeSet<NodeId>,
+    wanted: Option<u8>,
+) -> BTreeSet<ExecutorId> {
+    let most = || most_executors(&volume.shards).min(volume.shards.len() / nodes.len().max(1));
+    let each = wanted.map_or_else(most, usize::from).max(1);
+    let of = |node: &NodeId| {
+        let node = *node;
+        (0..EXECUTORS_MAX).take(each).map(move |index| ExecutorId { node, index })
+    };
+    nodes.iter().flat_map(of).collect()
+}
+
+/// Returns the entries of new nodes on this machine.
+fn local_entries(
+    place: &VolumeDir,
+    volume: &VolumeFile,
+    count: u16,
+) -> CommandResult<Vec<NodeEntry>> {
+    let host = place.config.text_value(name::NODE_LISTEN);
+    let first = volume.nodes.len() as u16;
+    let mut entries = Vec::new();
+    for (id, port) in (first..).zip(ports::find_free_ports(&host, count)?) {
+        let name = format!("node{id}");
+        let dir = place.dir.join(&name);
+        let colons = host.contains(':');
+        let address = if colons { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+        entries.push(NodeEntry { id, name, address, socket: dir.join("socket"), dir });
+    }
+    Ok(entries)
+}
+
+/// Returns the entry of a new node on another machine.
+fn remote_entry(
+    volume: &VolumeFile,
+    address: &str,
+    dir: &std::path::Path,
+) -> CommandResult<NodeEntry> {
+    if !dir.is_absolute() {
+        return Err(CommandFailure::usage("--node-dir: the path must begin with a slash"));
+    }
+    let (id, dir) = (volume.nodes.len() as u16, dir.to_owned());
+    let socket = dir.join("socket");
+    Ok(NodeEntry { id, name: format!("node{id}"), address: address.to_owned(), socket, dir })
+}
+
+fn print_remote(
+    args: &AddArgs,
+    place: &VolumeDir,
+    volume: &VolumeFile,
+    entry: &NodeEntry,
+) -> CommandResult {
+    let mut out = TermOutput::new();
+    if args.json {
+        let told = build_report(place, volume, 0, &BTreeSet::from([entry.id]), &BTreeSet::new());
+        out.write_json(&told)?;
+    } else {
+        let (file, flag) = (place.volume_file(), place.dir_flag());
+        writeln!(out, "{} is in the volume file now; next:", out.paint_text(HEAD, &entry.name))?;
+        writeln!(out, "  copy {} and the key to its machine, and run there:", file.display())?;
+        writeln!(
+            out,
+            "  tatami node run --node {} --volume-file FILE --key-file FILE",
+            entry.name
+        )?;
+        writeln!(
+            out,
+            "  then run here, to move shards to it: tatami node rebalance{flag} {}",
+            entry.name
+        )?;
+    }
+    out.flush()?;
+    Ok(())
+}
+
+/// Returns the shard map, merged from the maps of all daemons that reply.
+fn merge_maps(place: &VolumeDir, volume: &VolumeFile) -> CommandResult<ClusterMap> {
+    let mut map = volume.map();
+    for entry in &volume.nodes {
+        match place.send_admin(volume, entry, &AdminCall::Map) {
+            Ok(AdminReply::Map(known)) => drop(map.merge_newer(&known)),
+            Ok(_) | Err(_) => tracing::debug!(node = entry.name, "no shard map from it"),
+        }
+    }
+    Ok(map)
+}
+
+fn send_map(
+    place: &VolumeDir,
+    volume: &VolumeFile,
+    entry: &NodeEntry,
+    map: &ClusterMap,
+) -> CommandResult {
+    let answer = place.send_admin(volume, entry, &AdminCall::MergeMap(map.clone()));
+    answer.map(drop).map_err(|e| no_answer_failure(place, entry, &e))
+}
+
+fn no_answer_failure(
+    place: &VolumeDir,
+    entry: &NodeEntry,
+    error: &AdminCallError,
+) -> CommandFailure {
+    let absence = match error {
+        AdminCallError::Connect(e) if !e.is_timeout() => {
+            Absence::from_connect_error(place, entry, e)
+        }
+        _ => Absence::from_timeout(place, entry, ADMIN_TIMEOUT),
+    };
+    CommandFailure::degraded(format!("{} does not answer", entry.name))
+        .because(absence.why)
+        .try_this(format!("{}; then repeat this command: it continues", absence.remedy))
+}
+
+/// Consecutive shards that one executor hands over to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct MigrationStep {
+    first: u16,
+    count: u16,
+    from: ExecutorId,
+    to: ExecutorId,
+}
+
+/// The planned number of shards of each executor.
+type ShardQuotas = BTreeMap<ExecutorId, usize>;
+
+/// Divides `count` evenly. The remainder goes to the members that have most now, so that fewer
+/// shards move.
+fn divide_evenly<T: Copy + Ord>(count: usize, mut have: Vec<(T, usize)>) -> Vec<(T, usize)> {
+    have.sort_by_key(|(who, have)| (std::cmp::Reverse(*have), *who));
+    let (each, more) = (count / have.len().max(1), count % have.len().max(1));
+    have.iter().enumerate().map(|(at, (who, _))| (*who, each + usize::from(at < more))).collect()
+}
+
+/// Returns the planned number of shards for each of `targets`: equal between nodes, then equal
+/// between the executors of a node.
+fn compute_quotas(shards: &[ExecutorId], targets: &BTreeSet<ExecutorId>) -> ShardQuotas {
+    let (have, nodes_have) =
+        (count_by_key(shards.iter().copied()), count_by_key(shards.iter().map(|owner| owner.node)));
+    let had = |executor: &ExecutorId| (*executor, have.get(executor).copied().unwrap_or(0));
+    let nodes: BTreeSet<NodeId> = targets.iter().map(|target| target.node).collect();
+    let nodes = nodes.iter().map(|node| (*node, nodes_have.get(node).copied().unwrap_or(0)));
+    let of_node = |(node, count): (NodeId, usize)| {
+        divide_evenly(count, targets.range(executors_of(node)).map(had).collect())
+    };
+    divide_evenly(shards.len(), nodes.collect()).into_iter().flat_map(of_node).collect()
+}
+
+/// Returns the range of all executors that a node can have.
+fn executors_of(node: NodeId) -> RangeInclusive<ExecutorId> {
+    ExecutorId::first_of_node(node)..=ExecutorId { node, index: u8::MAX }
+}
+
+/// Plans the moves after which each executor has its quota and no other executor has shards. The
+/// plan moves few blocks, from the ends of the existing ones, and keeps as many as possible on
+/// their node.
+fn plan_steps(shards: &[ExecutorId], quotas: &ShardQuotas) -> Vec<MigrationStep> {
+    let have = count_by_key(shards.iter().copied());
+    let less = |(executor, count): (&ExecutorId, &usize), than: &ShardQuotas| {
+        let count = count.saturating_sub(than.get(executor).copied().unwrap_or(0));
+        (count > 0).then_some((*executor, count))
+    };
+    let mut surplus: ShardQuotas = have.iter().filter_map(|had| less(had, quotas)).collect();
+    let mut lack: ShardQuotas = quotas.iter().filter_map(|quota| less(quota, &have)).collect();
+    let (mut now, mut steps) = (shards.to_vec(), Vec::<MigrationStep>::new());
+    for stays in [true, false] {
+        for (first, owner) in now.iter_mut().enumerate().rev() {
+            let (from, Some(left)) = (*owner, surplus.get_mut(owner)) else { continue };
+            // Takes the first executor that lacks shards, not the one that lacks most. So a
+            // repeated plan picks the same destination after a part has moved.
+            let taker = match stays {
+                true => lack.range(executors_of(from.node)).next(),
+                false => lack.iter().next(),
+            };
+            let Some((to, missing)) = taker.map(|(to, missing)| (*to, *missing)) else { continue };
+            *left -= 1;
+            if *left == 0 {
+                surplus.remove(&from);
+            }
+            if missing == 1 {
+                lack.remove(&to);
+            } else {
+                lack.insert(to, missing - 1);
+            }
+            *owner = to;
+            // The cast is safe: there are at most 4,096 shards.
+            let first = first as u16;
+            match steps.last_mut() {
+                Some(last) if (last.first, last.from, last.to) == (first + 1, from, to) => {
+                    (last.first, last.count) = (first, last.count + 1);
+                }
+                _ => steps.push(MigrationStep { first, count: 1, from, to }),
+            }
+        }
+    }
+    steps
+}
+
+/// Makes the daemons move shards until the plan is fulfilled, and returns how many moved. Updates
+/// `volume` to the actual state.
+fn run_migration(
+    place: &VolumeDir,
+    volume: &mut VolumeFile,
+    targets: &BTreeSet<ExecutorId>,
+) -> CommandResult<usize> {
+    let patience = place.config.duration_value(name::CLIENT_PATIENCE);
+    let mut moved = 0;
+    let quotas = compute_quotas(&volume.shards, targets);
+    let total = plan_steps(&volume.shards, &quotas).iter().map(|step| u64::from(step.count)).sum();
+    let bar = term::count_bar(total, "shards");
+    let mut last_progress = Instant::now();
+    let result = loop {
+        let steps = plan_steps(&volume.shards, &quotas);
+        let Some(step) = steps.first() else { break Ok(()) };
+        let before = steps.iter().map(|step| usize::from(step.count)).sum::<usize>();
+        match order_step(place, volume, *step) {
+            Ok(()) => {}
+            Err(failure) if last_progress.elapsed() > patience => break Err(failure),
+            // The source or the destination is unreachable or busy. The loop retries until the
+            // operation timeout.
+            Err(failure) if failure.exit == crate::error::ExitStatus::Degraded => {
+                sleep_for(RETRY_PAUSE)
+            }
+            Err(failure) => break Err(failure),
+        }
+        let after: usize =
+            plan_steps(&volume.shards, &quotas).iter().map(|step| usize::from(step.count)).sum();
+        if after < before {
+            last_progress = Instant::now();
+            moved += before - after;
+            bar.inc((before - after) as u64);
+        }
+    };
+    bar.finish_and_clear();
+    let result = result.and_then(|()| await_destinations(place, volume, patience));
+    // The file is saved also after a failure: clients and daemons start from the actual shard map.
+    let saved = save_volume(place, volume);
+    result.and(saved).map(|()| moved)
+}
+
+/// Waits until each node itself reports its shards. The source of a migration reports the result
+/// before the destination.
+fn await_destinations(place: &VolumeDir, volume: &VolumeFile, patience: Duration) -> CommandResult {
+    let start = Instant::now();
+    let of = |shards: &[ExecutorId], node: NodeId| -> Vec<bool> {
+        shards.iter().map(|owner| owner.node == node).collect()
+    };
+    for entry in &volume.nodes {
+        let node = NodeId(entry.id);
+        if !volume.shards.iter().any(|owner| owner.node == node) {
+            continue;
+        }
+        loop {
+            let map = match place.send_admin(volume, entry, &AdminCall::Map) {
+                Ok(AdminReply::Map(map)) => Some(map),
+                Ok(_) => None,
+                Err(error) if start.elapsed() >= patience => {
+                    return Err(no_answer_failure(place, entry, &error));
+                }
+                Err(_) => None,
+            };
+            let knows = |map: &ClusterMap| of(&map.shards, node) == of(&volume.shards, node);
+            // Another command may move the same shards meanwhile. That is no failure of this
+            // command.
+            if map.as_ref().is_some_and(knows) || start.elapsed() >= patience {
+                break;
+            }
+            sleep_for(POLL_PAUSE);
+        }
+    }
+    Ok(())
+}
+
+#[allow(clippy::disallowed_methods)] // a daemon sends no notification
+fn sleep_for(time: Duration) {
+    std::thread::sleep(time);
+}
+
+/// Requests one step of the migration, and waits until a part of it has taken effect.
+fn order_step(place: &VolumeDir, volume: &mut VolumeFile, step: MigrationStep) -> CommandResult {
+    let MigrationStep { first, count, from, to } = step;
+    let entry = |node: NodeId| {
+        let missing = || CommandFailure::new(format!("node {node} is not in the volume file"));
+        volume.node(node).cloned().ok_or_else(missing)
+    };
+    let (giver, taker) = (entry(from.node)?, entry(to.node)?);
+    let call = AdminCall::MigrateShards { first, count, to };
+    let mut answer = place.send_admin(volume, &giver, &call);
+    let mut asked = Instant::now();
+    loop {
+        match answer {
+            Ok(_) | Err(AdminCallError::Errno(Errno::EBUSY)) => {}
+            Err(AdminCallError::Errno(Errno::ESTALE)) => return refresh_map(place, volume, &giver),
+            Err(AdminCallError::Errno(errno)) => {
+                return Err(refusal_failure(volume, step, &taker, errno));
+            }
+            Err(error) => return Err(no_answer_failure(place, &giver, &error)),
+        }
+        sleep_for(POLL_PAUSE);
+        let epoch = volume.epoch;
+        refresh_map(place, volume, &giver)?;
+        if volume.epoch != epoch {
+            return Ok(());
+        }
+        answer = Ok(AdminReply::Done);
+        if asked.elapsed() >= RETRY_PAUSE {
+            answer = place.send_admin(volume, &giver, &call);
+            asked = Instant::now();
+        }
+    }
+}
+
+fn refresh_map(place: &VolumeDir, volume: &mut VolumeFile, entry: &NodeEntry) -> CommandResult {
+    match place.send_admin(volume, entry, &AdminCall::Map) {
+        Ok(AdminReply::Map(map)) => {
+            volume.merge_map(&map);
+            Ok(())
+        }
+        Ok(_) => Err(CommandFailure::new(format!("{} sent an unexpected reply", entry.name))),
+        Err(error) => Err(no_answer_failure(place, entry, &error)),
+    }
+}
+
+fn refusal_failure(
+    volume: &VolumeFile,
+    step: MigrationStep,
+    taker: &NodeEntry,
+    errno: Errno,
+) -> CommandFailure {
+    let [giver, receiver] = [step.from, step.to].map(|executor| executor_name(volume, executor));
+    let what = format!("{giver} could not move shards to {receiver}");
+    match errno {
+        Errno::EHOSTDOWN => CommandFailure::degraded(what)
+            .because(format!("{} does not answer", taker.name))
+            .try_this(format!("tatami node start {}; then repeat this command", taker.name)),
+        Errno::EAGAIN | Errno::ESTALE => CommandFailure::degraded(what)
+            .because("they were in use all the time, or a daemon was restarted")
+            .try_this("repeat this command: it continues"),
+        Errno::ENOSPC => CommandFailure::new(what)
+            .because(format!("the disk of {} has no space", taker.name))
+            .try_this("free some space; then repeat this command: it continues"),
+        errno => CommandFailure::new(what).because(errno),
+    }
+}
+
+fn build_report(
+    place: &VolumeDir,
+    volume: &VolumeFile,
+    moved: usize,
+    added: &BTreeSet<u16>,
+    drained: &BTreeSet<u16>,
+) -> RebalanceReport {
+    let shards = count_by_key(volume.shards.iter().map(|owner| owner.node));
+    let executors = executors_by_node(&volume.shards);
+    let of = |all: &BTreeMap<NodeId, usize>, id| all.get(&NodeId(id)).copied().unwrap_or(0);
+    let node = |entry: &NodeEntry| {
+        let left =
+            drained.contains(&entry.id).then(|| count_objects(place, volume, entry)).flatten();
+        RebalancedNode {
+            node: entry.id,
+            name: entry.name.clone(),
+            shards: of(&shards, entry.id),
+            executors: of(&executors, entry.id),
+            added: added.contains(&entry.id),
+            objects: left.map(|(objects, _)| objects),
+            bytes: left.map(|(_, bytes)| bytes),
+        }
+    };
+    let nodes = volume.nodes.iter().map(node).collect();
+    RebalanceReport { volume: volume.name.clone(), moved, nodes }
+}
+
+/// Returns number and bytes of the objects of a node; `None` if the node does not reply.
+fn count_objects(place: &VolumeDir, volume: &VolumeFile, entry: &NodeEntry) -> Option<(u64, u64)> {
+    let (mut count, mut bytes, mut after) = (0, 0, None);
+    loop {
+        let call = AdminCall::ListObjects { after, limit: OBJECTS_PER_REQUEST };
+        let Ok(AdminReply::Objects { objects, end }) = place.send_admin(volume, entry, &call)
+        else {
+            return None;
+        };
+        count += objects.len() as u64;
+        bytes += objects.iter().map(|(_, _, size, _)| size).sum::<u64>();
+        after = objects.last().map(|(ino, piece, _, _)| (*ino, *piece));
+        if end || after.is_none() {
+            return Some((count, bytes));
+        }
+    }
+}
+
+fn finish_change(
+    place: &VolumeDir,
+    volume: &VolumeFile,
+    moved: CommandResult<usize>,
+    json: bool,
+    added: &BTreeSet<u16>,
+    drained: &BTreeSet<u16>,
+) -> CommandResult {
+    let told = build_report(place, volume, moved?, added, drained);
+    let mut out = TermOutput::new();
+    if json {
+        out.write_json(&told)?;
+        out.flush()?;
+        return Ok(());
+    }
+    for node in told.nodes.iter().filter(|node| node.added) {
+        writeln!(out, "{} is added and runs", out.paint_text(HEAD, &node.name))?;
+    }
+    let names = |shards: usize| if shards == 1 { "shard" } else { "shards" };
+    writeln!(out, "{} {} of {} moved", told.moved, names(told.moved), volume.shards.len())?;
+    let several = told.nodes.iter().any(|node| node.executors > 1);
+    for node in &told.nodes {
+        let on = match node.executors {
+            0 => String::new(),
+            _ if !several => String::new(),
+            1 => " on 1 executor".to_owned(),
+            more => format!(" on {more} executors"),
+        };
+        writeln!(out, "  {:10} {} {}{on}", node.name, node.shards, names(node.shards))?;
+    }
+    for node in told.nodes.iter().filter(|node| drained.contains(&node.node)) {
+        match (node.objects, node.bytes) {
+            (Some(0), _) => writeln!(out, "{} has no names and no bytes left", node.name)?,
+            (Some(objects), Some(bytes)) => writeln!(
+                out,
+                "{} has no names left, but {objects} objects of files, {}: it must keep running. \
+                 To move them: tatami relayout{} -r --nodes NODE :/",
+                node.name,
+                term::format_size(bytes),
+                place.dir_flag(),
+            )?,
+            _ => writeln!(
+                out,
+                "{} has no names left; it may still have objects of files",
+                node.name
+            )?,
+        }
+    }
+    out.flush()?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Builds a shard map from (node, executor, number of shards).
+    fn blocks(of: &[(u16, u8, usize)]) -> Vec<ExecutorId> {
+        let block = |(node, index, count): &(u16, u8, usize)| {
+            std::iter::repeat_n(ExecutorId { node: NodeId(*node), index: *index }, *count)
+        };
+        of.iter().flat_map(block).collect()
+    }
+
+    fn nodes(of: &[(u16, usize)]) -> Vec<ExecutorId> {
+        blocks(&of.iter().map(|(node, count)| (*node, 0, *count)).collect::<Vec<_>>())
+    }
+
+    /// Returns the first `executors` executors of each of these nodes.
+    fn set(of: &[u16], executors: u8) -> BTreeSet<ExecutorId> {
+        let node = |node: &u16| {
+            let node = NodeId(*node);
+            (0..executors).map(move |index| ExecutorId { node, index })
+        };
+        of.iter().flat_map(node).collect()
+    }
+
+    fn steps(shards: &[ExecutorId], targets: &BTreeSet<ExecutorId>) -> Vec<MigrationStep> {
+        plan_steps(shards, &compute_quotas(shards, targets))
+    }
+
+    fn after(mut shards: Vec<ExecutorId>, steps: &[MigrationStep]) -> Vec<ExecutorId> {
+        for step in steps {
+            for shard in step.first..step.first + step.count {
+                assert_eq!(shards[usize::from(shard)], step.from);
+                shards[usize::from(shard)] = step.to;
+            }
+        }
+        shards
+    }
+
+    fn moved(steps: &[MigrationStep]) -> usize {
+        steps.iter().map(|step| usize::from(step.count)).sum()
+    }
+
+    /// Returns the shards of each target. No other executor may have any.
+    fn dealt(shards: &[ExecutorId], targets: &BTreeSet<ExecutorId>) -> Vec<usize> {
+        let have = count_by_key(shards.iter().copied());
+        assert!(have.keys().all(|owner| targets.contains(owner)), "{have:?}");
+        targets.iter().map(|target| have.get(target).copied().unwrap_or(0)).collect()
+    }
+
+    #[test]
+    fn two_nodes_become_four_with_two_moves() {
+        let shards = nodes(&[(0, 8), (1, 8)]);
+        let steps = steps(&shards, &set(&[0, 1, 2, 3], 1));
+        assert_eq!(steps.len(), 2, "{steps:?}");
+        assert_eq!(after(shards, &steps), nodes(&[(0, 4), (3, 4), (1, 4), (2, 4)]));
+    }
+
+    #[test]
+    fn everybody_gets_as_many_and_few_move() {
+        for (before, targets, moves) in [
+            (nodes(&[(0, 16)]), set(&[0, 1], 1), 8),
+            (nodes(&[(0, 16)]), set(&[0, 1, 2], 1), 10),
+            (nodes(&[(0, 4), (3, 4), (1, 4), (2, 4)]), set(&[0, 1], 1), 8),
+            (nodes(&[(0, 4), (3, 4), (1, 4), (2, 4)]), set(&[3], 1), 12),
+            (nodes(&[(0, 5), (1, 6), (2, 5)]), set(&[0, 1, 2], 1), 0),
+            (nodes(&[(0, 16)]), set(&[5], 1), 16),
+            (nodes(&[(0, 16)]), set(&[0], 4), 12),
+            (nodes(&[(0, 16)]), set(&[0, 1], 2), 12),
+            (nodes(&[(0, 6), (1, 5), (2, 5)]), set(&[0, 1, 2], 2), 7),
+            (blocks(&[(0, 0, 4), (0, 1, 4), (1, 0, 4), (1, 1, 4)]), set(&[0, 1, 2, 3], 2), 8),
+            (blocks(&[(0, 0, 4), (0, 1, 4), (1, 0, 4), (1, 1, 4)]), set(&[1], 2), 8),
+            (blocks(&[(0, 0, 4), (0, 5, 4), (1, 0, 4), (1, 1, 4)]), set(&[0, 1], 2), 4),
+        ] {
+            let steps = steps(&before, &targets);
+            assert_eq!(moved(&steps), moves, "{before:?}");
+            let now = after(before, &steps);
+            let counts = dealt(&now, &targets);
+            assert!(counts.iter().max().unwrap() - counts.iter().min().unwrap() <= 1);
+            assert!(
+                super::plan_steps(&now, &compute_quotas(&now, &targets)).is_empty(),
+                "nothing is left to do"
+            );
+        }
+    }
+
+    #[test]
+    fn nodes_get_more_executors_and_lose_them_with_few_moves() {
+        let before = nodes(&[(0, 2048), (1, 2048)]);
+        let three = set(&[0, 1], 3);
+        let there = steps(&before, &three);
+        assert_eq!((there.len(), moved(&there)), (4, 2 * (683 + 682)), "{there:?}");
+        assert!(there.iter().all(|step| step.from.node == step.to.node), "{there:?}");
+        let now = after(before.clone(), &there);
+        assert_eq!(dealt(&now, &three), [683, 683, 682, 683, 683, 682]);
+        let one = set(&[0, 1], 1);
+        let back = steps(&now, &one);
+        assert_eq!((back.len(), moved(&back)), (4, moved(&there)), "{back:?}");
+        assert_eq!(after(now.clone(), &back), before);
+        // A new node gets its share from executors of both nodes, and those stay even.
+        let more = set(&[0, 1, 2], 3);
+        let come = steps(&now, &more);
+        assert!(come.len() <= 8 && come.iter().all(|step| step.to.node == NodeId(2)), "{come:?}");
+        let counts = dealt(&after(now, &come), &more);
+        assert_eq!(counts, [456, 455, 455, 455, 455, 455, 455, 455, 455]);
+    }
+
+    #[test]
+    fn what_has_moved_in_part_goes_on_to_the_same_executor() {
+        let before = nodes(&[(0, 32), (1, 32)]);
+        let quotas = compute_quotas(&before, &set(&[0, 1, 2], 2));
+        let (mut shards, mut takers) = (before, Vec::new());
+        while let Some(step) = plan_steps(&shards, &quotas).first().copied() {
+            takers.push((step.from, step.to));
+            shards = after(shards, &[MigrationStep { count: step.count.min(3), ..step }]);
+        }
+        let parts = takers.len();
+        takers.dedup();
+        assert!(parts > 10 && takers.len() <= 6, "{takers:?}");
+        assert_eq!(count_by_key(shards.into_iter()), quotas);
+    }
+
+    #[test]
+    fn as_many_executors_as_the_node_with_most_has() {
+        let mut volume = VolumeFile {
+            volume: tatami_wire::VolumeId([1; 16]),
+            name: "v".into(),
+            durability: tatami_wire::admin::Durability::default(),
+            epoch: 1,
+            moves: vec![0; 8],
+            shards: blocks(&[(0, 0, 2), (0, 1, 2), (1, 0, 4)]),
+            nodes: Vec::new(),
+        };
+        assert_eq!(most_executors(&volume.shards), 2);
+        let two = shard_holders(&volume.shards);
+        assert_eq!(two, [0, 1].map(NodeId).into());
+        assert_eq!(target_executors(&volume, &two, None), set(&[0, 1], 2));
+        assert_eq!(target_executors(&volume, &two, Some(3)), set(&[0, 1], 3));
+        let more = [0, 1, 2, 3, 4].map(NodeId).into();
+        assert_eq!(
+            target_executors(&volume, &more, None),
+            set(&[0, 1, 2, 3, 4], 1),
+            "there are 8 shards"
+        );
+        assert!(check_executors(&volume, 2, Some(4)).is_ok());
+        let said = check_executors(&volume, 2, Some(5)).expect_err("too many").report();
+        assert!(said.contains("8 shards") && said.contains("--executors 4"), "{said}");
+        volume.shards = nodes(&[(3, 1)]);
+        assert!(
+            check_executors(&volume, 5, None).is_ok()
+                && check_executors(&volume, 5, Some(1)).is_ok()
+        );
+    }
+}

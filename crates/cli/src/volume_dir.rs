@@ -1,0 +1,475 @@
+//! The directory of a volume on this machine, and the files in it.
+
+use crate::absence::Absence;
+use crate::config::{self, ConfigLayers, ConfigOverrides, VolumeConfig};
+use crate::daemon;
+use crate::error::{CommandFailure, CommandResult, ExitStatus, FailureContext};
+use crate::keys::name;
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tatami_client::connection::{Caller, ConnectError, Connection, Endpoint};
+use tatami_client::{Client, ClientOptions, WhenFull};
+use tatami_cluster::trusted;
+use tatami_cluster::{KeyFile, NodeEntry, VolumeFile};
+use tatami_wire::admin::{AdminCall, AdminReply, AdminResult};
+use tatami_wire::frame::FrameClass;
+use tatami_wire::{ClientId, ExecutorId, NodeId, VolumeKey};
+
+/// Longest wait for the reply to an administrative request.
+pub const ADMIN_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Longest wait for a node's status; a node that does not reply within it counts as down.
+pub const HEALTH_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Which volume, and how it is configured.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct VolumeArgs {
+    /// Directory of the volume [default: /var/lib/tatami as root, else
+    /// ~/.local/share/tatami]
+    #[arg(long, value_name = "DIR", env = "TATAMI_DIR", hide_env_values = true,
+          value_hint = clap::ValueHint::DirPath)]
+    pub dir: Option<PathBuf>,
+    /// Configuration file [default: DIR/tatami.toml]
+    #[arg(long, value_name = "FILE", env = "TATAMI_CONFIG", hide_env_values = true,
+          value_hint = clap::ValueHint::FilePath)]
+    pub config: Option<PathBuf>,
+    /// Keys of the configuration, as flags.
+    #[command(flatten)]
+    pub overrides: ConfigOverrides,
+}
+
+/// A volume's directory with its configuration.
+#[derive(Debug)]
+pub struct VolumeDir {
+    /// The directory.
+    pub dir: PathBuf,
+    /// The effective configuration.
+    pub config: VolumeConfig,
+    /// The arguments that the user gave.
+    pub at: VolumeArgs,
+}
+
+/// Settings of earlier calls of `up`, kept for later ones.
+pub type RememberedSettings = BTreeMap<String, String>;
+
+/// Returns the default directory.
+fn default_dir() -> CommandResult<PathBuf> {
+    if rustix::process::geteuid().is_root() {
+        return Ok("/var/lib/tatami".into());
+    }
+    let absolute =
+        |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
+    let data =
+        absolute("XDG_DATA_HOME").or_else(|| absolute("HOME").map(|h| h.join(".local/share")));
+    data.map(|d| d.join("tatami")).ok_or_else(|| {
+        CommandFailure::usage(
+            "there is no default directory: neither HOME nor XDG_DATA_HOME is set",
+        )
+        .try_this("name one: --dir DIR")
+    })
+}
+
+impl VolumeArgs {
+    /// Finds the directory and reads the configuration. Writes nothing.
+    ///
+    /// # Errors
+    /// As [`VolumeConfig::from_layers`].
+    pub fn open(&self) -> CommandResult<VolumeDir> {
+        let dir = match &self.dir {
+            Some(dir) => {
+                std::path::absolute(dir).context(|| format!("directory {}", dir.display()))?
+            }
+            None => default_dir()?,
+        };
+        config::check_variables(
+            std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()),
+        )?;
+        let default = dir.join("tatami.toml");
+        let named = match &self.config {
+            Some(file) => Some(std::path::absolute(file).context(|| "--config".to_owned())?),
+            None => None,
+        };
+        let remembered = read_remembered(&dir.join(REMEMBERED));
+        let config = VolumeConfig::from_layers(&ConfigLayers {
+            dir: &dir,
+            file: (named.as_deref().unwrap_or(&default), named.is_some()),
+            remembered: &remembered,
+            variable: &|name| std::env::var(name).ok(),
+            flags: &self.overrides,
+        })?;
+        let at =
+            VolumeArgs { dir: Some(dir.clone()), config: named, overrides: self.overrides.clone() };
+        Ok(VolumeDir { dir, config, at })
+    }
+
+    /// Returns arguments that give a child process the same configuration.
+    pub fn to_arguments(&self) -> Vec<std::ffi::OsString> {
+        let mut arguments: Vec<std::ffi::OsString> = Vec::new();
+        if let Some(file) = &self.config {
+            arguments.extend(["--config".into(), file.into()]);
+        }
+        arguments.extend(self.overrides.to_arguments().map(Into::into));
+        arguments
+    }
+}
+
+const REMEMBERED: &str = "last-up.toml";
+
+fn read_remembered(path: &Path) -> RememberedSettings {
+    // These settings are a convenience: a missing or damaged file counts as empty.
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    toml::from_str(&text).unwrap_or_default()
+}
+
+impl VolumeDir {
+    /// Returns the path of the volume file, the map of nodes.
+    pub fn volume_file(&self) -> PathBuf {
+        self.dir.join("volume.toml")
+    }
+
+    /// Returns the path of the file with the volume's secret.
+    pub fn key_file(&self) -> PathBuf {
+        self.dir.join("key")
+    }
+
+    /// Remembers settings of this `up` for the next one.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn remember_settings(&self, said: &[(&str, String)]) -> CommandResult {
+        let said = said.iter().map(|(name, value)| ((*name).to_owned(), value.clone()));
+        self.rewrite_remembered(|all| all.extend(said))
+    }
+
+    /// Removes the setting `name`.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn forget_setting(&self, name: &str) -> CommandResult {
+        self.rewrite_remembered(|all| _ = all.remove(name))
+    }
+
+    fn rewrite_remembered(&self, change: impl FnOnce(&mut RememberedSettings)) -> CommandResult {
+        let path = self.dir.join(REMEMBERED);
+        let mut all = read_remembered(&path);
+        let before = all.clone();
+        change(&mut all);
+        if all == before {
+            return Ok(());
+        }
+        let text = toml::to_string(&all).context(|| "settings of `up`".to_owned())?;
+        replace_file(
+            &path,
+            &format!(
+                "# Settings of the last `tatami up`; flags, variables and tatami.toml override \
+                them.\n{text}"
+            ),
+        )
+    }
+
+    /// Returns the remembered setting `name`.
+    pub fn remembered_setting(&self, name: &str) -> Option<String> {
+        read_remembered(&self.dir.join(REMEMBERED)).remove(name)
+    }
+
+    /// Reads the file of the volume in this directory.
+    ///
+    /// # Errors
+    /// There is none, or it is damaged.
+    pub fn load_volume(&self) -> CommandResult<VolumeFile> {
+        let path = self.volume_file();
+        if !path.exists() {
+            let cause = match self.dir.metadata() {
+                Ok(_) => format!("{} is not there", path.display()),
+                Err(e) => format!("{}: {e}", self.dir.display()),
+            };
+            return Err(CommandFailure::degraded(format!(
+                "there is no volume in {}",
+                self.dir.display()
+            ))
+            .because(cause)
+            .try_this(format!(
+                "make one: tatami up{}; or name its directory: --dir DIR",
+                self.dir_flag()
+            )));
+        }
+        VolumeFile::load(&path).map_err(|e| CommandFailure::new(e.to_string()))
+    }
+
+    /// Reads the key. Returns `None` if this user may not read it.
+    ///
+    /// # Errors
+    /// A key file that is damaged or open to other users.
+    pub fn load_key(&self) -> CommandResult<Option<VolumeKey>> {
+        match KeyFile::load(&self.key_file()) {
+            Ok(key) => Ok(Some(key)),
+            Err(e) if e.is_foreign() => Ok(None),
+            Err(e) => Err(CommandFailure::new(e.to_string())),
+        }
+    }
+
+    /// Returns whether a node belongs to this machine: its directory is here, or was.
+    pub fn is_here(&self, entry: &NodeEntry) -> bool {
+        entry.dir.exists() || self.remembered_setting(&daemon::in_use_key(entry)).is_some()
+    }
+
+    /// Returns whether the directory belongs to this user and no other user can change it.
+    pub fn is_own(&self) -> bool {
+        trusted::is_own(&self.dir)
+    }
+
+    /// Returns ` --dir DIR` for remedies, or an empty text for the default directory.
+    pub fn dir_flag(&self) -> String {
+        match default_dir() {
+            Ok(default) if default == self.dir => String::new(),
+            _ => format!(" --dir {}", self.dir.display()),
+        }
+    }
+
+    /// Opens a session with the volume, with `node` as its home node. Without `node`, the first
+    /// node that answers becomes the home node.
+    ///
+    /// # Errors
+    /// No daemon answers.
+    pub fn connect_client(&self, node: Option<NodeId>) -> CommandResult<Arc<Client>> {
+        let volume = self.load_volume()?;
+        let mut said: Vec<String> = Vec::new();
+        let mut remedies: Vec<String> = Vec::new();
+        let meant = |entry: &&NodeEntry| node.is_none_or(|n| n.0 == entry.id);
+        // Nodes that do not reply are retried with the full timeout only when no other answers.
+        let mut silent: Vec<&NodeEntry> = Vec::new();
+        for entry in volume.nodes.iter().filter(meant) {
+            let options = self.client_options(&volume, entry)?;
+            match Client::connect_within(options.patience.min(HEALTH_TIMEOUT), options) {
+                Ok(client) => return Ok(Arc::new(client)),
+                Err(e) if e.is_timeout() => silent.push(entry),
+                Err(tatami_client::ClientError::Connect(e)) => {
+                    let Absence { why, remedy, .. } = Absence::from_connect_error(self, entry, &e);
+                    said.push(format!("{}: {why}", entry.name));
+                    if !remedies.contains(&remedy) {
+                        remedies.push(remedy);
+                    }
+                }
+                Err(e) => said.push(format!("{}: {e}", entry.name)),
+            }
+        }
+        for entry in silent {
+            match Client::connect(self.client_options(&volume, entry)?) {
+                Ok(client) => return Ok(Arc::new(client)),
+                Err(_) => {
+                    let Absence { why, remedy, .. } = Absence::from_timeout(
+                        self,
+                        entry,
+                        self.config.duration_value(name::CLIENT_PATIENCE),
+                    );
+                    said.push(format!("{}: {why}", entry.name));
+                    remedies.push(remedy);
+                }
+            }
+        }
+        remedies.push(format!("see also: tatami status{}", self.dir_flag()));
+        Err(CommandFailure::degraded(match node {
+            Some(_) => "the node cannot be reached".to_owned(),
+            None => format!("no node of volume {} can be reached", volume.name),
+        })
+        .because(said.join("\n"))
+        .try_this(remedies.join("\n")))
+    }
+
+    /// Returns the options of a client that reaches the volume through this node.
+    ///
+    /// # Errors
+    /// As [`VolumeDir::load_key`].
+    pub fn client_options(
+        &self,
+        volume: &VolumeFile,
+        entry: &NodeEntry,
+    ) -> CommandResult<ClientOptions> {
+        let key = self.load_key()?;
+        Ok(ClientOptions {
+            endpoint: node_endpoint(entry, key.is_some()),
+            key,
+            volume: Some(volume.volume),
+            patience: self.config.duration_value(name::CLIENT_PATIENCE),
+            when_full: match self.config.text_value(name::CLIENT_WHEN_FULL).as_str() {
+                "refuse" => WhenFull::Refuse,
+                _ => WhenFull::Next,
+            },
+        })
+    }
+
+    /// Sends one administrative request to one daemon, over a connection of its own.
+    ///
+    /// # Errors
+    /// The daemon cannot be reached, or refuses.
+    pub fn send_admin(
+        &self,
+        volume: &VolumeFile,
+        entry: &NodeEntry,
+        call: &AdminCall,
+    ) -> Result<AdminReply, AdminCallError> {
+        self.send_admin_within(ADMIN_TIMEOUT, volume, entry, call)
+    }
+
+    /// As [`VolumeDir::send_admin`], with another timeout.
+    ///
+    /// # Errors
+    /// As [`VolumeDir::send_admin`].
+    pub fn send_admin_within(
+        &self,
+        timeout: Duration,
+        volume: &VolumeFile,
+        entry: &NodeEntry,
+        call: &AdminCall,
+    ) -> Result<AdminReply, AdminCallError> {
+        // A daemon binds a client id to one user for as long as it remembers the id. A random id
+        // avoids clashes.
+        let mut id = [0; 16];
+        getrandom::fill(&mut id).map_err(|_| tatami_wire::Errno::EAGAIN)?;
+        let key = self.load_key().ok().flatten();
+        let endpoint = node_endpoint(entry, key.is_some());
+        let caller = Caller { client: ClientId(id), volume: Some(volume.volume), key };
+        let mut connection = Connection::open_admin(&endpoint, &caller, timeout)?;
+        let reply: AdminResult = connection.call(FrameClass::Admin, 0, call)?;
+        Ok(reply?)
+    }
+
+    /// Shakes hands with a daemon over TCP, where each side must prove that it has the volume's
+    /// key: on its UNIX socket the daemon asks for no proof.
+    ///
+    /// # Errors
+    /// The daemon has another key, or cannot be reached so.
+    pub fn prove_key(
+        &self,
+        volume: &VolumeFile,
+        entry: &NodeEntry,
+        key: VolumeKey,
+    ) -> Result<(), AdminCallError> {
+        let mut id = [0; 16];
+        getrandom::fill(&mut id).map_err(|_| tatami_wire::Errno::EAGAIN)?;
+        let endpoint = Endpoint::Tcp(entry.address.clone());
+        let (client, key) = (ClientId(id), Some(key));
+        let caller = Caller { client, volume: Some(volume.volume), key };
+        Connection::open_admin(&endpoint, &caller, HEALTH_TIMEOUT)?;
+        Ok(())
+    }
+
+    /// Finds a node by number (`2`) or name (`node2`).
+    ///
+    /// # Errors
+    /// There is no such node; the message lists the nodes.
+    pub fn find_node<'a>(
+        &self,
+        volume: &'a VolumeFile,
+        which: &str,
+    ) -> CommandResult<&'a NodeEntry> {
+        let fits = |n: &&NodeEntry| n.name == which || n.id.to_string() == which;
+        volume.nodes.iter().find(fits).ok_or_else(|| {
+            let names: Vec<&str> = volume.nodes.iter().map(|n| n.name.as_str()).collect();
+            CommandFailure {
+                exit: ExitStatus::Usage,
+                ..CommandFailure::new(format!("there is no node {which:?}"))
+            }
+            .try_this(format!("one of: {}", names.join(", ")))
+        })
+    }
+
+    /// Waits until no other `up` or `down` works on this volume. Keeps others out while the
+    /// returned file is open.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub fn lock(&self) -> CommandResult<File> {
+        self.lock_file(".lock", "waiting for another tatami up or down on this volume")
+    }
+
+    /// As [`VolumeDir::lock`], for commands that move shards. Daemons may be started and stopped
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub fn lock_shards(&self) -> CommandResult<File> {
+        self.lock_file(
+            ".lock-shards",
+            "waiting for another command that moves shards of this volume",
+        )
+    }
+
+    fn lock_file(&self, file: &str, waiting: &str) -> CommandResult<File> {
+        let path = self.dir.join(file);
+        let what = || format!("cannot lock {}", path.display());
+        let flags = OFlags::RDWR | OFlags::CREATE;
+        let opened = trusted::open_file(&path, flags, Mode::RUSR | Mode::WUSR);
+        let fd = opened.map_err(|e| match e.kind() {
+            Some(std::io::ErrorKind::PermissionDenied) => CommandFailure::from(e)
+                .try_this("only the owner of the volume may start its daemons and stop them"),
+            _ => CommandFailure::from(e),
+        })?;
+        if rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive).is_err() {
+            crate::term::print_note(waiting);
+            rustix::fs::flock(&fd, FlockOperation::LockExclusive).context(what)?;
+        }
+        Ok(fd)
+    }
+}
+
+/// Returns the name of an executor for output: its node, and its number unless that is the first.
+pub fn executor_name(volume: &VolumeFile, executor: ExecutorId) -> String {
+    let ExecutorId { node, index } = executor;
+    let name = volume.node(node).map_or_else(|| format!("node {node}"), |n| n.name.clone());
+    if index == 0 { name } else { format!("{name}, executor {index}") }
+}
+
+/// Returns how to reach a node: over its socket if the node is on this machine.
+fn node_endpoint(entry: &NodeEntry, with_key: bool) -> Endpoint {
+    if with_key && !entry.dir.exists() {
+        return Endpoint::Tcp(entry.address.clone());
+    }
+    Endpoint::Unix(entry.socket.clone())
+}
+
+/// Why a daemon did not answer a request.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum AdminCallError {
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    #[error("no answer: {0}")]
+    Frame(#[from] tatami_wire::frame::FrameError),
+    #[error("refused: {0}")]
+    Errno(#[from] tatami_wire::Errno),
+}
+
+impl AdminCallError {
+    /// Whether the daemon has another key than we.
+    pub fn is_wrong_key(&self) -> bool {
+        use tatami_wire::handshake::HandshakeError;
+        matches!(
+            self,
+            AdminCallError::Connect(ConnectError::Handshake { source: HandshakeError::Key, .. })
+        )
+    }
+
+    /// Whether the daemon said nothing for as long as we wait.
+    pub fn is_timeout(&self) -> bool {
+        use std::io::ErrorKind::{TimedOut, WouldBlock};
+        use tatami_wire::frame::FrameError;
+        match self {
+            AdminCallError::Connect(e) => e.is_timeout(),
+            AdminCallError::Frame(FrameError::Io(e)) => matches!(e.kind(), WouldBlock | TimedOut),
+            AdminCallError::Frame(_) | AdminCallError::Errno(_) => false,
+        }
+    }
+}
+
+/// Replaces a file atomically: a crash leaves the old one or the new one.
+///
+/// # Errors
+/// Those of the file system.
+pub fn replace_file(path: &Path, text: &str) -> CommandResult {
+    Ok(trusted::replace_file(path, text.as_bytes(), Mode::from_raw_mode(0o644), false)?)
+}

@@ -1,0 +1,344 @@
+//! One node, as a client reaches it: pools of connections, its executors, and the timeout while its
+//! daemon is away.
+
+use crate::connection::{Caller, ConnectError, Connection, Endpoint};
+use crate::executor::ExecutorClient;
+use crate::waiting::{self, GRACE, Silence};
+use parking_lot::Mutex;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::fmt;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+use tatami_wire::frame::{FrameClass, FrameError};
+use tatami_wire::handshake::Role;
+use tatami_wire::{ClientId, EXECUTORS_MAX, Errno, NodeId};
+
+/// First and longest pause between attempts to reach a daemon that is away.
+const PAUSE_FIRST: Duration = Duration::from_millis(2);
+const PAUSE_LONGEST: Duration = Duration::from_millis(250);
+/// Most idle data connections that are kept for later use.
+const IDLE_DATA_MAX: usize = 64;
+
+/// The advice in the log when an operation has given up.
+pub(crate) const AWAY: &str =
+    "the daemon did not come back; start it with `tatami up` or `tatami node start`";
+
+/// The route to a node.
+pub(crate) struct NodeRoute {
+    pub(crate) node: NodeId,
+    pub(crate) endpoint: Endpoint,
+    caller: Caller,
+    patience: Duration,
+    /// A thread has waited for the node for the whole timeout, and no reply has come since.
+    is_away: AtomicBool,
+}
+
+impl NodeRoute {
+    pub(crate) fn new(
+        node: NodeId,
+        endpoint: Endpoint,
+        caller: Caller,
+        patience: Duration,
+    ) -> NodeRoute {
+        NodeRoute { node, endpoint, caller, patience, is_away: AtomicBool::new(false) }
+    }
+
+    /// Opens a connection; `executor` is 0 for requests to no executor in particular.
+    pub(crate) fn connect(
+        &self,
+        executor: u8,
+        role: Role,
+        slot: u32,
+    ) -> Result<Connection, ConnectError> {
+        self.connect_within(self.timeout(), executor, role, slot)
+    }
+
+    /// As [`NodeRoute::connect`]; no single wait is longer than `patience`.
+    pub(crate) fn connect_within(
+        &self,
+        patience: Duration,
+        executor: u8,
+        role: Role,
+        slot: u32,
+    ) -> Result<Connection, ConnectError> {
+        Connection::open_to(&self.endpoint, executor, &self.caller, role, slot, patience)
+    }
+
+    /// Returns how long the node is waited for. After one wait in vain, the time is short until the
+    /// node answers again. Otherwise a program that goes on after an error (it closes its files, it
+    /// opens the next one) would wait the whole time for each.
+    pub(crate) fn timeout(&self) -> Duration {
+        if self.is_away.load(Relaxed) { self.patience.min(GRACE) } else { self.patience }
+    }
+
+    /// Records that the node has answered.
+    pub(crate) fn mark_reachable(&self) {
+        // Only the first thread writes the flag: all threads read it with each request, and a write
+        // would take the cache line from them. Relaxed: the flag guards no other data.
+        if self.is_away.load(Relaxed) {
+            self.is_away.store(false, Relaxed);
+        }
+    }
+
+    /// Reports that the node did not answer since `retry` began. Returns the error of the
+    /// operation.
+    pub(crate) fn report_timeout(&self, who: &dyn fmt::Display, retry: &Retry) -> Errno {
+        if waiting::is_asker_ending() {
+            tracing::debug!(node = %who, "the program that waited for it is being ended");
+            return Errno::EHOSTDOWN;
+        }
+        // Only a silence of the whole timeout counts: the time of this wait may have been cut by
+        // the operation's deadline.
+        if retry.silence.elapsed() >= self.patience {
+            self.is_away.store(true, Relaxed);
+        }
+        let seconds = retry.silence.elapsed().as_secs_f64();
+        tracing::error!(node = %who, endpoint = %self.endpoint, seconds, "{AWAY}");
+        Errno::EHOSTDOWN
+    }
+
+    /// Reports that a node refuses the connection, and that waiting cannot help.
+    pub(crate) fn report_refusal(&self, who: &dyn fmt::Display, e: &ConnectError) -> Errno {
+        tracing::error!(node = %who, error = %e, "connection refused for good");
+        e.errno()
+    }
+}
+
+/// A node and the connections to it.
+pub(crate) struct NodeClient {
+    pub(crate) node: NodeId,
+    way: Arc<NodeRoute>,
+    data: Mutex<Vec<Connection>>,
+    admin: Mutex<Vec<Connection>>,
+    /// Most nodes that serve shards do so with this executor alone; many serve none.
+    first: OnceLock<ExecutorClient>,
+    /// The others, by number less one, filled when they are first used.
+    more: OnceLock<OtherExecutors>,
+}
+
+type OtherExecutors = Box<[OnceLock<Box<ExecutorClient>>]>;
+
+/// Repeats attempts until a deadline, with growing pauses.
+pub(crate) struct Retry {
+    silence: Silence,
+    patience: Duration,
+    pause: Duration,
+}
+
+impl Retry {
+    pub(crate) fn new(patience: Duration) -> Retry {
+        Retry { silence: Silence::new(Duration::ZERO), patience, pause: PAUSE_FIRST }
+    }
+
+    /// Returns how long an attempt may still wait.
+    pub(crate) fn time_left(&self) -> Duration {
+        self.silence.time_left(self.patience)
+    }
+
+    /// Waits a little. Returns false when the time is over, or when the program that asked is being
+    /// ended.
+    pub(crate) fn pause(&mut self) -> bool {
+        if self.silence.continue_waiting(self.patience).is_err() {
+            return false;
+        }
+        #[allow(clippy::disallowed_methods)] // a daemon that is down sends no event
+        std::thread::sleep(self.pause.min(self.time_left()));
+        self.pause = (self.pause * 2).min(PAUSE_LONGEST);
+        true
+    }
+
+    /// Records that a reply came.
+    pub(crate) fn record_answer(&self) {
+        self.silence.record_answer();
+    }
+}
+
+impl NodeClient {
+    pub(crate) fn new(
+        node: NodeId,
+        endpoint: Endpoint,
+        caller: Caller,
+        patience: Duration,
+    ) -> NodeClient {
+        NodeClient {
+            node,
+            way: Arc::new(NodeRoute::new(node, endpoint, caller, patience)),
+            data: Mutex::default(),
+            admin: Mutex::default(),
+            first: OnceLock::new(),
+            more: OnceLock::new(),
+        }
+    }
+
+    /// Returns the executor with that number; `None` where no node has so many.
+    pub(crate) fn executor(&self, index: u8) -> Option<&ExecutorClient> {
+        let new = || ExecutorClient::new(self.way.clone(), index);
+        let Some(place) = index.checked_sub(1) else { return Some(self.first.get_or_init(new)) };
+        let none = || (1..EXECUTORS_MAX).map(|_| OnceLock::new()).collect();
+        let place = self.more.get_or_init(none).get(usize::from(place))?;
+        Some(place.get_or_init(|| Box::new(new())))
+    }
+
+    /// Returns the executors that this client has used.
+    pub(crate) fn known_executors(&self) -> impl Iterator<Item = &ExecutorClient> {
+        let more = self.more.get().into_iter().flatten();
+        self.first.get().into_iter().chain(more.filter_map(OnceLock::get).map(Box::as_ref))
+    }
+
+    /// Sends one request to the node itself. Unlike all others it is sent once: a caller that asks
+    /// for a node's health wants to know that it is down.
+    pub(crate) fn send_admin<Q: Serialize, R: DeserializeOwned>(
+        &self,
+        request: &Q,
+    ) -> Result<R, Errno> {
+        self.send_admin_within(self.way.timeout(), request)
+    }
+
+    /// As [`NodeClient::send_admin`]; no single wait is longer than `patience`.
+    pub(crate) fn send_admin_within<Q: Serialize, R: DeserializeOwned>(
+        &self,
+        patience: Duration,
+        request: &Q,
+    ) -> Result<R, Errno> {
+        let retry = Retry::new(patience);
+        let idle = self.admin.lock().pop();
+        if let Some(mut connection) = idle {
+            connection.set_patience(patience);
+            // The daemon may have been restarted since: then a fresh connection is tried.
+            match connection.call(FrameClass::Admin, 0, request) {
+                Ok(reply) => return Ok(self.return_admin_connection(connection, reply)),
+                Err(e) if is_timeout(&e) => return Err(self.report_timeout(&retry)),
+                Err(_) => {}
+            }
+        }
+        let connected = self.way.connect_within(retry.time_left(), 0, Role::Admin, 0);
+        let mut connection = connected.map_err(|e| match e.is_transient() {
+            _ if e.lacks_descriptors() => Errno::ENFILE,
+            true if e.is_timeout() => self.report_timeout(&retry),
+            true => Errno::EHOSTDOWN,
+            false => self.report_refusal(&e),
+        })?;
+        match connection.call(FrameClass::Admin, 0, request) {
+            Ok(reply) => Ok(self.return_admin_connection(connection, reply)),
+            Err(e) => {
+                self.log_broken_request("question", &e);
+                Err(if is_timeout(&e) { self.report_timeout(&retry) } else { Errno::EHOSTDOWN })
+            }
+        }
+    }
+
+    fn return_admin_connection<R>(&self, connection: Connection, reply: R) -> R {
+        self.way.mark_reachable();
+        self.admin.lock().push(connection);
+        reply
+    }
+
+    /// Runs `attempt` on a data connection until one attempt gets a reply. Only for requests that
+    /// may take effect twice.
+    ///
+    /// # Errors
+    /// The error that `attempt` returned, or `EHOSTDOWN`.
+    pub(crate) fn with_data_connection<R>(
+        &self,
+        mut attempt: impl FnMut(&mut Connection) -> Result<R, FrameError>,
+    ) -> Result<R, Errno> {
+        let mut retry = Retry::new(self.way.timeout());
+        loop {
+            match self.take_data_connection(retry.time_left()) {
+                Ok(mut connection) => match attempt(&mut connection) {
+                    Ok(reply) => {
+                        self.return_data_connection(connection);
+                        retry.record_answer();
+                        return Ok(reply);
+                    }
+                    Err(e) => self.log_broken_request("data request", &e),
+                },
+                Err(e) if e.lacks_descriptors() => return Err(Errno::ENFILE),
+                Err(e) if !e.is_transient() => return Err(self.report_refusal(&e)),
+                Err(e) => tracing::debug!(node = self.node.0, error = %e, "daemon away"),
+            }
+            if !retry.pause() {
+                return Err(self.report_timeout(&retry));
+            }
+        }
+    }
+
+    /// Takes a data connection for the caller alone. No single wait on it is longer than
+    /// `patience`.
+    pub(crate) fn take_data_connection(
+        &self,
+        patience: Duration,
+    ) -> Result<Connection, ConnectError> {
+        let idle = self.data.lock().pop();
+        match idle {
+            Some(mut connection) => {
+                connection.set_patience(patience);
+                Ok(connection)
+            }
+            None => self.way.connect_within(patience, 0, Role::Data, 0),
+        }
+    }
+
+    /// Gives back a connection without requests in flight.
+    pub(crate) fn return_data_connection(&self, connection: Connection) {
+        self.way.mark_reachable();
+        let mut idle = self.data.lock();
+        if idle.len() < IDLE_DATA_MAX {
+            idle.push(connection);
+        }
+    }
+
+    pub(crate) fn timeout(&self) -> Duration {
+        self.way.timeout()
+    }
+
+    pub(crate) fn report_timeout(&self, retry: &Retry) -> Errno {
+        self.way.report_timeout(&self.node, retry)
+    }
+
+    fn report_refusal(&self, e: &ConnectError) -> Errno {
+        self.way.report_refusal(&self.node, e)
+    }
+
+    /// Opens a data connection in the name of another client of the same user.
+    pub(crate) fn connect_as(&self, client: ClientId) -> Result<Connection, ConnectError> {
+        let NodeRoute { endpoint, caller, .. } = &*self.way;
+        let caller = Caller { client, ..caller.clone() };
+        Connection::open_to(endpoint, 0, &caller, Role::Data, 0, self.way.timeout())
+    }
+
+    fn log_broken_request(&self, what: &str, e: &FrameError) {
+        tracing::warn!(node = self.node.0, error = %e, "{what} broken off; trying again");
+    }
+}
+
+fn is_timeout(e: &FrameError) -> bool {
+    matches!(e, FrameError::Io(e) if e.kind() == io::ErrorKind::TimedOut)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn executors_are_made_as_they_are_met() {
+        let endpoint = Endpoint::Tcp("127.0.0.1:1".into());
+        let caller = Caller { client: ClientId([7; 16]), volume: None, key: None };
+        let peer = NodeClient::new(NodeId(3), endpoint, caller, Duration::ZERO);
+        let met =
+            || peer.known_executors().map(|executor| executor.id.to_string()).collect::<Vec<_>>();
+        assert!(met().is_empty());
+        let first: *const ExecutorClient = peer.executor(0).expect("every node has it");
+        assert!(peer.more.get().is_none(), "nobody has asked for another");
+        let last = EXECUTORS_MAX - 1;
+        for index in [last, 1, 0, last] {
+            assert_eq!(peer.executor(index).expect("it may be there").id.index, index);
+        }
+        assert!(peer.executor(EXECUTORS_MAX).is_none() && peer.executor(u8::MAX).is_none());
+        assert_eq!(met(), ["3", "3.1", "3.63"]);
+        assert!(std::ptr::eq(first, peer.executor(0).expect("it was there")));
+    }
+}

@@ -1,0 +1,257 @@
+//! Many operations in one request (a batch operation), see [`tatami_wire::act`].
+//!
+//! Each act is a transaction of its own, by the rules of its operation. All acts of a request go
+//! into one store batch, with their answers. So a repeated request gets the first answers; or, if
+//! the batch was lost, none of it has happened.
+
+use crate::error::{MetaOutcome, OperationFailure};
+use crate::operation::Txn;
+use crate::permission::{self, want};
+use crate::record::encode_reply;
+use crate::shard::{Meta, OperationContext, execute_operation};
+use crate::state::MetaState;
+use crate::store::Store;
+use crate::{attr, entry, keys};
+use tatami_wire::batch::{BATCH_OPS_MAX, BatchOp, BatchResult, DirTotals, RetainedEntry};
+use tatami_wire::meta::{DirEntry, MetaOp, MetaReply};
+use tatami_wire::{Cred, Errno, Ino, InodeKind, VolumeKey};
+
+/// A partition with more entries than this multiple of its split threshold grows by single
+/// operations only: a split must fit a message.
+const CROWDED_FACTOR: u64 = 2;
+
+/// The answer, and whether anything was written.
+type ReplyAndWrote = (MetaReply, bool);
+
+impl<S: Store> Meta<S> {
+    /// Runs an operation that changes something, or a batch of them.
+    pub(crate) fn run_mutation(
+        &mut self,
+        ctx: &OperationContext,
+        cred: &Cred,
+        op: &MetaOp,
+    ) -> MetaOutcome<ReplyAndWrote> {
+        let (reply, _) = match op {
+            MetaOp::Batch { operations: acts } => self.run_batch(ctx, cred, acts)?,
+            MetaOp::ClearDir { dir, after, limit, with_names: tell } => {
+                let mut txn = Txn::new(&mut self.state, ctx, cred);
+                let listing = entry::read_dir(&mut txn, *dir, *after, *limit, false)?;
+                self.clear_entries(ctx, cred, *dir, listing, *tell)?
+            }
+            _ => return self.run_single(ctx, cred, op),
+        };
+        // Also where nothing was done: the client would not know the effects of a late repetition.
+        self.state
+            .put_record(keys::reply(ctx.client, ctx.slot), Some(encode_reply(ctx.seq, &reply)?));
+        Ok((reply, true))
+    }
+
+    fn run_single(
+        &mut self,
+        ctx: &OperationContext,
+        cred: &Cred,
+        op: &MetaOp,
+    ) -> MetaOutcome<ReplyAndWrote> {
+        let mut txn = Txn::new(&mut self.state, ctx, cred);
+        let reply = execute_operation(&mut txn, &self.key, op)?;
+        let wrote = txn.has_writes();
+        if wrote {
+            txn.put_record(keys::reply(ctx.client, ctx.slot), encode_reply(ctx.seq, &reply)?);
+        }
+        self.garbage.extend(txn.apply_locally()?);
+        Ok((reply, wrote))
+    }
+
+    /// Runs several acts in order.
+    ///
+    /// # Errors
+    /// `EINVAL` for too many. The answer has the result of each.
+    pub(crate) fn run_batch(
+        &mut self,
+        ctx: &OperationContext,
+        cred: &Cred,
+        acts: &[BatchOp],
+    ) -> MetaOutcome<ReplyAndWrote> {
+        if acts.len() > BATCH_OPS_MAX {
+            return Err(Errno::EINVAL.into());
+        }
+        let (mut all, mut wrote) = (Vec::with_capacity(acts.len()), false);
+        for act in acts {
+            let (acted, wrote_too) = self.run_batch_op(ctx, cred, act);
+            all.push(acted);
+            wrote |= wrote_too;
+        }
+        Ok((MetaReply::BatchResults(all), wrote))
+    }
+
+    fn run_batch_op(
+        &mut self,
+        ctx: &OperationContext,
+        cred: &Cred,
+        act: &BatchOp,
+    ) -> (BatchResult, bool) {
+        match self.try_batch_op(ctx, cred, act) {
+            Ok((reply, wrote)) => {
+                (BatchResult::from_reply(reply).unwrap_or(BatchResult::NeedsOtherNodes), wrote)
+            }
+            Err(OperationFailure::Missing(_)) => (BatchResult::NeedsOtherNodes, false),
+            // A batch does not wait for locks: the client repeats these acts later.
+            Err(OperationFailure::Locked(_)) => (BatchResult::Busy, false),
+            Err(OperationFailure::WrongPartition(part, range)) => {
+                (BatchResult::WrongPartition { part, range }, false)
+            }
+            Err(failure) => (BatchResult::Failed(self.record_failure(&failure)), false),
+        }
+    }
+
+    fn try_batch_op(
+        &mut self,
+        ctx: &OperationContext,
+        cred: &Cred,
+        act: &BatchOp,
+    ) -> MetaOutcome<ReplyAndWrote> {
+        if let Some(elsewhere) = self.check_shard_owner(act.target_inode().owner_shard())? {
+            return Ok((elsewhere, false));
+        }
+        if let BatchOp::Create { parent, .. } = act
+            && is_crowded(&mut self.state, *parent)?
+        {
+            return Err(OperationFailure::Locked(Vec::new()));
+        }
+        let mut txn = Txn::new(&mut self.state, ctx, cred);
+        let mut reply = execute_batch_op(&mut txn, &self.key, act)?;
+        attr::correct_for_client(&mut txn, &mut reply)?;
+        let wrote = txn.has_writes();
+        debug_assert!(!wrote || act.is_mutation(), "a reading act wrote");
+        if wrote {
+            self.garbage.extend(txn.apply_locally()?);
+        }
+        Ok((reply, wrote))
+    }
+
+    /// Removes all listed entries except directories.
+    fn clear_entries(
+        &mut self,
+        ctx: &OperationContext,
+        cred: &Cred,
+        dir: Ino,
+        listing: MetaReply,
+        tell: bool,
+    ) -> MetaOutcome<ReplyAndWrote> {
+        let MetaReply::Entries { entries, end, upto, .. } = listing else {
+            return Err(Errno::EIO.into());
+        };
+        let (mut removed, mut names, mut left, mut wrote) = (0, Vec::new(), Vec::new(), false);
+        for DirEntry { name, ino, kind, .. } in entries {
+            if kind == InodeKind::Dir {
+                left.push(RetainedEntry { name, ino, kind, reason: None });
+                continue;
+            }
+            let act = BatchOp::Unlink { parent: dir, name, keep: false };
+            let (acted, wrote_too) = self.run_batch_op(ctx, cred, &act);
+            wrote |= wrote_too;
+            let BatchOp::Unlink { name, .. } = act else { continue };
+            match acted {
+                BatchResult::Removed { .. } => {
+                    removed += 1;
+                    names.extend(tell.then_some(name));
+                }
+                BatchResult::Failed(why) => {
+                    left.push(RetainedEntry { name, ino, kind, reason: Some(why) })
+                }
+                _ => left.push(RetainedEntry { name, ino, kind, reason: None }),
+            }
+        }
+        Ok((MetaReply::DirCleared { removed, names, retained: left, end, upto }, wrote))
+    }
+}
+
+/// Runs an act by the rules of its operation.
+fn execute_batch_op<S: Store>(
+    txn: &mut Txn<'_, S>,
+    key: &VolumeKey,
+    act: &BatchOp,
+) -> MetaOutcome<MetaReply> {
+    match act {
+        BatchOp::LookupEntry { parent, name } => entry::lookup_referral(txn, *parent, name),
+        BatchOp::GetAttr { ino } => attr::get_attr(txn, *ino),
+        BatchOp::SetAttr { ino, set } => attr::set_attr(txn, *ino, set),
+        BatchOp::Create { parent, name, node, mode, umask, exclusive, open } => {
+            let new = entry::NewInode { node, mode: *mode, umask: *umask };
+            entry::create(txn, key, *parent, name, &new, *exclusive, *open)
+        }
+        BatchOp::Commit { ino, state, close } => {
+            attr::commit_data(txn, *ino, state.as_ref(), *close)
+        }
+        BatchOp::Unlink { parent, name, keep } => entry::unlink(txn, *parent, name, *keep),
+        BatchOp::Rmdir { parent, name, keep } => entry::rmdir(txn, *parent, name, *keep),
+    }
+}
+
+/// Returns whether a partition waits for its split, and has too many entries for a batch of more.
+fn is_crowded<S: Store>(state: &mut MetaState<S>, part: Ino) -> MetaOutcome<bool> {
+    if !state.is_spread() {
+        return Ok(false);
+    }
+    let most = state.split_above.saturating_mul(CROWDED_FACTOR);
+    let Some(inode) = state.load_inode(part)? else { return Ok(false) };
+    Ok(inode.size > most && state.map().spans_nodes(part, inode.range))
+}
+
+/// [`MetaOp::ClearDir`] of a directory that lies elsewhere or is being changed: succeeds only if it
+/// has no entries.
+///
+/// # Errors
+/// `EAGAIN` where there are entries: the client asks again
+pub(crate) fn clear_empty_dir<S: Store>(
+    txn: &mut Txn<'_, S>,
+    dir: Ino,
+    after: u64,
+    limit: u32,
+) -> MetaOutcome<MetaReply> {
+    match entry::read_dir(txn, dir, after, limit, false)? {
+        MetaReply::Entries { entries, end, upto, .. } if entries.is_empty() => {
+            let (names, left) = (Vec::new(), Vec::new());
+            Ok(MetaReply::DirCleared { removed: 0, names, retained: left, end, upto })
+        }
+        _ => Err(Errno::EAGAIN.into()),
+    }
+}
+
+/// Sums up a directory: see [`MetaOp::DirTotals`].
+pub(crate) fn sum_directory<S: Store>(
+    txn: &mut Txn<'_, S>,
+    dir: Ino,
+    after: u64,
+    limit: u32,
+) -> MetaOutcome<MetaReply> {
+    let listing = entry::read_dir(txn, dir, after, limit, false)?;
+    let MetaReply::Entries { entries, end, upto, .. } = listing else {
+        return Err(Errno::EIO.into());
+    };
+    if !entries.is_empty() {
+        permission::check_access(&*txn.load_inode(dir)?, txn.cred, want::EXEC)?;
+    }
+    let mut sum = DirTotals::default();
+    for DirEntry { name, ino, kind, .. } in entries {
+        if kind == InodeKind::Dir {
+            let found = txn.find_local_inode(ino)?;
+            let is_empty = found.is_some_and(|inode| {
+                let may_read = permission::check_access(&inode, txn.cred, want::READ).is_ok();
+                inode.size == 0 && !inode.is_partitioned() && may_read
+            });
+            sum.dirs.push((name, ino, is_empty));
+            continue;
+        }
+        match txn.find_local_inode(ino)? {
+            None => sum.remote.push(ino),
+            Some(inode) if inode.nlink > 1 => sum.linked.push((ino, inode.size, inode.blocks)),
+            Some(inode) => {
+                sum.files += 1;
+                sum.size = sum.size.saturating_add(inode.size);
+                sum.blocks = sum.blocks.saturating_add(inode.blocks);
+            }
+        }
+    }
+    Ok(MetaReply::DirTotals { totals: sum, end, upto })
+}

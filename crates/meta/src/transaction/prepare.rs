@@ -1,0 +1,244 @@
+//! The prepare phase of splits: participants store the writes of a split before it is decided.
+//!
+//! The writes may be more than fit in a message. Then they go as several transactions, which are
+//! decided together.
+
+use super::coordinator::{OperationPhase, OperationRun, PendingOperation, RESEND_MS};
+use super::record::{DecisionRecord, ParticipantWrites};
+use super::{OutgoingMessage, add_millis, hash_value, splits};
+use crate::error::MetaOutcome;
+use crate::keys::RecordKey;
+use crate::operation::{ExecutorShare, OperationWrites};
+use crate::shard::Meta;
+use crate::store::Store;
+use std::collections::BTreeMap;
+use tatami_wire::meta::Bytes;
+use tatami_wire::transaction::{PeerMessage, RecordItem, Txid};
+use tatami_wire::{ExecutorId, Timestamp};
+
+/// About this many bytes of records are prepared with one message.
+const BYTES_MAX: usize = 256 * 1024;
+/// The most that a record takes in a message besides its bytes.
+const RECORD_BYTES: usize = 24;
+/// This many messages are answered in the time limit of one.
+const MESSAGES_AT_ONCE: u64 = 2;
+
+/// A prepare phase in progress; see the module.
+pub(super) struct PrepareAttempt {
+    parts: BTreeMap<ExecutorId, ExecutorShare>,
+    pieces: Vec<PreparePart>,
+    again_at: Timestamp,
+    ends: Timestamp,
+}
+
+/// The part that one message prepares.
+struct PreparePart {
+    on: ExecutorId,
+    txid: Txid,
+    share: ExecutorShare,
+    is_ready: bool,
+}
+
+impl PrepareAttempt {
+    pub fn has_transaction(&self, txid: Txid) -> bool {
+        self.pieces.iter().any(|piece| piece.txid == txid)
+    }
+
+    pub fn waits_for(&self, executor: ExecutorId, txid: Txid) -> bool {
+        self.pieces
+            .iter()
+            .any(|piece| piece.on == executor && piece.txid == txid && !piece.is_ready)
+    }
+
+    pub fn txids(&self) -> impl Iterator<Item = (ExecutorId, Txid)> {
+        self.pieces.iter().map(|piece| (piece.on, piece.txid))
+    }
+
+    pub fn is_expired(&self, now: Timestamp) -> bool {
+        self.ends <= now
+    }
+
+    /// Returns when the attempt must be handled next.
+    pub fn next_due(&self) -> Timestamp {
+        self.again_at.min(self.ends)
+    }
+
+    /// Returns the first transaction, which stands for all of them.
+    fn first_txid(&self) -> Option<Txid> {
+        self.pieces.first().map(|piece| piece.txid)
+    }
+
+    /// Returns a time that grows with the number of messages.
+    fn scaled_time(&self, ms: u64) -> u64 {
+        ms * (1 + self.pieces.len() as u64 / MESSAGES_AT_ONCE)
+    }
+}
+
+impl<S: Store> Meta<S> {
+    /// Sends the prepare messages: participants validate the split's reads and store its writes.
+    pub(super) fn begin_prepare(&mut self, mut job: PendingOperation, done: OperationWrites) {
+        // A prepare names the incarnation of its receiver. An empty fetch asks those whose
+        // incarnation is unknown.
+        let strangers =
+            done.shares.keys().filter(|executor| !job.rerun.incarnations.contains_key(executor));
+        let strangers: BTreeMap<_, _> = strangers.map(|executor| (*executor, Vec::new())).collect();
+        if !strangers.is_empty() {
+            return self.begin_fetch(job, strangers);
+        }
+        let now = self.tx.now;
+        let mut pieces = Vec::new();
+        for (executor, share) in &done.shares {
+            for share in split_share(share) {
+                let piece = PreparePart {
+                    on: *executor,
+                    txid: self.tx.next_txid(),
+                    share,
+                    is_ready: false,
+                };
+                self.tx.by_txid.insert(piece.txid, job.ticket);
+                pieces.push(piece);
+            }
+        }
+        let mut attempt = PrepareAttempt { parts: done.shares, pieces, again_at: now, ends: now };
+        attempt.again_at = add_millis(now, attempt.scaled_time(RESEND_MS));
+        attempt.ends = add_millis(now, attempt.scaled_time(splits::PREPARE_MS));
+        // The partition is locked before the first prepare leaves: else a new entry could miss the
+        // split.
+        if let (Some(part), Some(txid)) = (job.split_target(), attempt.first_txid()) {
+            self.tx.splits.lock_partition(&mut self.state.locks, part, txid, job.age);
+        }
+        self.send_prepares(&attempt, &job);
+        job.phase = OperationPhase::Preparing(attempt);
+        self.tx.jobs.insert(job.ticket, job);
+    }
+
+    fn send_prepares(&mut self, attempt: &PrepareAttempt, job: &PendingOperation) {
+        let changed: Vec<_> = job.split_target().into_iter().collect();
+        for PreparePart { on, txid, share, .. } in attempt.pieces.iter().filter(|p| !p.is_ready) {
+            // Digests are enough to compare, and keep the message small.
+            let item = |(key, value): (&RecordKey, &Option<Vec<u8>>)| {
+                (Bytes::from(key.clone()), value.clone())
+            };
+            let reads = share.reads.iter().map(item);
+            let reads = reads
+                .map(|(key, v)| RecordItem { key, value: v.as_deref().map(hash_value) })
+                .collect();
+            let writes = share.writes.iter().map(item);
+            let writes =
+                writes.map(|(key, v)| RecordItem { key, value: v.map(Bytes::from) }).collect();
+            let life = job.rerun.incarnations.get(on).copied().unwrap_or_default();
+            let message = PeerMessage::Prepare {
+                txid: *txid,
+                age: job.age,
+                incarnation: life,
+                reads,
+                writes,
+            };
+            let (changed, seen) = (changed.clone(), Vec::new());
+            self.tx.staged_messages.push(OutgoingMessage { to: *on, message, changed, seen });
+        }
+    }
+
+    pub(super) fn resend_prepares(&mut self, job: &mut PendingOperation) {
+        if let OperationPhase::Preparing(attempt) = &mut job.phase {
+            attempt.again_at = add_millis(self.tx.now, attempt.scaled_time(RESEND_MS));
+        }
+        if let OperationPhase::Preparing(attempt) = &job.phase {
+            self.send_prepares(attempt, job);
+        }
+    }
+
+    pub(super) fn receive_prepared(&mut self, from: ExecutorId, txid: Txid) -> MetaOutcome<()> {
+        let Some(job) = self.find_attempt(txid) else { return Ok(()) };
+        let (ticket, OperationPhase::Preparing(attempt)) = (job.ticket, &mut job.phase) else {
+            return Ok(());
+        };
+        let ours = |piece: &&mut PreparePart| piece.on == from && piece.txid == txid;
+        attempt.pieces.iter_mut().filter(ours).for_each(|piece| piece.is_ready = true);
+        if attempt.pieces.iter().all(|piece| piece.is_ready)
+            && let Some(job) = self.tx.jobs.remove(&ticket)
+        {
+            self.commit_split(job);
+        }
+        Ok(())
+    }
+
+    /// Commits the split, now that all participants have prepared. It runs for the last time: its
+    /// local changes and the prepared writes take effect at once.
+    fn commit_split(&mut self, mut job: PendingOperation) {
+        // The last run meets its own lock otherwise.
+        self.unlock_partition(&job);
+        let OperationRun { result, done, .. } = self.run_once(&mut job);
+        let OperationPhase::Preparing(attempt) = &job.phase else { return self.run_step(job) };
+        match result {
+            // Local records may have changed since the prepare. Then the participants hold other
+            // writes than this run makes.
+            Ok(reply) if done.shares == attempt.parts => {
+                let part = |(executor, txid): (ExecutorId, Txid)| {
+                    let life = job.rerun.incarnations.get(&executor).copied().unwrap_or_default();
+                    let part = ParticipantWrites { incarnation: life, writes: Vec::new() };
+                    (txid, DecisionRecord { participants: [(executor, part)].into() })
+                };
+                let decided = attempt.txids().map(part).collect();
+                self.commit_operation(job, reply, done, decided);
+            }
+            Ok(_) | Err(_) => {
+                self.abort_attempt(&mut job);
+                self.rest_operation(job);
+            }
+        }
+    }
+
+    /// Unlocks the partition.
+    pub(super) fn unlock_partition(&mut self, job: &PendingOperation) {
+        if let (Some(part), OperationPhase::Preparing(attempt)) = (job.split_target(), &job.phase)
+            && let Some(txid) = attempt.first_txid()
+        {
+            self.tx.splits.unlock_partition(&mut self.state.locks, part, txid);
+            self.tx.released.push(txid);
+        }
+    }
+}
+
+/// Cuts an executor's share into parts that fit a message each.
+fn split_share(share: &ExecutorShare) -> Vec<ExecutorShare> {
+    // All reads go with the first part: each part is decided with the others, so one validation is
+    // enough.
+    let mut pieces = vec![ExecutorShare { reads: share.reads.clone(), writes: BTreeMap::new() }];
+    let mut bytes = 0;
+    for (key, value) in &share.writes {
+        let more = key.len() + value.as_ref().map_or(0, Vec::len) + RECORD_BYTES;
+        if bytes + more > BYTES_MAX {
+            pieces.push(ExecutorShare::default());
+            bytes = 0;
+        }
+        bytes += more;
+        if let Some(piece) = pieces.last_mut() {
+            piece.writes.insert(key.clone(), value.clone());
+        }
+    }
+    pieces
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_are_bounded_and_together_all_of_it() {
+        let value = |n: u32| Some(vec![n as u8; 100]);
+        let writes = (0..10_000u32).map(|n| (n.to_be_bytes().to_vec(), value(n))).collect();
+        let share = ExecutorShare { reads: [(vec![1], None)].into(), writes };
+        let pieces = split_share(&share);
+        assert!((4..8).contains(&pieces.len()), "{}", pieces.len());
+        let mut all = ExecutorShare::default();
+        for piece in pieces {
+            let bytes: usize = piece.writes.keys().map(|key| key.len() + 100).sum();
+            assert!(bytes <= BYTES_MAX);
+            all.reads.extend(piece.reads);
+            all.writes.extend(piece.writes);
+        }
+        assert_eq!(all, share);
+        assert_eq!(split_share(&ExecutorShare::default()).len(), 1);
+    }
+}

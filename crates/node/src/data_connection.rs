@@ -1,0 +1,404 @@
+//! A connection for bytes. One blocking thread answers the requests in order. A client may send
+//! requests without waiting for answers; answers are collected for as long as further requests have
+//! arrived already.
+//!
+//! A long read over TCP is sent uncopied, see `pages`. A short one, and one for which there is no
+//! pipe, goes through a buffer.
+
+use crate::inbox::{CHUNK, Inbox};
+use crate::peer::PeerIdentity;
+use crate::pipes::PipedPages;
+use crate::shared::{NodeShared, current_time};
+use crate::stream::SocketStream;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use std::io::{self, IoSlice, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use tatami_wire::frame::{self, FrameClass, FrameError, FrameHeader, PAYLOAD_MAX};
+use tatami_wire::object::{
+    OPEN_DESCRIPTORS_MAX, ObjectCall, ObjectOp, ObjectReply, ObjectResult, ObjectState,
+};
+use tatami_wire::{Access, Errno, Ino, Piece};
+
+/// Answers are sent at the latest when this number of bytes is waiting.
+const OUT_MAX: usize = 32 * 1024;
+/// Shortest read, in bytes, whose pages go to a TCP socket uncopied: below it, a copy is cheaper
+/// than the further system calls.
+const UNCOPIED_MIN: usize = 64 * 1024;
+/// Largest payload buffer, in bytes, that is kept for the next read.
+const PAYLOAD_KEEP: usize = 1 << 20;
+
+/// Serves one connection until it ends.
+pub(crate) fn serve_data(shared: &NodeShared, stream: &SocketStream, peer: &PeerIdentity) {
+    let mut connection = DataConnection {
+        shared,
+        stream,
+        trusted: peer.is_trusted(),
+        inbox: Inbox::new(),
+        out: Vec::new(),
+        payload: Vec::new(),
+        spare_table: None,
+    };
+    let ended = connection.run();
+    if let Some(table) = connection.spare_table
+        && let Err(error) = shared.objects.end_spare_table(table)
+    {
+        tracing::error!(%error, "some files that were lent stay so until the daemon starts again");
+    }
+    match ended {
+        Ok(()) | Err(FrameError::Closed) => {}
+        Err(FrameError::Io(e)) => tracing::debug!(%peer, error = %e, "data connection broke"),
+        Err(e) => tracing::warn!(%peer, "data connection dropped: {e}"),
+    }
+}
+
+struct DataConnection<'a> {
+    shared: &'a NodeShared,
+    stream: &'a SocketStream,
+    trusted: bool,
+    inbox: Inbox,
+    /// Answers not yet sent.
+    out: Vec<u8>,
+    /// Bytes read for one answer.
+    payload: Vec<u8>,
+    /// The table of spare files that the client has, for as long as the connection lives.
+    spare_table: Option<u64>,
+}
+
+/// The part of an answer that follows its frame.
+enum ReplyAttachment {
+    Nothing,
+    /// Pages, and after them the first bytes of `Connection::payload`.
+    Payload(Option<PipedPages>, usize),
+    Descriptors(Vec<OwnedFd>),
+}
+
+impl DataConnection<'_> {
+    fn run(&mut self) -> Result<(), FrameError> {
+        loop {
+            let header = loop {
+                if let Some(header) = self.inbox.next_header()? {
+                    break header;
+                }
+                // Before blocking: the client may wait for these answers before it sends more.
+                self.flush(&[])?;
+                let between = self.inbox.len() == 0;
+                match self.inbox.wait_for_bytes(self.stream) {
+                    Err(e) if e.kind() == io::ErrorKind::UnexpectedEof && between => {
+                        return Ok(());
+                    }
+                    other => other?,
+                }
+            };
+            if header.class != FrameClass::Object {
+                return Err(FrameError::Unexpected);
+            }
+            let call: ObjectCall = frame::decode_body(self.inbox.take_body(&header))?;
+            self.shared.counters.object_requests.add(1);
+            let mut unread = header.payload_len as usize;
+            let result = match self.check_request(&call, unread) {
+                Ok(()) => self.execute_request(&call, &mut unread)?,
+                Err(e) => Err(e),
+            };
+            if let Err(errno @ Errno::EIO) = &result {
+                let operation = format!("{:?}", call.op);
+                let operation = operation.split(' ').next().unwrap_or_default();
+                let (ino, piece) = (call.cap.ino, call.piece.0);
+                tracing::error!(%ino, piece, operation, %errno, "an object could not be used");
+            }
+            // The rest of a refused write must be read, or its bytes would be taken for the next
+            // frame.
+            while unread > 0 {
+                let n = unread.min(CHUNK);
+                self.flush_before_waiting(n)?;
+                self.inbox.receive_payload(self.stream, n)?;
+                unread -= n;
+            }
+            self.send_answer(&header, result)?;
+        }
+    }
+
+    fn check_request(&self, call: &ObjectCall, payload: usize) -> Result<(), Errno> {
+        let ObjectCall { cap, op, .. } = call;
+        cap.check_access(&self.shared.identity.key, cap.ino, op.required_access(), current_time())?;
+        if let ObjectOp::CopyFrom { source, .. } = op {
+            source.check_access(
+                &self.shared.identity.key,
+                source.ino,
+                Access::READ,
+                current_time(),
+            )?;
+        }
+        let takes_payload = matches!(op, ObjectOp::Write { .. } | ObjectOp::Append);
+        if payload > 0 && !takes_payload { Err(Errno::EPROTO) } else { Ok(()) }
+    }
+
+    /// Executes a request. The outer error ends the connection.
+    fn execute_request(
+        &mut self,
+        call: &ObjectCall,
+        unread: &mut usize,
+    ) -> Result<Result<(ObjectReply, ReplyAttachment), Errno>, FrameError> {
+        let (ino, piece) = (call.cap.ino, call.piece);
+        let objects = &self.shared.objects;
+        let plain =
+            |result: Result<ObjectReply, Errno>| result.map(|r| (r, ReplyAttachment::Nothing));
+        Ok(match call.op {
+            ObjectOp::Read { offset, len } => self.read_object(ino, piece, offset, len),
+            ObjectOp::Write { offset } => plain(self.write_object(ino, piece, offset, unread)?),
+            ObjectOp::Append => plain(self.append_object(ino, piece, unread)?),
+            ObjectOp::Truncate { size } => {
+                plain(objects.truncate(ino, piece, size).map(ObjectReply::State))
+            }
+            ObjectOp::Allocate { mode, offset, len } => {
+                plain(objects.allocate(ino, piece, mode, offset, len).map(ObjectReply::State))
+            }
+            ObjectOp::Seek { what, offset } => {
+                plain(objects.seek(ino, piece, what, offset).map(ObjectReply::Offset))
+            }
+            ObjectOp::Sync { data_only } => {
+                let synced = objects.sync(ino, piece, data_only);
+                plain(synced.map(ObjectReply::State).inspect_err(|error| {
+                    tracing::error!(%ino, %error, "sync of an object failed");
+                }))
+            }
+            ObjectOp::Stat => {
+                let state = objects
+                    .open_object(ino, piece)
+                    .and_then(|object| object.map_or(Ok(ObjectState::default()), |o| o.state()));
+                plain(state.map(ObjectReply::State))
+            }
+            ObjectOp::OpenFd { create } => match self.stream {
+                SocketStream::Tcp(_) => Err(Errno::EOPNOTSUPP),
+                SocketStream::Unix(_) => objects
+                    .open_fd(ino, piece, call.cap.access, create)
+                    .map(|fd| (ObjectReply::Opened, ReplyAttachment::Descriptors(vec![fd]))),
+            },
+            ObjectOp::OpenSeveral { ref more } => self.open_several(call, more),
+            ObjectOp::CreateSpareTable { table } => self.grant_spares(table),
+            ObjectOp::GetSpare { table, slot } => self.check_spare_access().and_then(|()| {
+                let fd = objects.renew_spare(table, slot.into())?;
+                Ok((ObjectReply::Opened, ReplyAttachment::Descriptors(vec![fd])))
+            }),
+            ObjectOp::CopyFrom { source, source_piece, source_offset, offset, len } => {
+                let from = (source.ino, source_piece);
+                let copied = objects.copy_range(from, source_offset, (ino, piece), offset, len);
+                plain(copied.map(|len| ObjectReply::Written { offset, len }))
+            }
+        })
+    }
+
+    /// Grants the client a table of spare files until the connection ends.
+    fn grant_spares(&mut self, table: u64) -> Result<(ObjectReply, ReplyAttachment), Errno> {
+        self.check_spare_access()?;
+        if self.spare_table.is_some() {
+            return Err(Errno::EBUSY);
+        }
+        let fd = self.shared.objects.create_spare_table(table)?;
+        self.spare_table = Some(table);
+        Ok((ObjectReply::Opened, ReplyAttachment::Descriptors(vec![fd])))
+    }
+
+    /// Opens several objects of an inode, and creates the missing ones.
+    fn open_several(
+        &self,
+        call: &ObjectCall,
+        more: &[Piece],
+    ) -> Result<(ObjectReply, ReplyAttachment), Errno> {
+        if matches!(self.stream, SocketStream::Tcp(_)) {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        if more.len() >= OPEN_DESCRIPTORS_MAX {
+            return Err(Errno::EINVAL);
+        }
+        let all = std::iter::once(&call.piece).chain(more);
+        let open = |piece: &Piece| {
+            self.shared.objects.open_fd(call.cap.ino, *piece, call.cap.access, true)
+        };
+        let fds = all.map(open).collect::<Result<Vec<_>, Errno>>()?;
+        Ok((ObjectReply::Opened, ReplyAttachment::Descriptors(fds)))
+    }
+
+    /// The client states for which inode it uses a spare file, and the daemon relies on it. So only
+    /// a trusted client gets spare files.
+    fn check_spare_access(&self) -> Result<(), Errno> {
+        match self.stream {
+            SocketStream::Tcp(_) => Err(Errno::EOPNOTSUPP),
+            SocketStream::Unix(_) if !self.trusted => Err(Errno::EPERM),
+            SocketStream::Unix(_) => Ok(()),
+        }
+    }
+
+    fn read_object(
+        &mut self,
+        ino: Ino,
+        piece: Piece,
+        offset: u64,
+        len: u32,
+    ) -> Result<(ObjectReply, ReplyAttachment), Errno> {
+        let len = len as usize;
+        if len > PAYLOAD_MAX {
+            return Err(Errno::EINVAL);
+        }
+        let pages = match self.stream {
+            SocketStream::Tcp(_) if len >= UNCOPIED_MIN => {
+                self.take_pages(ino, piece, offset, len)?
+            }
+            _ => None,
+        };
+        let uncopied = pages.as_ref().map_or(0, PipedPages::held_bytes);
+        let rest = len - uncopied;
+        if self.payload.len() < rest {
+            self.payload.resize(rest, 0);
+        }
+        let n = match rest {
+            0 => 0,
+            _ => {
+                let buf = &mut self.payload[..rest];
+                self.shared.objects.read_at(ino, piece, buf, offset + uncopied as u64)?
+            }
+        };
+        self.shared.counters.bytes_read.add((uncopied + n) as u64);
+        Ok((ObjectReply::Data, ReplyAttachment::Payload(pages, n)))
+    }
+
+    /// Takes as many pages of an object as can be sent uncopied.
+    fn take_pages(
+        &self,
+        ino: Ino,
+        piece: Piece,
+        offset: u64,
+        len: usize,
+    ) -> Result<Option<PipedPages>, Errno> {
+        let Some(object) = self.shared.objects.open_object(ino, piece)? else { return Ok(None) };
+        let Some(mut pages) = self.shared.pipes.take_pipe() else { return Ok(None) };
+        pages.fill_from(&*object, offset, len)?;
+        Ok(Some(pages))
+    }
+
+    /// Writes the payload as it arrives, a chunk at a time.
+    fn write_object(
+        &mut self,
+        ino: Ino,
+        piece: Piece,
+        offset: u64,
+        unread: &mut usize,
+    ) -> Result<Result<ObjectReply, Errno>, FrameError> {
+        let len = *unread as u64;
+        let mut at = offset;
+        while *unread > 0 {
+            let n = (*unread).min(CHUNK);
+            self.flush_before_waiting(n)?;
+            let data = self.inbox.receive_payload(self.stream, n)?;
+            *unread -= n;
+            if let Err(e) = self.shared.objects.write_at(ino, piece, data, at) {
+                return Ok(Err(e));
+            }
+            at = at.saturating_add(n as u64);
+        }
+        self.shared.counters.bytes_written.add(len);
+        Ok(Ok(ObjectReply::Written { offset, len }))
+    }
+
+    /// Appends the payload, which must be received as a whole to be appended at once.
+    fn append_object(
+        &mut self,
+        ino: Ino,
+        piece: Piece,
+        unread: &mut usize,
+    ) -> Result<Result<ObjectReply, Errno>, FrameError> {
+        // Taken in full even if the append fails: the payload has left the inbox in any case.
+        let len = std::mem::take(unread);
+        self.flush_before_waiting(len)?;
+        let data = self.inbox.receive_payload(self.stream, len)?;
+        let appended = self.shared.objects.append(ino, piece, data);
+        self.shared.counters.bytes_written.add(len as u64);
+        Ok(appended.map(|offset| ObjectReply::Written { offset, len: len as u64 }))
+    }
+
+    fn send_answer(
+        &mut self,
+        header: &FrameHeader,
+        result: Result<(ObjectReply, ReplyAttachment), Errno>,
+    ) -> Result<(), FrameError> {
+        let (result, extra): (ObjectResult, ReplyAttachment) = match result {
+            Ok((reply, extra)) => (Ok(reply), extra),
+            Err(e) => (Err(e), ReplyAttachment::Nothing),
+        };
+        let seq = header.seq;
+        match extra {
+            ReplyAttachment::Nothing => {
+                frame::encode_frame(&mut self.out, FrameClass::Object, seq, &result, 0);
+                if self.out.len() >= OUT_MAX {
+                    self.flush(&[])?;
+                }
+            }
+            ReplyAttachment::Payload(pages, len) => {
+                let held = pages.as_ref().map_or(0, PipedPages::held_bytes);
+                frame::encode_frame(&mut self.out, FrameClass::Object, seq, &result, held + len);
+                if let Some(mut pages) = pages {
+                    if held > 0 {
+                        // The header goes out with `MSG_MORE`, so that header and pages share TCP
+                        // segments.
+                        self.stream.send_more(&self.out)?;
+                        self.out.clear();
+                        pages.send_all(self.stream, len > 0)?;
+                    }
+                    // Returned only when it is empty: leftover bytes would go into another client's
+                    // answer.
+                    self.shared.pipes.put_back(pages);
+                }
+                let payload = std::mem::take(&mut self.payload);
+                self.flush(&payload[..len])?;
+                if payload.len() <= PAYLOAD_KEEP {
+                    self.payload = payload;
+                }
+            }
+            ReplyAttachment::Descriptors(fds) => {
+                // Earlier answers go first: the descriptors travel with the first byte of this
+                // frame.
+                self.flush(&[])?;
+                frame::encode_frame(&mut self.out, FrameClass::Object, seq, &result, 0);
+                let sent = send_with_fds(self.stream, &self.out, &fds)?;
+                self.out.drain(..sent);
+                self.flush(&[])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends all answers if the next `len` bytes have not arrived: the client may wait for an
+    /// answer before it sends them.
+    fn flush_before_waiting(&mut self, len: usize) -> io::Result<()> {
+        if self.inbox.len() < len { self.flush(&[]) } else { Ok(()) }
+    }
+
+    /// Sends all answers, and `payload` after them.
+    fn flush(&mut self, payload: &[u8]) -> io::Result<()> {
+        if !self.out.is_empty() || !payload.is_empty() {
+            let mut stream = self.stream;
+            frame::write_frame(&mut stream, &self.out, payload)?;
+            self.out.clear();
+            stream.flush()?;
+        }
+        Ok(())
+    }
+}
+
+/// Sends the first bytes of `frame`, and with the first of them the descriptors, at most
+/// [`OPEN_MAX`].
+fn send_with_fds(stream: &SocketStream, frame: &[u8], fds: &[OwnedFd]) -> io::Result<usize> {
+    let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(OPEN_DESCRIPTORS_MAX))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !ancillary.push(SendAncillaryMessage::ScmRights(&fds)) {
+        return Err(io::Error::other("no room for a descriptor"));
+    }
+    loop {
+        let bytes = [IoSlice::new(frame)];
+        match rustix::net::sendmsg(stream, &bytes, &mut ancillary, SendFlags::NOSIGNAL) {
+            Err(rustix::io::Errno::INTR) => {}
+            other => return Ok(other?),
+        }
+    }
+}

@@ -1,0 +1,483 @@
+//! The cached state of a volume's file at a handle: the published tiles of the shard, and the
+//! journals of the writers.
+//!
+//! Before each read the handle checks the ranks of its own open: a few loads for each rank of this
+//! node, one request for each other node. It asks for the changes of other opens, and for the
+//! shard's tiles, when a view epoch begins.
+
+use super::begin::distinct_nodes;
+use super::joined::NumberedPiece;
+use super::rank_table::{FetchedWords, NodeRankTable};
+use super::{BaseSource, DaemonErrorContext, OpenVolumeFile};
+use crate::error::{ACCEPT_LOSS, ErrorContext, Result, TiledError};
+use crate::journal::{self, JournalError};
+use crate::plain::read_full;
+use crate::reader::PieceSource;
+use crate::shared::SharedWords;
+use crate::token::OpenToken;
+use rustix::io::Errno;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use tatami_client::DataFile;
+use tatami_layout::{PieceTiles, TileCut, TileIndex};
+use tatami_wire::tiles::{PieceGrowth, PieceInfo, TilePage};
+use tatami_wire::{NodeId, Piece};
+
+/// Attempts to read a consistent state while other ranks replace their pieces.
+const TRIES: usize = 100;
+/// Pieces kept open for reading.
+const FILES_MAX: usize = 256;
+
+/// The state of this rank's own piece, which needs no journal.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OwnVolumePiece<'a> {
+    pub(super) piece: u32,
+    pub(super) changes: u64,
+    pub(super) tiles: &'a PieceTiles,
+}
+
+/// The position of the rank table of this node, and of this rank in it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OwnRankPosition {
+    /// Number of the object.
+    pub(super) roll: u32,
+    pub(super) slot: usize,
+    /// Number of slots.
+    pub(super) slots: usize,
+}
+
+/// A rank of this handle's open.
+#[derive(Debug)]
+struct RankPosition {
+    roll: usize,
+    slot: usize,
+    /// Its piece, and the changes of its journal that were read.
+    piece: u32,
+    seen: u64,
+}
+
+/// A piece that another process may still write: of a rank of another open.
+#[derive(Debug)]
+struct OtherPiece {
+    piece: u32,
+    tiles: Option<PieceTiles>,
+    journal: Option<journal::JournalReader>,
+}
+
+/// The cached state of the file.
+pub(super) struct VolumeState {
+    volume: Arc<OpenVolumeFile>,
+    /// First piece of this handle's open, and its pieces; none for a reader.
+    first: u32,
+    count: u32,
+    rank: Option<u32>,
+    rank_positions: Vec<RankPosition>,
+    rank_tables: Vec<NodeRankTable>,
+    /// The rank table of each node of the open: its number, the node, and its slots.
+    table_places: Vec<(u32, (NodeId, usize))>,
+    is_stale: bool,
+    version: Option<u64>,
+    nodes: BTreeMap<u32, NodeId>,
+    closed: Vec<(u32, PieceTiles)>,
+    cuts: Vec<TileCut>,
+    other_pieces: Vec<OtherPiece>,
+    journals: BTreeMap<u32, journal::JournalReader>,
+    base_size: u64,
+    base: Option<BaseSource>,
+    own: Option<(u32, u64)>,
+    index: TileIndex,
+    /// How often the index was built.
+    built: u64,
+    files: BTreeMap<Piece, DataFile>,
+}
+
+impl VolumeState {
+    /// A cache with nothing in it. A rank that writes is `rank` of the open.
+    pub(super) fn new(
+        volume: Arc<OpenVolumeFile>,
+        token: &OpenToken,
+        rank: Option<u32>,
+    ) -> VolumeState {
+        VolumeState {
+            volume,
+            first: token.first,
+            count: if token.first == 0 { 0 } else { token.ranks + token.nodes },
+            rank,
+            rank_positions: Vec::new(),
+            rank_tables: Vec::new(),
+            table_places: Vec::new(),
+            is_stale: true,
+            version: None,
+            nodes: BTreeMap::new(),
+            closed: Vec::new(),
+            cuts: Vec::new(),
+            other_pieces: Vec::new(),
+            journals: BTreeMap::new(),
+            base_size: 0,
+            base: None,
+            own: None,
+            index: TileIndex::new(Vec::new(), Vec::new(), 0),
+            built: 0,
+            files: BTreeMap::new(),
+        }
+    }
+
+    /// Locates the ranks of the open, from the token or the shard; returns the position of this
+    /// rank in the rank table of its node.
+    ///
+    /// # Errors
+    /// Those of the shard; `ESTALE` where the open has ended.
+    pub(super) fn locate_ranks(&mut self, token: &OpenToken) -> Result<OwnRankPosition> {
+        let path = self.volume.path.clone();
+        let stale = || TiledError::with_detail("open", &path, Errno::STALE, "the open is over");
+        let ranks = token.first..token.first.saturating_add(token.ranks);
+        let mut homes = token.volume.as_ref().map_or(&[][..], |opened| &opened.rank_nodes).to_vec();
+        if homes.len() != ranks.len() {
+            let page = self.fetch_page()?;
+            self.apply_page(page)?;
+            let known = ranks.clone().map(|piece| self.nodes.get(&piece).copied());
+            homes = known.collect::<Option<Vec<NodeId>>>().ok_or_else(stale)?;
+        }
+        let all = distinct_nodes(homes.iter().copied());
+        let mut slots = vec![0; all.len()];
+        for (piece, home) in ranks.clone().zip(&homes) {
+            let roll = all.iter().position(|node| node == home).ok_or_else(stale)?;
+            self.nodes.insert(piece, *home);
+            self.rank_positions.push(RankPosition { roll, slot: slots[roll], piece, seen: 0 });
+            slots[roll] += 1;
+        }
+        let rank = self.rank.ok_or_else(stale)?;
+        let seat = self.rank_positions.get(rank as usize).ok_or_else(stale)?;
+        if homes.get(rank as usize) != Some(&self.volume.session.node) {
+            let why = "the mount at this path is not that of the node on which the open began";
+            return Err(TiledError::with_detail("open", &self.volume.path, Errno::XDEV, why));
+        }
+        let own = (ranks.end + seat.roll as u32, seat.slot, slots[seat.roll]);
+        self.table_places = (ranks.end..).zip(all.into_iter().zip(slots)).collect();
+        Ok(OwnRankPosition { roll: own.0, slot: own.1, slots: own.2 })
+    }
+
+    /// The ranks of the node whose roll is `roll`, in order.
+    pub(super) fn ranks_of(&self, roll: u32) -> impl Iterator<Item = u32> {
+        let place = self.table_places.iter().position(|(number, _)| *number == roll);
+        let ranks =
+            (0..).zip(&self.rank_positions).filter(move |(_, seat)| Some(seat.roll) == place);
+        ranks.map(|(rank, _)| rank)
+    }
+
+    /// Has the rolls of all nodes at hand, which a rank needs that reads.
+    fn open_rank_tables(&mut self) -> Result<()> {
+        while let Some((number, (node, slots))) =
+            self.table_places.get(self.rank_tables.len()).copied()
+        {
+            let (object, path) = (Piece::of_bytes(number), &self.volume.path);
+            let words: Box<dyn journal::WordSource> =
+                match (node == self.volume.session.node, self.volume.own_roll_file()) {
+                    (true, known) => {
+                        let file = match known {
+                            Some(file) => file.try_clone().context("open", path)?,
+                            None => {
+                                let made = self.volume.open_local_object(object, true)?;
+                                made.ok_or_else(|| TiledError::new("open", path, Errno::STALE))?
+                            }
+                        };
+                        crate::shared::reserve_blocks(&file, super::rank_table::table_len(slots))
+                            .context("open", path)?;
+                        Box::new(SharedWords::new(file, true, false).context("open", path)?)
+                    }
+                    (false, _) => {
+                        Box::new(FetchedWords::new(self.volume.open_object(node, object)?))
+                    }
+                };
+            self.rank_tables.push(NodeRankTable::new(words, slots));
+        }
+        Ok(())
+    }
+
+    /// Returns the number of a piece of the index; `None` for the base.
+    pub(super) fn piece_number(piece: Piece) -> Option<u32> {
+        (piece != Piece::BASE).then(|| piece.number())
+    }
+
+    /// Returns the pieces of the file that no longer grow, and its cuts, as of now; `None` where
+    /// another open adds to a piece.
+    ///
+    /// # Errors
+    /// Those of the shard.
+    pub(super) fn closed_pieces(&mut self) -> Result<Option<(Vec<NumberedPiece>, Vec<TileCut>)>> {
+        let page = self.fetch_page()?;
+        self.apply_page(page)?;
+        self.is_stale = true;
+        let alone = self.other_pieces.is_empty();
+        Ok(alone.then(|| (self.closed.clone(), self.cuts.clone())))
+    }
+
+    /// Invalidates the cached answers of the shard.
+    pub(super) fn invalidate_cache(&mut self) {
+        self.is_stale = true;
+    }
+
+    /// The last known cut, 0 for none: new bytes must have a later stamp.
+    pub(super) fn last_cut(&self) -> u64 {
+        self.cuts.iter().map(|cut| cut.stamp).max().unwrap_or(0)
+    }
+
+    /// Refreshes the cache. Asks for the size of the file unless its known part reaches `to`.
+    ///
+    /// # Errors
+    /// Those of the shard, the nodes and the disk.
+    pub(super) fn refresh_state(&mut self, own: Option<OwnVolumePiece<'_>>, to: u64) -> Result<()> {
+        let mut changed = false;
+        for _ in 0..TRIES {
+            if self.is_stale {
+                changed |= self.fetch_shard_state()?;
+                self.is_stale = false;
+            }
+            changed |= self.poll_journals()?;
+            if self.is_stale {
+                continue;
+            }
+            if changed || self.own != own.map(|own| (own.piece, own.changes)) {
+                self.build_index(own);
+            }
+            if to > self.index.size() {
+                let size = self.volume.current_size()?;
+                if size != self.base_size {
+                    self.base_size = size;
+                    self.build_index(own);
+                }
+            }
+            return Ok(());
+        }
+        Err(TiledError::new("read", &self.volume.path, Errno::AGAIN))
+    }
+
+    fn fetch_page(&self) -> Result<TilePage> {
+        let volume = &self.volume;
+        volume.session.client.fetch_raw_tiles(volume.ino).daemon_context("read", &volume.path)
+    }
+
+    /// Fetches the state from the shard and the mount.
+    fn fetch_shard_state(&mut self) -> Result<bool> {
+        let volume = self.volume.clone();
+        // The version comes before the tiles: a change in between makes the next refresh fetch them
+        // again.
+        let version = volume.session.client.fetch_tiles_version(volume.ino);
+        let mut changed = self.version != Some(version.daemon_context("read", &volume.path)?);
+        if changed {
+            let page = self.fetch_page()?;
+            self.apply_page(page)?;
+        }
+        let size = volume.current_size()?;
+        changed |= self.base_size != size;
+        self.base_size = size;
+        // Open the base again before the next read: the open file may have older bytes cached.
+        self.base = None;
+        for i in 0..self.other_pieces.len() {
+            changed = true;
+            if self.other_pieces[i].journal.is_none() {
+                self.other_pieces[i].journal = self.open_journal(self.other_pieces[i].piece)?;
+            }
+            if let Some(journal) = &mut self.other_pieces[i].journal {
+                let read = journal.read_new_records();
+                self.with_journal_context(self.other_pieces[i].piece, read)?;
+            }
+        }
+        Ok(changed)
+    }
+
+    fn apply_page(&mut self, page: TilePage) -> Result<()> {
+        let path = self.volume.path.clone();
+        let bad = |_| TiledError::with_detail("read", &path, Errno::IO, "its tiles do not read");
+        let mut foreign = std::mem::take(&mut self.other_pieces);
+        self.closed.clear();
+        self.nodes.clear();
+        for PieceInfo { piece, node, growth, tiles } in page.pieces {
+            self.nodes.insert(piece, node);
+            let ours = piece >= self.first && piece - self.first < self.count
+                || self.rank_positions.iter().any(|seat| seat.piece == piece);
+            // Living pieces of this open are read from their journals.
+            if ours && growth != PieceGrowth::Closed {
+                continue;
+            }
+            let tiles = match tiles.is_empty() {
+                true => None,
+                false => Some(PieceTiles::decode(&tiles).map_err(bad)?),
+            };
+            if growth == PieceGrowth::Closed {
+                self.closed.extend(tiles.map(|tiles| (piece, tiles)));
+            } else {
+                let known = foreign.iter().position(|known| known.piece == piece);
+                let journal = known.and_then(|at| foreign.swap_remove(at).journal);
+                self.other_pieces.push(OtherPiece { piece, tiles, journal });
+            }
+        }
+        let cut = |cut: tatami_wire::tiles::Cut| TileCut { stamp: cut.stamp, size: cut.size };
+        self.cuts = page.cuts.into_iter().map(cut).collect();
+        self.version = Some(page.version);
+        Ok(())
+    }
+
+    /// Opens the journal of a piece; `None` where there is none (yet, or any more).
+    fn open_journal(&self, piece: u32) -> Result<Option<journal::JournalReader>> {
+        let Some(node) = self.nodes.get(&piece) else { return Ok(None) };
+        let object = Piece::of_journal(piece);
+        let words: Box<dyn journal::WordSource> = match *node == self.volume.session.node {
+            true => match self.volume.open_local_object(object, false)? {
+                Some(file) => Box::new(
+                    SharedWords::new(file, true, false).context("read", &self.volume.path)?,
+                ),
+                None => return Ok(None),
+            },
+            false => Box::new(FetchedWords::new(self.volume.open_object(*node, object)?)),
+        };
+        self.with_journal_context(piece, journal::JournalReader::from_words(words, false))
+    }
+
+    /// Adds the piece and its node to an error of its journal.
+    fn with_journal_context<T>(
+        &self,
+        piece: u32,
+        read: std::result::Result<T, JournalError>,
+    ) -> Result<T> {
+        read.map_err(|trouble| {
+            let (path, node) = (&self.volume.path, self.nodes.get(&piece).map_or(0, |node| node.0));
+            match trouble {
+                JournalError::Disk(errno) => TiledError::new("read", path, errno),
+                JournalError::Damage(damage) => {
+                    let journal = Piece::of_journal(piece);
+                    let what = format!(
+                        "the journal of piece {piece} (object {}, node {node}) is {damage}; {ACCEPT_LOSS}",
+                        format_args!("{:016x}.{:08x}", self.volume.ino.0, journal.0)
+                    );
+                    TiledError::with_detail("read", path, Errno::IO, what)
+                }
+            }
+        })
+    }
+
+    /// Reads new records in the journals of the other ranks.
+    fn poll_journals(&mut self) -> Result<bool> {
+        let path = self.volume.path.clone();
+        let mut changed = false;
+        self.open_rank_tables()?;
+        // The counts are loaded before the journals, so each journal has at least the counted
+        // changes.
+        self.rank_tables
+            .iter_mut()
+            .try_for_each(NodeRankTable::refresh_slots)
+            .context("read", &path)?;
+        for rank in 0..self.rank_positions.len() {
+            if Some(rank as u32) == self.rank {
+                continue;
+            }
+            let seat = &self.rank_positions[rank];
+            let slot = self.rank_tables[seat.roll].rank_slot(seat.slot).context("read", &path)?;
+            let (old, seen) = (seat.piece, seat.seen);
+            if slot.piece != 0 && slot.piece != old {
+                // Its old piece was published and closed, so the shard has it.
+                self.journals.remove(&old);
+                self.rank_positions[rank].piece = slot.piece;
+                self.rank_positions[rank].seen = 0;
+                self.is_stale = true;
+                return Ok(true);
+            }
+            if slot.changes == seen {
+                continue;
+            }
+            changed = true;
+            if !self.journals.contains_key(&old) {
+                // The piece was closed or replaced meanwhile, so the shard has its tiles.
+                let Some(journal) = self.open_journal(old)? else {
+                    self.is_stale = true;
+                    return Ok(true);
+                };
+                self.journals.insert(old, journal);
+            }
+            if let Some(read) =
+                self.journals.get_mut(&old).map(journal::JournalReader::read_new_records)
+            {
+                self.with_journal_context(old, read)?;
+            }
+            self.rank_positions[rank].seen = slot.changes;
+        }
+        Ok(changed)
+    }
+
+    fn build_index(&mut self, own: Option<OwnVolumePiece<'_>>) {
+        let mut pieces = Vec::new();
+        let mut add = |piece: u32, tiles: PieceTiles| {
+            if !tiles.tiles().is_empty() {
+                pieces.push((Piece::of_bytes(piece), tiles));
+            }
+        };
+        for (piece, tiles) in &self.closed {
+            add(*piece, tiles.clone());
+        }
+        for OtherPiece { piece, tiles, journal } in &self.other_pieces {
+            match (journal, tiles) {
+                (Some(journal), _) => add(*piece, journal.to_piece_tiles()),
+                (None, Some(tiles)) => add(*piece, tiles.clone()),
+                (None, None) => {}
+            }
+        }
+        for (piece, journal) in &self.journals {
+            add(*piece, journal.to_piece_tiles());
+        }
+        if let Some(own) = own {
+            add(own.piece, own.tiles.clone());
+        }
+        // The mount shows the base after all cuts, so none applies to it any more.
+        self.built += 1;
+        self.index = TileIndex::with_base(pieces, self.cuts.clone(), self.base_size, u64::MAX);
+        self.own = own.map(|own| (own.piece, own.changes));
+    }
+}
+
+impl PieceSource for VolumeState {
+    fn index(&self) -> &TileIndex {
+        &self.index
+    }
+
+    fn build_count(&self) -> u64 {
+        self.built
+    }
+
+    fn read_piece(&mut self, piece: Piece, bytes: &mut [u8], at: u64) -> Result<()> {
+        let path = self.volume.path.clone();
+        if piece == Piece::BASE {
+            if self.base.is_none() {
+                self.base = Some(self.volume.open_base()?);
+            }
+            return match self.base.as_ref() {
+                Some(BaseSource::Mounted(file)) => {
+                    read_full(file, bytes, at).context("read", &path)
+                }
+                Some(BaseSource::Object(object)) => {
+                    let got = object.read_at(bytes, at).daemon_context("read", &path)?;
+                    bytes[got..].fill(0);
+                    Ok(())
+                }
+                None => Err(TiledError::new("read", &path, Errno::IO)),
+            };
+        }
+        if !self.files.contains_key(&piece) {
+            let node = self.nodes.get(&piece.number()).copied();
+            let node = node.ok_or_else(|| TiledError::new("read", &path, Errno::IO))?;
+            if self.files.len() >= FILES_MAX {
+                self.files.pop_first();
+            }
+            self.files.insert(piece, self.volume.open_object(node, piece)?);
+        }
+        match self.files[&piece].read_at(bytes, at).daemon_context("read", &path)? {
+            // The bytes of a tile were written before the tile, so missing ones are lost.
+            got if got < bytes.len() => Err(TiledError::with_detail(
+                "read",
+                &path,
+                Errno::IO,
+                "bytes of a piece are missing",
+            )),
+            _ => Ok(()),
+        }
+    }
+}

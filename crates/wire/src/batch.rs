@@ -1,0 +1,281 @@
+//! Batches of operations in one request.
+//!
+//! A *batch operation* is an operation on one name or one inode. It behaves like a separate
+//! [`MetaOp`]: it is atomic by itself, has its own result, and follows the same rules. One node
+//! executes the operations of a batch one after the other, and writes one reply and one log record
+//! for all. (Bulk insertion as in IndexFS, SC 2014, but visible at once.)
+//!
+//! A node does not execute an operation that needs other nodes. The result says so, and the client
+//! sends that operation alone.
+
+use crate::meta::{Bytes, DataState, InodeTemplate, MetaOp, MetaReply};
+use crate::partition::{HashRange, name_hash};
+use crate::{Access, Attr, Cap, Errno, Ino, InodeKind, SetAttr};
+use serde::{Deserialize, Serialize};
+
+/// Most operations in one batch.
+pub const BATCH_OPS_MAX: usize = 1024;
+/// Most bytes of operations in one batch, as [`BatchOp::encoded_bound`] counts them. A batch of
+/// this size fits in a frame.
+pub const BATCH_BYTES_MAX: usize = 512 * 1024;
+/// Upper bound for the encoding of one operation without names and targets, in bytes.
+const BATCH_OP_BYTES: usize = 160;
+
+/// An operation of a batch. Each is the [`MetaOp`] of the same name.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs)] // as in MetaOp
+pub enum BatchOp {
+    /// See [`MetaOp::LookupEntry`].
+    LookupEntry { parent: Ino, name: Bytes },
+    /// See [`MetaOp::GetAttr`].
+    GetAttr { ino: Ino },
+    /// See [`MetaOp::SetAttr`].
+    SetAttr { ino: Ino, set: SetAttr },
+    /// See [`MetaOp::Create`].
+    Create {
+        parent: Ino,
+        name: Bytes,
+        node: InodeTemplate,
+        mode: u16,
+        umask: u16,
+        exclusive: bool,
+        open: Option<Access>,
+    },
+    /// See [`MetaOp::Commit`].
+    Commit { ino: Ino, state: Option<DataState>, close: bool },
+    /// See [`MetaOp::Unlink`].
+    Unlink { parent: Ino, name: Bytes, keep: bool },
+    /// See [`MetaOp::Rmdir`].
+    Rmdir { parent: Ino, name: Bytes, keep: bool },
+}
+
+impl From<BatchOp> for MetaOp {
+    fn from(act: BatchOp) -> MetaOp {
+        match act {
+            BatchOp::LookupEntry { parent, name } => MetaOp::LookupEntry { parent, name },
+            BatchOp::GetAttr { ino } => MetaOp::GetAttr { ino },
+            BatchOp::SetAttr { ino, set } => MetaOp::SetAttr { ino, set },
+            BatchOp::Create { parent, name, node, mode, umask, exclusive, open } => {
+                MetaOp::Create { parent, name, node, mode, umask, exclusive, open }
+            }
+            BatchOp::Commit { ino, state, close } => MetaOp::Commit { ino, state, close },
+            BatchOp::Unlink { parent, name, keep } => MetaOp::Unlink { parent, name, keep },
+            BatchOp::Rmdir { parent, name, keep } => MetaOp::Rmdir { parent, name, keep },
+        }
+    }
+}
+
+impl BatchOp {
+    /// Checks whether the operation changes something.
+    pub fn is_mutation(&self) -> bool {
+        !matches!(self, BatchOp::LookupEntry { .. } | BatchOp::GetAttr { .. })
+    }
+
+    /// Returns the inode that selects the owner shard for the request.
+    pub fn target_inode(&self) -> Ino {
+        match self {
+            BatchOp::LookupEntry { parent, .. }
+            | BatchOp::Create { parent, .. }
+            | BatchOp::Unlink { parent, .. }
+            | BatchOp::Rmdir { parent, .. } => *parent,
+            BatchOp::GetAttr { ino }
+            | BatchOp::SetAttr { ino, .. }
+            | BatchOp::Commit { ino, .. } => *ino,
+        }
+    }
+
+    /// Returns the directory and name of the entry that the operation looks up, creates or removes.
+    pub fn named_entry(&self) -> Option<(Ino, &Bytes)> {
+        match self {
+            BatchOp::LookupEntry { parent, name }
+            | BatchOp::Create { parent, name, .. }
+            | BatchOp::Unlink { parent, name, .. }
+            | BatchOp::Rmdir { parent, name, .. } => Some((*parent, name)),
+            BatchOp::GetAttr { .. } | BatchOp::SetAttr { .. } | BatchOp::Commit { .. } => None,
+        }
+    }
+
+    /// Calls `place` with the directory of the operation, like [`MetaOp::for_each_directory`].
+    pub fn for_each_directory(&mut self, seed: u64, place: &mut impl FnMut(&mut Ino, u64)) {
+        let (BatchOp::LookupEntry { parent, name }
+        | BatchOp::Create { parent, name, .. }
+        | BatchOp::Unlink { parent, name, .. }
+        | BatchOp::Rmdir { parent, name, .. }) = self
+        else {
+            return;
+        };
+        if !matches!(name.as_slice(), b"." | b"..") {
+            place(parent, name_hash(seed, name));
+        }
+    }
+
+    /// Returns an upper bound for the encoded length, in bytes.
+    pub fn encoded_bound(&self) -> usize {
+        let name = self.named_entry().map_or(0, |(_, name)| name.len());
+        let target = match self {
+            BatchOp::Create { node: InodeTemplate::Symlink(target), .. } => target.len(),
+            _ => 0,
+        };
+        BATCH_OP_BYTES + name + target
+    }
+}
+
+/// The result of an [`BatchOp`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum BatchResult {
+    /// See [`MetaReply::Attr`].
+    Attr(Attr),
+    /// See [`MetaReply::Referral`].
+    Referral(Ino),
+    /// See [`MetaReply::Created`].
+    Created {
+        /// Its attributes.
+        attr: Attr,
+        /// Capability for the bytes, if the operation opened the file.
+        cap: Option<Cap>,
+        /// False if the entry existed.
+        created: bool,
+    },
+    /// See [`MetaReply::Removed`].
+    Removed {
+        /// The inode that lost a name, if any.
+        ino: Option<Ino>,
+        /// The name was the last one.
+        last: bool,
+    },
+    /// The operation failed without effect.
+    Failed(Errno),
+    /// Not done: the operation needs other nodes. The client must send it alone.
+    NeedsOtherNodes,
+    /// Not done: another transaction is changing the records. Sent alone, the operation waits.
+    Busy,
+    /// Not done: see [`MetaReply::WrongShard`].
+    WrongShard,
+    /// Not done: see [`MetaReply::WrongPartition`].
+    WrongPartition {
+        /// The partition.
+        part: Ino,
+        /// The names of that partition.
+        range: HashRange,
+    },
+}
+
+impl BatchResult {
+    /// Converts the reply to a single operation. `None` for replies that a batch cannot contain.
+    pub fn from_reply(reply: MetaReply) -> Option<BatchResult> {
+        Some(match reply {
+            MetaReply::Attr(attr) => BatchResult::Attr(attr),
+            MetaReply::Referral(ino) => BatchResult::Referral(ino),
+            MetaReply::Created { attr, cap, created } => {
+                BatchResult::Created { attr, cap, created }
+            }
+            MetaReply::Removed { ino, last } => BatchResult::Removed { ino, last },
+            MetaReply::WrongPartition { part, range } => {
+                BatchResult::WrongPartition { part, range }
+            }
+            MetaReply::WrongShard { .. } => BatchResult::WrongShard,
+            _ => return None,
+        })
+    }
+
+    /// Converts to the result of a single operation. `None` if the operation was not done.
+    pub fn into_result(self) -> Option<Result<MetaReply, Errno>> {
+        Some(Ok(match self {
+            BatchResult::Attr(attr) => MetaReply::Attr(attr),
+            BatchResult::Referral(ino) => MetaReply::Referral(ino),
+            BatchResult::Created { attr, cap, created } => {
+                MetaReply::Created { attr, cap, created }
+            }
+            BatchResult::Removed { ino, last } => MetaReply::Removed { ino, last },
+            BatchResult::Failed(errno) => return Some(Err(errno)),
+            BatchResult::NeedsOtherNodes
+            | BatchResult::Busy
+            | BatchResult::WrongShard
+            | BatchResult::WrongPartition { .. } => return None,
+        }))
+    }
+}
+
+/// An entry that a clearing of a directory did not remove.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RetainedEntry {
+    /// Its name.
+    pub name: Bytes,
+    /// Its inode.
+    pub ino: Ino,
+    /// Type of the inode.
+    pub kind: InodeKind,
+    /// The reason. `None`: the entry is a directory, or the client must remove it alone.
+    pub reason: Option<Errno>,
+}
+
+/// Sums over the inodes of a stretch of a directory, without directories.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DirTotals {
+    /// Number of inodes with one name.
+    pub files: u64,
+    /// Sum of their sizes, in bytes.
+    pub size: u64,
+    /// Sum of their storage, in units of 512 bytes.
+    pub blocks: u64,
+    /// The inodes with several names: number, size and blocks.
+    pub linked: Vec<(Ino, u64, u64)>,
+    /// Inodes that are on other nodes or have in-flight changes. The client must request their
+    /// attributes.
+    pub remote: Vec<Ino>,
+    /// The directories. True: the directory is empty, and the caller may read it.
+    pub dirs: Vec<(Bytes, Ino, bool)>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frame::BODY_MAX;
+    use crate::meta::MetaCall;
+    use crate::{Cred, GROUPS_MAX, NAME_MAX, PATH_MAX, ShardId};
+    use tatami_layout::{Layout, NodeId};
+
+    fn longest(node: InodeTemplate) -> BatchOp {
+        BatchOp::Create {
+            parent: Ino(u64::MAX),
+            name: vec![b'n'; NAME_MAX].into(),
+            node,
+            mode: u16::MAX,
+            umask: u16::MAX,
+            exclusive: true,
+            open: Some(Access::BOTH),
+        }
+    }
+
+    #[test]
+    fn what_may_be_in_a_request_fits_a_frame() {
+        let file = InodeTemplate::File(Layout::Whole { node: NodeId(u16::MAX) });
+        for node in [file, InodeTemplate::Symlink(vec![b't'; PATH_MAX].into())] {
+            let act = longest(node);
+            let one = postcard::to_allocvec(&act).expect("plain data").len();
+            assert!(one <= act.encoded_bound());
+            let count = (BATCH_BYTES_MAX / act.encoded_bound()).min(BATCH_OPS_MAX);
+            let groups = vec![u32::MAX; GROUPS_MAX];
+            let call = MetaCall {
+                shard: ShardId(u16::MAX),
+                cred: Cred { uid: u32::MAX, gid: u32::MAX, groups },
+                op: MetaOp::Batch { operations: vec![act; count] },
+            };
+            assert!(postcard::to_allocvec(&call).expect("plain data").len() < BODY_MAX);
+        }
+    }
+
+    #[test]
+    fn an_act_is_answered_as_the_operation_is() {
+        let reply = MetaReply::Removed { ino: Some(Ino(5)), last: true };
+        assert_eq!(
+            BatchResult::from_reply(reply.clone()).and_then(BatchResult::into_result),
+            Some(Ok(reply))
+        );
+        assert_eq!(BatchResult::Failed(Errno::ENOENT).into_result(), Some(Err(Errno::ENOENT)));
+        for not_done in [BatchResult::NeedsOtherNodes, BatchResult::Busy, BatchResult::WrongShard] {
+            assert_eq!(not_done.into_result(), None);
+        }
+        assert_eq!(BatchResult::from_reply(MetaReply::Done), None);
+    }
+}
