@@ -7,10 +7,12 @@
  *   counted FILE COUNT atomic   each rank writes and reads the same block COUNT times in atomic mode
  *
  * The program checks that all bytes are there. */
+#define _GNU_SOURCE
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 enum { BLOCK = 16 };
 
@@ -42,6 +44,11 @@ static void open_all(const char *name, int count, int writes) /* does this rank 
 {
   char one[4096];
   long long block[2];
+  /* The mounts of all ranks have just looked at the directory. For a second after that no mount gets
+   * a delegation of it. The files are to be counted, not the beginning of a job. */
+  MPI_Barrier(MPI_COMM_WORLD);
+  nanosleep(&(struct timespec){.tv_sec = 2}, NULL);
+  MPI_Barrier(MPI_COMM_WORLD);
   for (int k = 0; k < count; k++) {
     snprintf(one, sizeof one, "%s.%d", name, k);
     MPI_File file = begin(one, MPI_MODE_CREATE | MPI_MODE_EXCL | MPI_MODE_WRONLY);
