@@ -55,7 +55,7 @@ static int claimed(MPI_Comm comm, const char *path, int amode, MPI_Info info, in
   return MPI_SUCCESS;
 }
 
-/* What each rank tells all. */
+/* The message of each rank to all ranks. */
 struct arrival {
   int error;
   uint32_t node;
@@ -81,7 +81,8 @@ static void invite(struct file *file, const char *const *hints, const struct arr
   free(nodes);
 }
 
-/* Rank 0 makes or finds the file for all, whose inboxes are known then; this rank opens it. */
+/* Rank 0 creates or finds the file for all ranks, whose inboxes are known by then. This rank
+ * opens it. */
 static int open_invited(struct file *file, const char *const *hints, const struct arrival *all)
 {
   struct invitation invitation = {.token_len = TIO_TOKEN_MAX};
@@ -101,7 +102,7 @@ static int open_invited(struct file *file, const char *const *hints, const struc
   return error;
 }
 
-/* All ranks tell each other where they are; then all open the file. */
+/* All ranks exchange their nodes and inboxes; then all open the file. */
 static int open_together(struct file *file, const char *const *hints, int claim, int error)
 {
   struct arrival own = {.error = error};

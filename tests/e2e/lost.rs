@@ -52,7 +52,7 @@ fn cut(path: &Path, len: usize) {
     OpenOptions::new().write(true).open(path).expect("open").set_len(len as u64).expect("cut");
 }
 
-/// Does `damage` while nothing runs.
+/// Applies `damage` while no daemon runs.
 fn behind_their_back(cluster: &Cluster, damage: impl FnOnce()) {
     cluster.down();
     damage();
@@ -81,8 +81,8 @@ fn told(cluster: &Cluster, options: &[&str]) -> (Option<i32>, Vec<Value>) {
     (said.code, told["findings"].as_array().expect("a list").clone())
 }
 
-/// Waits until the check has `count` findings: it skips files that a client has just had open for
-/// writing.
+/// Waits until the check has `count` findings. The check skips files that a client has recently had
+/// open for writing.
 fn told_of(cluster: &Cluster, options: &[&str], count: usize) -> (Option<i32>, Vec<Value>) {
     let end = Instant::now() + Duration::from_secs(120);
     loop {
@@ -110,7 +110,7 @@ fn lost_bytes_are_errors(cluster: Cluster) {
     for name in [gone, short, Path::new("dir/sound"), Path::new("dir/replaced")] {
         put(a.join(name), &bytes);
     }
-    // Files that rightly have no byte, or holes.
+    // Files that correctly have no byte, or holes.
     drop(create(a.join("dir/empty")));
     create(a.join("dir/sparse")).set_len(LEN as u64).expect("ftruncate");
     let grown = create(a.join("dir/grown"));
@@ -134,7 +134,7 @@ fn lost_bytes_are_errors(cluster: Cluster) {
         assert_eq!(get(mount.join("dir/grown")).len(), LEN);
         assert_eq!(read_on(&mount.join(gone)), (Vec::new(), Some(libc::EIO)));
         // The kernel may read more at a time than requested, and then gets none of it. The other
-        // mount has just had the file open for writing, and reports the close a moment later.
+        // mount has recently had the file open for writing, and reports the close a moment later.
         until(|| {
             let (left, error) = read_on(&mount.join(short));
             assert!(left.len() <= LEFT && bytes.starts_with(&left), "{} bytes", left.len());
@@ -145,7 +145,7 @@ fn lost_bytes_are_errors(cluster: Cluster) {
             eio(fs::read(&path));
             eio(open(&path).read_exact_at(&mut [0; 10], LEN as u64 - 10));
             eio(fs::copy(&path, mount.join("copy")));
-            // No operation makes a file of it that looks whole.
+            // No operation makes the file look whole.
             eio(OpenOptions::new().append(true).open(&path).expect("open").write_all(b"more"));
             let file = OpenOptions::new().read(true).write(true).open(&path).expect("open");
             eio(file.write_all_at(b"more", 5));
@@ -158,7 +158,7 @@ fn lost_bytes_are_errors(cluster: Cluster) {
     }
     for name in [gone, short] {
         let path = format!(":/{}", name.display());
-        // A file that a mount has just had open for writing may still count as being written.
+        // A file that a mount has recently had open for writing may still count as being written.
         let name = name.to_str().expect("text");
         until(|| {
             let cat = ask(cluster.command("cat").arg(&path));
@@ -247,7 +247,7 @@ fn lost_bytes_are_errors_without_passthrough() {
     lost_bytes_are_errors(Setup::nodes(2).without_passthrough().start());
 }
 
-/// A file is truncated, written and lengthened on one mount: no reader meanwhile takes that for a
+/// A file is truncated, written and lengthened on one mount. Readers must not report that as a
 /// loss.
 fn cuts_are_no_loss(cluster: Cluster) {
     let (a, b) = (cluster.mount(0), cluster.mount(1));
@@ -374,11 +374,11 @@ fn lost_bytes_of_a_tiled_file_are_errors() {
     cluster.finish();
 }
 
-/// The journal of a dead writer has a flipped bit before records that are whole. The check says so,
-/// with the path; a repair makes no zeros of the bytes that it told of.
+/// The journal of a dead writer has a flipped bit before records that are whole. The check reports
+/// the journal with the path. A repair must not turn the bytes of its tiles into zeros.
 #[test]
 fn a_damaged_journal_is_named_by_the_check_and_left_by_a_repair() {
-    // So long the pieces of the job count as open.
+    // The pieces of the job count as open until this lease has ended.
     let cluster = Setup::nodes(NODES).config("[node]\nlease_sec = 2\n").start();
     let job = Job::create(&cluster, "f");
     let bytes = pattern(5, 0, SIZE);
@@ -420,7 +420,7 @@ fn a_damaged_journal_is_named_by_the_check_and_left_by_a_repair() {
         );
     };
     is_named(told(&cluster, &[]));
-    // Its writer dies, and nobody settles what it wrote.
+    // The writer dies, and no process recovers its piece.
     drop(job);
     until(|| {
         let said = ask(cluster.command("recover").args(["--json", "--wait", "1", ":/f"]));
@@ -444,15 +444,15 @@ fn a_damaged_journal_is_named_by_the_check_and_left_by_a_repair() {
     cluster.finish();
 }
 
-/// A writer syncs some of its tiles, and goes on. A power cut then leaves a hole in its journal.
-/// Nothing of that was promised, so the file is settled without being asked. The same hole on a
-/// machine that was not started anew is damage.
+/// A writer syncs some of its tiles, and goes on. A power cut then leaves a hole in its journal. No
+/// sync had promised those bytes, so the file is recovered without a request. The same hole on a
+/// machine that was not restarted is damage.
 #[test]
 fn what_a_power_cut_took_of_a_journal_is_no_damage() {
     const TILES: u64 = 40;
     const SYNCED: u64 = 10;
     const BYTES: usize = 100;
-    // Irregular, so that each write is a tile.
+    // Irregular offsets, so that each write is a tile.
     let offset = |tile: u64| (tile * 1000 + tile * tile * 37 % 501) as usize;
     let cluster = Setup::nodes(NODES).config("[node]\nlease_sec = 2\n").start();
     let job = Job::create(&cluster, "f");
@@ -487,7 +487,7 @@ fn what_a_power_cut_took_of_a_journal_is_no_damage() {
     on_disk.write_all_at(&[0; 512], 512).expect("a hole");
     let (code, findings) = told(&cluster, &[]);
     assert_eq!((code, &findings[0]["kind"]), (WRONG, &"damaged-journal".into()), "{findings:?}");
-    // Its last change was before the machine was started.
+    // The journal's last change is older than the start of the machine.
     let before = std::time::SystemTime::UNIX_EPOCH + Duration::from_secs(1000);
     on_disk.set_modified(before).expect("older");
     assert_eq!(told(&cluster, &[]), (Some(0), Vec::new()));

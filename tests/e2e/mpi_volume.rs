@@ -1,5 +1,5 @@
-//! MPI programs with shared files in a volume, each rank on the mount of a node of its own:
-//! the layer gives each rank a piece on that node's disk, and all mounts show one ordinary file.
+//! MPI programs with shared files in a volume; each rank uses the mount of its node. The layer
+//! gives each rank a piece on that node's disk, and all mounts show one ordinary file.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -25,8 +25,8 @@ const ANNA: u32 = 4001;
 /// Bytes of a block of the program `endless`.
 const BLOCK: u64 = 1000;
 
-/// `mpirun` with the layer. In the arguments of the program, which are to follow, `@` stands for
-/// the mount of the rank's node: ranks go round the nodes.
+/// Returns `mpirun` with the layer. In the program's arguments, which the caller appends, `@`
+/// stands for the mount of the rank's node. Ranks are assigned to the nodes in turn.
 fn layered(cluster: &Cluster, mpi: &str, ranks: u64, program: &str) -> Command {
     launch(cluster, mpi, ranks, &compiled(program, mpi))
 }
@@ -57,7 +57,7 @@ fn as_anna(command: &Command) -> Command {
     job
 }
 
-/// Puts the rank's mount in the place of each `@`, goes there, and becomes the program.
+/// Replaces each `@` by the rank's mount, changes to that directory, and executes the program.
 const SPREAD: &str = r#"
 mount=$MOUNTS/node$((${OMPI_COMM_WORLD_RANK:-$PMI_RANK} % NODES))
 cd "$mount"
@@ -228,8 +228,8 @@ fn endless(cluster: &Cluster, mpi: &str, ranks: u64, log: &Path, arguments: [&st
     child
 }
 
-/// Ranks die at any moment. When they have been away for a lease, every mount has the bytes of each
-/// write that had returned.
+/// Ranks die at any moment. One lease after their death every mount has the bytes of each write
+/// that had returned.
 #[test]
 fn what_killed_ranks_have_written_is_there() {
     let _turn = ONE_AT_A_TIME.lock();
@@ -262,7 +262,7 @@ fn what_killed_ranks_have_written_is_there() {
     cluster.finish();
 }
 
-/// A daemon dies and comes again: the ranks of its node go on, and all of the file is there.
+/// A daemon dies and is restarted. The ranks of its node go on, and the whole file is there.
 #[test]
 fn ranks_go_on_when_a_daemon_dies() {
     let _turn = ONE_AT_A_TIME.lock();
@@ -284,8 +284,8 @@ fn ranks_go_on_when_a_daemon_dies() {
     cluster.finish();
 }
 
-/// A file that was ordinary before keeps the bytes that no rank overwrites. Other programs write it
-/// in between. After an open without writes it is unchanged.
+/// A file that was ordinary before keeps the bytes that no rank overwrites. Other programs write
+/// the file in between. After an open without writes it is unchanged.
 #[test]
 fn ordinary_programs_and_jobs_take_turns() {
     let _turn = ONE_AT_A_TIME.lock();
@@ -580,9 +580,9 @@ fn requests(cluster: &Cluster) -> u64 {
     nodes.iter().map(|node| node["meta_requests"].as_u64().expect("a number")).sum()
 }
 
-/// What one more of what the program `counted` does costs, in requests: two runs are compared.
-/// Housekeeping and what mounts happen to know are no part of it, so the least of several is what
-/// counts.
+/// Returns the requests of one more step of the program `counted`, by comparing two runs.
+/// Housekeeping, and requests that a mount saves by its cache, vary between runs. So the least of
+/// several comparisons counts.
 fn cost(least: usize, counts: [u64; 2], mut run: impl FnMut(u64) -> u64) -> f64 {
     let once = |_| {
         let [few, many] = counts.map(&mut run);
@@ -591,8 +591,8 @@ fn cost(least: usize, counts: [u64; 2], mut run: impl FnMut(u64) -> u64) -> f64 
     (0..least).map(once).fold(f64::MAX, f64::min)
 }
 
-/// The shared file pointer and the lock of atomic mode with ranks on several nodes: the shard gives
-/// them, for one request each.
+/// The shared file pointer and the lock of atomic mode, with ranks on several nodes. The shard
+/// provides both, for one request each.
 #[test]
 fn shared_pointers_and_atomic_mode_cost_a_request_each() {
     const RANKS: u64 = 4;
@@ -620,7 +620,7 @@ fn shared_pointers_and_atomic_mode_cost_a_request_each() {
     cluster.finish();
 }
 
-/// Requests about bytes to all nodes so far: housekeeping is no part of these.
+/// Returns the requests about bytes to all nodes so far; housekeeping is not counted.
 fn object_requests(cluster: &Cluster) -> u64 {
     let status = cluster.status();
     let nodes = status["nodes"].as_array().expect("nodes");
@@ -632,20 +632,20 @@ fn all_requests(cluster: &Cluster) -> u64 {
     requests(cluster) + object_requests(cluster)
 }
 
-/// The requests of one more file: runs with two numbers of files are compared. Requests that
-/// daemons send by time are measured and taken off. Requests that remove the pieces of closed files
-/// are a part of the cost; how many files one request removes depends on the machine's speed. Both
-/// come in bursts, so the least of several comparisons counts.
+/// The requests of one more file, by comparing runs with two numbers of files. Requests that
+/// daemons send periodically are measured and subtracted. Requests that remove the pieces of closed
+/// files are a part of the cost; the number of files that one request removes depends on the
+/// machine's speed. Both come in bursts, so the least of several comparisons counts.
 struct FileCost {
     /// Requests a second while no program runs.
     idle: f64,
     least: f64,
-    /// Files made so far.
+    /// Files that the runs have created so far.
     files: u64,
 }
 
 impl FileCost {
-    /// Files of the two runs.
+    /// Numbers of files of the two runs.
     const COUNTS: [u64; 2] = [4, 24];
 
     fn new(cluster: &Cluster) -> FileCost {
@@ -655,7 +655,7 @@ impl FileCost {
         FileCost { idle, least: f64::MAX, files: 0 }
     }
 
-    /// Compares once more; `run` makes the number of files that it is given.
+    /// Compares once more; `run` creates the given number of files.
     fn compare(&mut self, cluster: &Cluster, mut run: impl FnMut(u64)) -> f64 {
         let [few, many] = Self::COUNTS.map(|count| {
             let (before, start) = (all_requests(cluster), Instant::now());
@@ -670,8 +670,8 @@ impl FileCost {
     }
 }
 
-/// To make a file together, write a block a rank and close it costs 4 requests and two for each
-/// node, however many ranks there are. A file in which nobody writes costs one less for each node.
+/// Ranks that create a file together, write a block each and close it send 4 requests and two for
+/// each node, for any number of ranks. A file without writes needs one request less for each node.
 #[test]
 fn an_open_costs_few_requests_however_many_ranks() {
     const PATIENCE: Duration = Duration::from_secs(300);
@@ -724,8 +724,9 @@ fn objects_of(cluster: &Cluster, ino: u64) -> usize {
     files.filter(|name| name.starts_with(&format!("{ino:016x}."))).count()
 }
 
-/// One rank of a node asks the daemon for the descriptors of all: what is made for those that write
-/// nothing goes when the file is closed. Also for an ordinary user.
+/// One rank of a node requests the descriptors of all ranks from the daemon. The unused pieces of
+/// ranks that write nothing are removed when the file is closed. The same holds for an ordinary
+/// user.
 #[test]
 fn ranks_that_write_nothing_leave_no_objects() {
     const RANKS: u64 = 5;
@@ -760,8 +761,8 @@ fn ranks_that_write_nothing_leave_no_objects() {
     cluster.finish();
 }
 
-/// System calls of one process, by name, as strace tells of them. Waiting for other ranks is no
-/// part of the work.
+/// Counts the system calls of one process by name, from the output of strace. Waits for other ranks
+/// are not counted.
 fn system_calls(log: &Path) -> BTreeMap<String, u64> {
     let mut calls = BTreeMap::new();
     for line in fs::read_to_string(log).expect("what strace wrote").lines() {
@@ -779,10 +780,10 @@ fn system_calls(log: &Path) -> BTreeMap<String, u64> {
 #[test]
 fn an_open_costs_few_system_calls() {
     const COUNTS: [u64; 2] = [5, 25];
-    /// 37, of which ten are five requests of two calls each; in a debug build each close of a file
-    /// is two. What the daemon's answers bring in parts is read by a few more.
+    /// The usual number is 37, of which ten are five requests of two calls each. In a debug build
+    /// each close of a file is two calls. Replies that arrive in parts need a few more.
     const MOST: u64 = 42;
-    /// Calls by which a process waits for others.
+    /// Calls by which a process waits for other processes.
     const WAITS: [&str; 6] = ["sched_yield", "poll", "epoll_wait", "futex", "clock_nanosleep", "<"];
     let _turn = ONE_AT_A_TIME.lock();
     let cluster = Cluster::start(NODES);

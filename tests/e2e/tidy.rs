@@ -1,4 +1,4 @@
-//! House rules, as a test: what a reader would otherwise have to remember.
+//! Checks the rules of the code base that a reader would otherwise have to remember.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -6,14 +6,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use tatami_tests::command::{program, run, sources, tatami_bin};
 
-/// Longest source file, in lines: beyond it, nobody knows what is where.
+/// Longest source file, in lines. In longer files a reader loses the overview.
 const LINES_MAX: usize = 900;
 
 fn root() -> &'static Path {
     sources().parent().expect("the workspace")
 }
 
-/// Every file that belongs to the project: tracked by git, or new and not ignored.
+/// Returns every file of the project: tracked by git, or new and not ignored.
 fn project_files() -> Vec<PathBuf> {
     let mut git = program("git ls-files --cached --others --exclude-standard");
     let listed = run(git.current_dir(root())).out;
@@ -36,7 +36,7 @@ fn report(what: &str, found: &[String]) {
     assert!(found.is_empty(), "{what}:\n  {}", found.join("\n  "));
 }
 
-/// The lines of code of a file, without its unit tests.
+/// Returns the lines of code of a file, without its unit tests.
 fn code(path: &Path) -> String {
     let all = text(path);
     all.split("#[cfg(test)]").next().unwrap_or_default().to_owned()
@@ -55,7 +55,7 @@ fn no_file_is_too_long() {
 
 #[test]
 fn no_markers_are_left() {
-    // Spelt in halves, so that this file does not find itself.
+    // Spelled in halves, so that this file does not find itself.
     let markers: Vec<String> = [
         ("TO", "DO"),
         ("FIX", "ME"),
@@ -109,8 +109,8 @@ fn every_crate_is_in_the_architecture() {
     report("crates without a line in ARCHITECTURE.md", &missing);
 }
 
-/// Layers: no crate knows the ones above it (see ARCHITECTURE.md). A crate that is missing here is
-/// refused, and so is an arrow that is allowed and not used: the list is the truth.
+/// Layers: no crate knows the crates above it (see ARCHITECTURE.md). The test rejects a crate that
+/// is missing here, and an allowed dependency that is unused. So the list is exact.
 #[test]
 fn crates_depend_downwards_only() {
     let allowed: BTreeMap<&str, &[&str]> = BTreeMap::from([
@@ -153,8 +153,8 @@ fn crates_depend_downwards_only() {
     report("dependencies between crates", &wrong);
 }
 
-/// What would make the same input give another result (clippy.toml bans the
-/// calls; this finds what clippy cannot see, such as `Default` of a map).
+/// No source of different results for the same input. clippy.toml bans the calls; this test finds
+/// the cases that clippy cannot see, such as `Default` of a map.
 #[test]
 fn meta_and_layout_are_deterministic() {
     let banned = [
@@ -209,7 +209,7 @@ fn every_crate_takes_part_in_the_lints() {
     report("crates without `[lints] workspace = true`", &missing);
 }
 
-/// Every source file says at its top what it is for.
+/// Every source file states its purpose at its top.
 #[test]
 fn every_module_says_what_it_is_for() {
     let silent: Vec<String> = with_extension(&["rs"])
@@ -220,7 +220,7 @@ fn every_module_says_what_it_is_for() {
     report("files that do not begin with `//!`", &silent);
 }
 
-/// The names of the tests in a source file.
+/// Returns the names of the tests in a source file.
 fn tests_in(source: &str) -> BTreeSet<&str> {
     let mut found = BTreeSet::new();
     let mut lines = source.lines();
@@ -256,7 +256,7 @@ fn sentences_of_the_semantics_name_tests_that_exist() {
     report("tests named in docs/reference/semantics.md that do not exist", &missing);
 }
 
-/// What the README tells people to type: each command is there, and has the options.
+/// Commands in the README: each command exists, and has the options.
 #[test]
 fn commands_of_the_readme_exist() {
     let readme = text(Path::new("README.md"));
@@ -264,7 +264,7 @@ fn commands_of_the_readme_exist() {
     let mut looked_at = 0;
     for line in blocks.flat_map(str::lines).map(|line| line.split('#').next().unwrap_or_default()) {
         let words: Vec<&str> = line.split_whitespace().collect();
-        // One may run another: what stands before the first is a launcher's.
+        // A launcher may run the command: words before the first `tatami` belong to the launcher.
         for words in words.split(|word| *word == "tatami").skip(1) {
             let Some((command, words)) = words.split_first() else { continue };
             let help_of =
@@ -276,7 +276,7 @@ fn commands_of_the_readme_exist() {
             {
                 help = help_of(&[command, verb]);
             }
-            // What stands behind `--` is another program's.
+            // Words behind `--` belong to another program.
             let own = words.iter().take_while(|word| **word != "--");
             for option in own.filter(|word| word.starts_with("--")) {
                 assert!(help.contains(option), "tatami {command} has no {option}");

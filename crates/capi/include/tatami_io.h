@@ -7,15 +7,18 @@
  * are on several machines: that thread sends their heartbeat.
  *
  * Conventions
- *   - Every function may be called from any thread. Calls on one handle from several threads at once are safe; each
- *     is carried out as a whole.
- *   - Results: 0 or a count (>= 0) on success, a negative errno (-ENOENT, -ENOSPC, ...) on failure. Functions that
- *     return a pointer return NULL on failure. tio_error() then tells the same in a sentence.
- *   - "Collective" means: all ranks of an open call it in the same order, the front end carries bytes between them.
- *     The library itself never waits for another rank, but for locks (tio_lock, and briefly where the file's index
- *     is replaced), and at a rank's first write, for 3 s at most, for the rank of its node that asks the node for both.
- *   - All sizes and offsets are bytes. A *stream position* counts bytes of data visible through the rank's view: byte
- *     0 is the first visible byte; a front end converts etypes with the etype size that it gave to tio_view.
+ *   - Every function may be called from any thread. Calls on one handle from several threads at
+ *     once are safe. Each call is carried out as a whole.
+ *   - Results: 0 or a count (>= 0) on success, a negative errno (-ENOENT, -ENOSPC, ...) on failure.
+ *     Functions that return a pointer return NULL on failure. tio_error() then returns a message.
+ *   - "Collective" means that all ranks of an open call the function in the same order. The front
+ *     end carries bytes between them. The library itself waits for other ranks in two cases only:
+ *     for locks (tio_lock, and briefly where the file's index is replaced), and at a rank's first
+ *     write. That write waits at most 3 s for the rank of its node that sends the request for both
+ *     ranks.
+ *   - All sizes and offsets are bytes. A *stream position* counts bytes of data visible through the
+ *     rank's view: byte 0 is the first visible byte. A front end converts etypes with the etype
+ *     size that it gave to tio_view.
  *   - No panic and no C++ or Rust exception crosses this boundary; an internal defect is -EIO.
  */
 #ifndef TATAMI_IO_H
@@ -28,7 +31,8 @@
 extern "C" {
 #endif
 
-/* Raised when a function changes its meaning. tio_version() tells that of the loaded library. */
+/* The version of this interface, raised when a function changes its meaning. tio_version()
+ * returns the version of the loaded library. */
 #define TIO_VERSION 4
 uint32_t tio_version(void);
 
@@ -106,25 +110,31 @@ int64_t tio_unpack(const void *dense, size_t dense_len, void *to, uint64_t count
 /* ---- Opening --------------------------------------------------------------------------------- */
 /*
  * Collective:
- *   1. rank 0 asks tio_claims and tells the others;
- *   2. every rank asks tio_node; rank 0 gathers the answers, and the numbers of inboxes are told to all;
- *   3. rank 0 calls tio_begin: it creates the file, checks the flags, settles what dead jobs left behind, and hands
- *      out a token. On failure nothing has to be undone: tell the others the error;
+ *   1. rank 0 calls tio_claims and sends the result to the others;
+ *   2. every rank calls tio_node. Rank 0 gathers the node numbers; every rank gets the inbox
+ *      numbers of all;
+ *   3. rank 0 calls tio_begin: it creates the file, checks the flags, recovers the bytes of dead
+ *      jobs, and returns a token. After a failure nothing has to be undone: send the error to the
+ *      others;
  *   4. rank 0 broadcasts the token; every rank (0, too) calls tio_open with it;
- *   5. if tio_open failed on any rank, those where it did not fail call tio_close. No rank writes before it knows that
- *      all have opened.
- * The handle starts with the byte view (displacement 0, etype and filetype one byte) in a first view epoch.
+ *   5. if tio_open failed on any rank, the ranks where it succeeded call tio_close. No rank writes
+ *      before it knows that all have opened.
+ * The handle starts with the byte view (displacement 0, etype and filetype one byte) in a first
+ * view epoch.
  */
 #define TIO_TOKEN_MAX 4096
-/* The number of the node at which the mount of the path is at home. `claim` is what tio_claims returned on rank 0.
- * `inbox`, where it is not NULL: the number of this process's inbox, by which another rank of the node passes it
- * descriptors of a file of a volume (a UNIX socket that only processes of this user can use); 0 where it has none. */
+/* Returns the number of the node to which the mount of the path belongs. `claim` is the result
+ * of tio_claims on rank 0. `inbox`, where it is not NULL, receives the number of this process's
+ * inbox; 0 where the process has none. Another rank of the node passes descriptors of a volume's
+ * file through the inbox (a UNIX socket that only processes of this user can use). */
 int tio_node(const char *path, int claim, uint32_t *node, uint64_t *inbox);
-/* `nodes`: the answers of tio_node by rank, or NULL when all ranks are processes of this machine. `token_len`: in,
- * the room (TIO_TOKEN_MAX is always enough); out, the length. `mode`: permissions of a new file, before umask. */
+/* `nodes`: the results of tio_node by rank, or NULL when all ranks are processes of this
+ * machine. `token_len`: in, the room (TIO_TOKEN_MAX is always enough); out, the length. `mode`:
+ * permissions of a new file, before umask. */
 int tio_begin(const char *path, int flags, unsigned mode, const char *const *hints, uint32_t ranks,
               const uint32_t *nodes, void *token, size_t *token_len);
-/* `inboxes`: the numbers that tio_node told all ranks, or NULL: then each rank that writes asks its node by itself. */
+/* `inboxes`: the inbox numbers from tio_node by rank, or NULL: then each rank that writes sends
+ * its own request to its node. */
 int tio_open(const char *path, int flags, const char *const *hints, uint32_t rank, const void *token,
              size_t token_len, const uint64_t *inboxes, tio_file **out);
 

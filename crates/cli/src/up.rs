@@ -355,9 +355,9 @@ fn check_arguments(place: &VolumeDir, volume: &VolumeFile, args: &UpArgs) -> Com
     Ok(())
 }
 
-/// Verifies that the key file is whole, and that it holds the key of the daemons that run. They
-/// keep the key in memory, so nothing else would tell of a bad file before their next start, when
-/// it is late for a copy.
+/// Verifies that the key file is whole, and that it holds the key of the running daemons. The
+/// daemons keep the key in memory. Without this check a bad file would stay unnoticed until their
+/// next start, when it may be too late to make a copy.
 ///
 /// # Errors
 /// The file is missing or damaged, or has another key than a daemon that runs.
@@ -368,7 +368,7 @@ fn verify_key(place: &VolumeDir, volume: &VolumeFile) -> CommandResult {
         volume.nodes.iter().filter(|entry| daemon::running_daemon(entry).is_some()).collect();
     let key = match KeyFile::load(&place.key_file()) {
         Ok(key) => key,
-        // A user who may not read it has asked for nothing that needs it.
+        // A user without permission to read the key has requested no part that needs it.
         Err(e) if e.is_foreign() => return Ok(()),
         Err(e) => {
             let others = "put a copy of the file there, mode 0600, from another machine of the volume or from a backup";
@@ -387,8 +387,8 @@ fn verify_key(place: &VolumeDir, volume: &VolumeFile) -> CommandResult {
         }
     };
     for entry in here {
-        // One that cannot be reached in this way has other trouble, which is told by whoever needs
-        // it.
+        // A daemon that cannot be reached in this way has another fault, which the next command
+        // that needs the daemon reports.
         let Err(error) = place.prove_key(volume, entry, key.clone()) else { continue };
         if error.is_wrong_key() {
             let what = format!("{} runs with another key than {path} holds", entry.name);
@@ -403,7 +403,7 @@ fn verify_key(place: &VolumeDir, volume: &VolumeFile) -> CommandResult {
     Ok(())
 }
 
-/// What this call has started, to be stopped again if the rest fails.
+/// The parts that this call has started. They are stopped again if the rest fails.
 struct StartedParts<'a> {
     place: &'a VolumeDir,
     volume: &'a VolumeFile,
@@ -428,8 +428,8 @@ impl StartedParts<'_> {
                 }
             }
         }
-        // The loop waits also after a failure: a process that is ready can be stopped in good
-        // order.
+        // The loop waits also after a failure: a process that is ready can be stopped in an orderly
+        // way.
         for (entry, process) in starting {
             spinner.set_message(format!("waiting for {}", entry.name));
             match process.wait_ready() {

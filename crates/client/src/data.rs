@@ -1,9 +1,9 @@
 //! The bytes of one open file.
 //!
 //! On the node that stores the object, the daemon hands over the open backing file, and all
-//! operations below go straight to the disk. For other nodes, requests go to the node's daemon:
-//! reads one by one, writes as write-behind (see `remote`). A tiled file has objects on many nodes
-//! (see `tiled`).
+//! operations below use the disk directly. For other nodes the client sends requests to the node's
+//! daemon: reads one by one, writes as write-behind (see `remote`). A tiled file has objects on
+//! many nodes (see `tiled`).
 
 use crate::Client;
 use crate::cause::record_cause;
@@ -25,8 +25,8 @@ use tatami_wire::object::{
 };
 use tatami_wire::{Attr, Cap, Cred, Errno, Ino, Layout, NodeId, Piece, Timestamp};
 
-/// One open file. Its methods take explicit offsets, so that threads may share it. Dropping it
-/// closes the file; call [`DataFile::flush`] before, to learn of failed writes.
+/// One open file. Its methods take explicit offsets, so that threads may share it. A drop closes
+/// the file. Call [`DataFile::flush`] before to learn of failed writes.
 pub struct DataFile {
     client: Arc<Client>,
     ino: Ino,
@@ -190,9 +190,9 @@ impl DataFile {
         Ok(())
     }
 
-    /// Fails where a change of the file is refused because bytes of it are lost. The user must
-    /// first cut it to the part that is left, or write it from the start. Costs a look at the
-    /// object before the first change.
+    /// Fails if the client refuses changes because bytes of the file are lost. The user must first
+    /// cut the file to the part that is left, or write it from the start. Before the first change
+    /// this sends one request for the object's state.
     ///
     /// # Errors
     /// `EIO`; those of the shard and of the object's node.
@@ -210,9 +210,9 @@ impl DataFile {
         matches!(self.location, DataLocation::Tiled(_))
     }
 
-    /// Returns the backing file, open for the access that the capability allows. The daemon is
-    /// asked once. `None` when the file is on another node, or has no byte yet and `create` is not
-    /// set.
+    /// Returns the backing file, open for the access that the capability allows. Requests it from
+    /// the daemon once. `None` when the file is on another node, or has no byte yet and `create` is
+    /// not set.
     pub fn local_file(&self, create: bool) -> Result<Option<Arc<OwnedFd>>, Errno> {
         let DataLocation::Local { peer, file } = &self.location else {
             return Ok(None);
@@ -259,7 +259,7 @@ impl DataFile {
         if is_whole { Ok(fds) } else { Err(Errno::ENFILE) }
     }
 
-    /// Asks the daemon for a descriptor.
+    /// Requests a descriptor from the daemon.
     pub(crate) fn request_descriptor(
         &self,
         connection: &mut Connection,
@@ -269,7 +269,7 @@ impl DataFile {
         let call = ObjectCall { cap, piece: self.piece, op: op.clone() };
         connection.send(FrameClass::Object, 0, &call, &[])?;
         let (result, fd): (ObjectResult, _) = connection.receive_with_fd(FrameClass::Object, 0)?;
-        // The kernel drops it on the way where this process has no room for it.
+        // The kernel drops the descriptor if this process has no room for it.
         let fd = result.and_then(|_| fd.ok_or(Errno::ENFILE));
         Ok(fd.and_then(|fd| if is_reserved_descriptor(&fd) { Err(Errno::ENFILE) } else { Ok(fd) }))
     }
@@ -426,8 +426,8 @@ impl DataFile {
                 if sent {
                     return Ok(Err(Errno::EIO));
                 }
-                // A daemon that was restarted has closed its idle connections. To find that out
-                // before the send saves an `EIO`.
+                // A restarted daemon has closed its idle connections. The check before the send
+                // saves an `EIO`.
                 if connection.is_stale() {
                     return Err(FrameError::Closed);
                 }
@@ -477,7 +477,7 @@ impl DataFile {
     /// Cuts or extends the file. The caller must then report the size to the shard
     /// ([`Client::setattr`] with a size).
     pub fn truncate(&self, size: u64) -> Result<ObjectState, Errno> {
-        // Before the truncation begins: from then on the object's length proves nothing.
+        // Mark this before the truncation begins: from then on the object's length proves nothing.
         match &self.location {
             DataLocation::Tiled(file) if size > 0 => file.check_not_lost()?,
             DataLocation::Tiled(_) => {}
@@ -485,8 +485,8 @@ impl DataFile {
                 self.check_not_lost(size)?
             }
         }
-        // Counted before the object changes: no check of lost bytes may see the shorter object and
-        // not the truncation.
+        // Count the cut before the object changes. No check of lost bytes may see the shorter
+        // object without the truncation.
         self.client.loss_tracker.begin_cut(self.ino);
         self.resize_object(size).inspect_err(|_| self.client.loss_tracker.end_cut(self.ino))
     }
@@ -617,7 +617,7 @@ impl DataFile {
         }
     }
 
-    /// Makes an object of the file's bytes, also if they are in a spare file.
+    /// Makes an object of the file's bytes, also if the bytes are in a spare file.
     pub fn make_object(&self) -> Result<(), Errno> {
         // Any request for the object makes one of the spare file that stands for it.
         self.request_state(&ObjectOp::Stat).map(drop)

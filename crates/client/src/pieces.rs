@@ -20,11 +20,10 @@ pub struct PieceJournalReport {
     pub growth: PieceGrowth,
     /// Published bytes.
     pub published: u64,
-    /// Bytes in its journal, the published ones included; `None` where there is no journal, or its
-    /// node is away, or it is damaged.
+    /// Bytes in its journal, the published ones included. `None` where there is no journal, its
+    /// node is away, or the journal is damaged.
     pub journal: Option<u64>,
-    /// Where its journal is damaged. In a piece that grows this may be a record that is half
-    /// written.
+    /// The damage of its journal. In a growing piece this may be a record that is half written.
     pub damage: Option<Damage>,
 }
 
@@ -64,9 +63,9 @@ pub fn report_pieces(
     Ok(told)
 }
 
-/// Reads the journal of piece `number`, with all checksums; tells where it is damaged, if it is.
-/// `cap` allows to read the file. Of a journal that grows, a record that is half written may look
-/// so: the next look dispels that.
+/// Reads the journal of piece `number` with all checksums, and returns its damage, if any. `cap`
+/// allows to read the file. A half-written record of a growing journal may look like damage; a
+/// second read then finds none.
 ///
 /// # Errors
 /// Those of the node that has it.
@@ -79,12 +78,12 @@ pub(crate) fn find_journal_damage(
 ) -> Result<Option<Damage>, Errno> {
     match read_last(client, attr, cap, node, number)? {
         LastWord::Damaged(damage) => Ok(Some(damage)),
-        // What a power cut has left is settled when the lease of its writer has ended.
+        // A journal with holes of a power cut is recovered when the lease of its writer has ended.
         LastWord::Whole(_) | LastWord::Torn(_) => Ok(None),
     }
 }
 
-/// What the journal of piece `number` tells, if its writer is gone.
+/// Returns the final state of the journal of piece `number`, as if its writer were gone.
 fn read_last(
     client: &Arc<Client>,
     attr: &Attr,
@@ -97,25 +96,25 @@ fn read_last(
     if !matches!(last, LastWord::Damaged(_)) {
         return Ok(last);
     }
-    // Only a journal that does not read needs more questions.
+    // Only a damaged journal needs two more requests, so whole ones stay cheap.
     let state = client.open_object(attr.ino, node, Piece::of_journal(number), cap)?.stat()?;
     let len = client.open_object(attr.ino, node, Piece::of_bytes(number), cap)?.stat()?.size;
     Ok(journal::read_last_word(&all, len, state.is_restarted))
 }
 
-/// What became of a piece whose journal is damaged, when its loss was accepted.
+/// The recovered rest of a piece with a damaged journal, after the user has accepted the loss.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecoveredPiece {
     /// Its number.
     pub number: u32,
-    /// Bytes of the file that it has.
+    /// Bytes of the file that the piece has.
     pub bytes: u64,
     /// Where records of its journal are lost.
     pub lost: Vec<Damage>,
 }
 
-/// Closes the pieces of a file whose writers are gone and whose journals are damaged, and publishes
-/// the records that are whole. `cap` allows to read the file, `cred` may write it.
+/// Recovers the pieces of a file whose writers are gone and whose journals are damaged: publishes
+/// the whole records, and closes the pieces. `cap` allows to read the file, `cred` may write it.
 ///
 /// # Errors
 /// Those of the shard, and of the nodes that have the journals; then the piece stays as it was.
@@ -142,7 +141,7 @@ pub fn accept_loss(
                 recovered.join_published(&PieceTiles::decode(&piece.tiles).map_err(|_| Errno::EIO)?)
             }
         };
-        // A record may be on disk while its bytes are not: those tiles are left out.
+        // A record may be on disk while its bytes are not. Such tiles are dropped.
         let tiles = clip_tiles(&tiles, state.size);
         let encoded = tiles.encode();
         if encoded.len() > TILES_MAX {
@@ -157,8 +156,8 @@ pub fn accept_loss(
     Ok(saved)
 }
 
-/// Returns the tiles whose bytes exist, in an object of `size` bytes: after a power cut the journal
-/// may refer to more.
+/// Returns the tiles whose bytes exist in an object of `size` bytes. After a power cut the journal
+/// may refer to bytes beyond that size.
 pub fn clip_tiles(tiles: &PieceTiles, size: u64) -> PieceTiles {
     let mut left = PieceTiles::new(tiles.rank());
     let views: Vec<_> = tiles.views().iter().map(|view| left.add_view(view)).collect();
@@ -186,7 +185,7 @@ fn read_journal(
         all.resize(before + PAYLOAD_MAX, 0);
         let got = object.read_at(&mut all[before..], before as u64)?;
         all.truncate(before + got);
-        // Longer journals are refused, so no more is read.
+        // Readers refuse longer journals, so no more bytes are needed.
         if got == 0 || all.len() > BYTES_MAX {
             return Ok(all);
         }

@@ -1,8 +1,8 @@
 //! The journal of a piece, as its bytes: the tiles that a writer recorded, readable after its
 //! death.
 //!
-//! This module has the header and the records, for writers and concurrent readers, and a reader of
-//! a whole journal from any place. docs/reference/formats.md draws the format.
+//! This module has the header and the records, for writers and for concurrent readers. It also has
+//! a reader of a whole journal, from any source. docs/reference/formats.md draws the format.
 
 mod last_word;
 
@@ -30,13 +30,13 @@ const LENGTH_BITS: u32 = 48;
 pub const LENGTH_MAX: u64 = (1 << LENGTH_BITS) - 1;
 /// Most bytes of a journal of a volume's file: a writer that comes near takes another piece.
 pub const BYTES_MAX: usize = 64 << 20;
-/// A search for whole records sums up so many words for each word that there is: who makes up a
-/// journal is not to keep its reader busy for hours.
+/// A search for whole records computes checksums over at most this many words for each word of the
+/// journal. The limit keeps a forged journal from occupying its reader for hours.
 const SEARCH_EFFORT: usize = 16;
 
 /// A journal, or a part of one, differs from the bytes of its writer. A torn end, which a killed
-/// writer or a power cut leaves, is no damage. Here whole records follow, or the last record is
-/// complete and does not fit its checksum.
+/// writer or a power cut leaves, is no damage. Damage means that whole records follow, or that the
+/// last record is complete and does not match its checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("damaged at byte {at}: {what}")]
 pub struct Damage {
@@ -185,7 +185,7 @@ impl JournalHeader {
         kind | (words as u64) << 8 | u64::from(sum) << 32
     }
 
-    /// Checks the record at byte `at` against its checksum, but for the length of a tile.
+    /// Checks the record at byte `at` against its checksum, except for the length of a tile.
     fn matches_checksum(self, at: u64, record: &[u64]) -> bool {
         let Some((&first, body)) = record.split_first() else { return false };
         match first & 0xff {
@@ -279,7 +279,7 @@ const LOST: Tile = Tile { stamp: 0, view: u32::MAX, start: 0, block: 1, stride: 
 /// The length of a tile whose length word is damaged: all bytes up to the next tile.
 const UNKNOWN: u64 = u64::MAX;
 
-/// The tiles of the records so far.
+/// The tiles of the records that were applied so far.
 #[derive(Clone, Debug)]
 pub struct JournalReplay {
     header: JournalHeader,
@@ -297,9 +297,9 @@ impl JournalReplay {
         JournalReplay { header, views, tiles, reach, skipped_words: 0 }
     }
 
-    /// Applies a whole record, which lies at byte `at`, and returns whether it was that of the last
-    /// tile, the only one that still grows. `None` where it makes no sense, or is not complete yet:
-    /// then [`JournalHeader::check_end`] decides whether the journal ends before it.
+    /// Applies the whole record at byte `at`. Returns whether it was the record of the last tile,
+    /// the only tile that still grows. `None` where the record is invalid or not complete yet: then
+    /// [`JournalHeader::check_end`] decides whether the journal ends before it.
     ///
     /// A concurrent reader may load the length of the last tile before its last growth, and then
     /// see the tile after it. A piece has no gaps: a tile is at least as long as the place of the
@@ -363,8 +363,8 @@ impl JournalReplay {
         Some(slot + 1 == self.tiles.len())
     }
 
-    /// Updates the length of the last tile, whose record at byte `at` ends with this word by now. A
-    /// tile that was longer stays so.
+    /// Updates the length of the last tile, whose record at byte `at` now ends with this word. A
+    /// tile never becomes shorter.
     ///
     /// # Errors
     /// [`Damage`], where the word does not fit its check.
@@ -407,8 +407,8 @@ impl JournalReplay {
     }
 
     /// Reports whether a tile with a stamp of `since` or later has any of the bytes `from .. to` of
-    /// the file. In O(log) of the number of tiles, as long as they are about in the order of the
-    /// file.
+    /// the file. Takes O(log) of the number of tiles, as long as the tiles are roughly in the order
+    /// of the file.
     pub fn has_written(&self, from: u64, to: u64, since: u64) -> bool {
         self.reach.any_tile((from, to), since, |slot| {
             let found = self.valid_tile(slot).filter(|(_, tile)| tile.stamp >= since);
@@ -504,7 +504,7 @@ fn apply_records<'a>(
     (at, words)
 }
 
-/// The bytes of a journal that tells of these tiles. For tests.
+/// Encodes a journal with these tiles. For tests.
 #[doc(hidden)]
 pub fn encode(piece: &PieceTiles) -> Vec<u8> {
     encode_with_header(JournalHeader::new(1, piece.rank()), piece)
@@ -677,7 +677,7 @@ mod tests {
         assert_eq!((recovered.tiles.tiles().len(), recovered.lost.len()), (0, 1));
     }
 
-    /// The check is linear in the length, so that what one length shows holds for all.
+    /// The check is linear in the length, so one length is enough for the proof.
     #[test]
     fn one_or_two_flipped_bits_of_a_length_are_noticed() {
         let header = JournalHeader::new(1, 3);

@@ -31,8 +31,8 @@ const RESTORE_INDEX: &str = "restore the file from a copy, or go back to what wa
 const NO_INDEX: &str =
     "without it nothing tells where the bytes of its pieces belong: restore the file from a copy";
 
-/// A container that is open. Its files are found through the directory's descriptor, so it may be
-/// renamed meanwhile.
+/// An open container. Its files are found through the directory's descriptor, so another process
+/// may rename the directory meanwhile.
 #[derive(Debug)]
 pub struct Container {
     dir: Arc<File>,
@@ -83,7 +83,7 @@ pub fn create_container(path: &Path, mode: u32) -> Result<()> {
     rustix::fs::mkdir(&new, dirs).context("create", path)?;
     let made = fill_directory(&new, path, files, Marker { id }, old.is_some());
     let placed = made.and_then(|()| install_directory(&new, path, old.is_some()));
-    // After an exchange the hidden name has the program's ordinary file: remove it only while it is
+    // After an exchange the hidden name is the program's ordinary file. Remove it only while it is
     // the new directory.
     if placed.is_err() && new.exists() && new.is_dir() {
         let _ = remove_known(&new);
@@ -109,13 +109,15 @@ fn fill_directory(dir: &Path, of: &Path, mode: Mode, marker: Marker, has_base: b
         match rustix::fs::link(of, dir.join(marker::BASE)) {
             // No hard links here: the file itself is moved to the base at the end.
             Err(Errno::PERM | Errno::NOSYS | Errno::OPNOTSUPP) => {}
+            // Other failures, such as a full disk, stop the conversion while the ordinary file is
+            // still in its place.
             other => other.context("convert", of)?,
         }
     }
     Ok(())
 }
 
-/// Puts the new directory in its place.
+/// Renames the new directory to its final path.
 fn install_directory(new: &Path, path: &Path, exchange: bool) -> Result<()> {
     let cwd = rustix::fs::CWD;
     if exchange {
@@ -220,13 +222,15 @@ pub fn replace_container(path: &Path, new: &Path) -> Result<()> {
         // This brings the names to the disk, too. An error here appears again at their next sync.
         let _ = File::open(parent).and_then(|dir| dir.sync_all());
     }
+    // Remove the old files only after this sync. Otherwise a power cut could lose the old file and
+    // the new name.
     remove_known(&old)?;
     std::fs::remove_dir(&old).context("remove", &old)
 }
 
-/// Writes the marker of the container at `path` anew, if it is damaged or missing. The only thing
-/// that a marker tells is the container's number, and only ranks that are just opening the file
-/// compare numbers. So a new number does as well, as long as no program has the file open.
+/// Writes a new marker for the container at `path`, if its marker is damaged or missing. A marker
+/// contains only the container's number, and only ranks that are opening the file compare numbers.
+/// So a new number is valid as long as no program has the file open.
 ///
 /// # Errors
 /// As for [`crate::restore_marker`].
@@ -240,7 +244,7 @@ pub fn restore_marker(path: &Path) -> Result<bool> {
     }
     let id = machine::draw_number().context("write", path)?;
     let container = Container::open_as(path, id)?;
-    // An ordinary directory stays one, whatever file of that name somebody has put there.
+    // An ordinary directory stays one, even with a file of the marker's name in it.
     if !container.has_remains()? {
         return match found {
             Found::Bad(bad) => {
@@ -252,6 +256,8 @@ pub fn restore_marker(path: &Path) -> Result<bool> {
             _ => Ok(false),
         };
     }
+    // The lock keeps recoveries of dead opens away while the opens are checked and the marker is
+    // written.
     let _guard = container.lock_index()?;
     container.refuse_writers()?;
     container.write_marker(Marker { id })?;
@@ -262,8 +268,8 @@ impl Container {
     /// Opens the container at `path`.
     ///
     /// # Errors
-    /// `EISDIR` or `ENOTDIR` for what is none, `EIO` for a damaged or missing marker; as for
-    /// open(2).
+    /// `EISDIR` or `ENOTDIR` for a path that is no container, `EIO` for a damaged or missing
+    /// marker; as for open(2).
     pub fn open(path: &Path) -> Result<Container> {
         if let Some(Marker { id }) = marker::read_marker(path)? {
             return Container::open_as(path, id);
@@ -282,8 +288,7 @@ impl Container {
         Err(TiledError::with_detail("open", path, Errno::ISDIR, "it is no container"))
     }
 
-    /// Opens the directory at `path` as the container with the number `id`, whatever its marker
-    /// tells.
+    /// Opens the directory at `path` as the container with the number `id`, without its marker.
     fn open_as(path: &Path, id: u64) -> Result<Container> {
         let dir = Arc::new(File::open(path).context("open", path)?);
         let found = rustix::fs::fstat(&dir).context("open", path)?;
@@ -296,12 +301,14 @@ impl Container {
             mode,
             clock: SharedClock::new(None, false).context("open", path)?,
         };
+        // The clock comes last, because it needs the directory and the scope: it is mapped only
+        // where all processes share memory.
         container.clock = container.open_clock().context("open", path)?;
         Ok(container)
     }
 
-    /// Has the directory what only a container has, besides its marker: the attribute, an index, or
-    /// files of an open?
+    /// Reports whether the directory has something that only a container has, besides its marker:
+    /// the attribute, an index, or files of an open.
     fn has_remains(&self) -> Result<bool> {
         let mut value = [0; 1];
         if rustix::fs::fgetxattr(&self.dir, marker::XATTR, &mut value).is_ok() {
@@ -326,7 +333,7 @@ impl Container {
         });
         for open in opens {
             let roll = match self.open_rank_table(open) {
-                // Its lock tells of writers all the same.
+                // The header is damaged, but the lock of the table still shows living writers.
                 Err(error) if error.errno == Errno::IO => {
                     Some(self.open_damaged_rank_table(open, &members)?)
                 }
@@ -342,8 +349,8 @@ impl Container {
         Ok(())
     }
 
-    /// Puts a marker in the place of the one there is: a crash leaves the one or the other, and
-    /// each of them is told.
+    /// Replaces the marker by rename. A crash leaves the old marker or the new one, and readers
+    /// recognize both.
     fn write_marker(&self, marker: Marker) -> Result<()> {
         let path = self.path.join(marker::MARKER_NEW);
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC;
@@ -351,7 +358,7 @@ impl Container {
         let readable = self.mode & Mode::from_raw_mode(0o444);
         rustix::fs::fchmod(&file, readable | Mode::RUSR | Mode::WUSR).context("create", &path)?;
         file.write_all(marker.to_text().as_bytes()).context("write", &path)?;
-        // Before it gets its name: a power cut must not leave an empty marker in the place of the
+        // Sync before the rename: a power cut must not leave an empty marker in the place of the
         // damaged one.
         file.sync_all().context("sync", &path)?;
         let dir = self.dir.as_fd();
@@ -373,12 +380,12 @@ impl Container {
         }
     }
 
-    /// The path by which it was opened.
+    /// Returns the path by which it was opened.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Permissions of its files.
+    /// Returns the permissions of its files.
     pub fn file_mode(&self) -> u32 {
         self.mode.as_raw_mode()
     }
@@ -399,12 +406,12 @@ impl Container {
         here.is_ok() && here == there
     }
 
-    /// Its number.
+    /// Returns its number.
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// The clock and the generation.
+    /// Returns the clock and the generation.
     pub fn clock(&self) -> &SharedClock {
         &self.clock
     }
@@ -512,12 +519,12 @@ impl Container {
         RankTable::without_header(file, open, ranks, self.scope).context("open", &path)
     }
 
-    /// How far shared memory and locks reach on its file system.
+    /// Returns how far shared memory and locks reach on its file system.
     pub fn sharing_scope(&self) -> SharingScope {
         self.scope
     }
 
-    /// The size of the base, 0 without one.
+    /// Returns the size of the base, 0 without one.
     ///
     /// # Errors
     /// As for stat(2).
@@ -571,13 +578,15 @@ impl Container {
         }
     }
 
-    /// Reports whether a power cut may have damaged the index. Of other machines nothing is known.
+    /// Reports whether a power cut may have damaged the index. Restarts of other machines are
+    /// unknown, so a remote index may always be damaged.
     fn may_have_lost_power(&self) -> Result<bool> {
         Ok(self.scope.remote || self.index_version()?.changed.0 < machine::boot_time())
     }
 
-    /// Was the file last changed before this machine was started? Then a power cut may have taken
-    /// what was not synced of it. Of files that other machines write, too, nothing is known.
+    /// Reports whether the file was last changed before this machine was started. Then a power cut
+    /// may have removed unsynced bytes of it. False on shared file systems, where the restarts of
+    /// other machines are unknown.
     ///
     /// # Errors
     /// As for stat(2).
@@ -587,12 +596,14 @@ impl Container {
         Ok(!self.scope.remote && stat.st_mtime < machine::boot_time())
     }
 
-    /// Puts the last index that was synced in the place of one that is damaged. False where there
-    /// is nothing to do, or to put there.
+    /// Replaces a damaged index by the last index that was synced. False where the index is whole,
+    /// or no synced one exists.
     ///
     /// # Errors
     /// As for link(2) and rename(2).
     pub fn restore_synced_index(&self) -> Result<bool> {
+        // Lock before the reads: another process may replace the index, or restore it, at this
+        // moment.
         let _guard = self.lock_index()?;
         let is_bad = self.read_index_file(marker::INDEX).is_err_and(|e| e.errno == Errno::IO);
         if !is_bad || self.read_index_file(marker::INDEX_SYNCED)?.is_none() {
@@ -601,6 +612,8 @@ impl Container {
         let (dir, path) = (self.dir.as_fd(), self.path.join(marker::INDEX));
         rustix::fs::renameat(dir, marker::INDEX_SYNCED, dir, marker::INDEX)
             .context("rename", &path)?;
+        // Sync before the generation changes: readers that follow the change then find an index
+        // that survives a power cut.
         self.sync_directory()?;
         self.clock.bump_generation().context("write", &self.path.join(marker::SHARED))?;
         Ok(true)
@@ -628,8 +641,9 @@ impl Container {
             .map_err(|bad| TiledError::from_damage(&path, bad.to_string()))
     }
 
-    /// Replaces the index `old` by `new`, at once for all readers. With `durable` it is on the disk
-    /// when this returns. Without, the last index that is on the disk stays beside it.
+    /// Replaces the index `old` by `new`, atomically for all readers. With `durable` the new index
+    /// is on the disk when this returns. Without, the last index that is on the disk stays beside
+    /// it.
     ///
     /// # Errors
     /// `ENOSPC` and others of the disk; then the old one stays in place.

@@ -130,13 +130,13 @@ pub fn claim_path(path: &Path, flags: Flags, hints: &Hints, env: &Environment) -
     Ok(claim)
 }
 
-/// Has this thread claimed the file at `path` last, as a file of a volume? Rank 0 of an open that
-/// is to begin has.
+/// Reports whether the last claim of this thread was for the file at `path`, as a file of a volume.
+/// This holds for rank 0 of an open that is to begin.
 pub fn has_claimed(path: &Path) -> bool {
     CLAIMED.with_borrow(|claimed| claimed.as_ref().is_some_and(|(of, ..)| of == path))
 }
 
-/// What was claimed for this very open, once.
+/// Returns the claim that this thread made for this very open, once.
 fn take_last_claim(open: &CollectiveOpen<'_>) -> Option<Claim> {
     let (path, flags, hints, claim) = CLAIMED.take()?;
     let same = path == open.path && flags == open.flags && hints == *open.hints;
@@ -197,9 +197,9 @@ impl RankFile {
         RankFile::open_among(path, flags, hints, rank, token, &[])
     }
 
-    /// As [`RankFile::open`]. Of ranks on one node of a volume, one may then ask for the
-    /// descriptors of all: `inboxes` are what [`inbox_number`](volume::inbox_number) tells in each
-    /// rank. No rank writes before all have opened.
+    /// Opens the file as [`RankFile::open`]. Of the ranks on one node of a volume, one may then
+    /// request the descriptors of all. `inboxes` are the results of
+    /// [`inbox_number`](volume::inbox_number) in each rank. No rank writes before all have opened.
     ///
     /// # Errors
     /// As for open(2).

@@ -11,7 +11,7 @@ use std::path::Path;
 
 /// The marker's name.
 pub const MARKER: &str = ".tatami-container";
-/// The ordinary file that a container may have been made of: piece 0.
+/// The ordinary file from which a container may have been made: piece 0.
 pub const BASE: &str = "base";
 /// The published tiles.
 pub const INDEX: &str = "index";
@@ -32,14 +32,13 @@ const VERSION: u32 = 1;
 const LONGEST: u64 = 4096;
 /// A marker that is being written in the place of a damaged one.
 pub const MARKER_NEW: &str = ".tatami-container.new";
-/// What to do about a marker that is damaged, or missing. The marker tells nothing that the bytes
-/// of the file depend on.
+/// Advice about a damaged or missing marker. The bytes of the file do not depend on the marker.
 pub const RESTORE: &str = "restore this file from a copy, or have a new one written, which loses no byte of the file, \
     when no program has it open: tatami recover --accept-loss";
 const EXPLANATION: &str = "This directory is one file, written by many processes at once; its bytes are in the files\n\
     beside this one. `tatami mount --overlay` shows it as a file, `tatami relayout` turns it into one.\n";
 
-/// Why a text is no marker.
+/// The reason for which a text is no marker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadMarker {
     /// Not UTF-8.
@@ -56,10 +55,10 @@ pub enum BadMarker {
     Version,
 }
 
-/// What a marker tells.
+/// The content of a marker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Marker {
-    /// A number of the container, drawn when it was made.
+    /// A random number of the container, drawn at its creation.
     pub id: u64,
 }
 
@@ -98,18 +97,18 @@ impl Marker {
 const NOENT: i32 = Errno::NOENT.raw_os_error();
 const NOTDIR: i32 = Errno::NOTDIR.raw_os_error();
 
-/// What a directory has for a marker.
+/// The marker of a directory, as found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// None.
+    /// No marker.
     Nothing,
-    /// A whole one.
+    /// A whole marker.
     Whole(Marker),
-    /// One that does not read.
+    /// A marker that cannot be read.
     Bad(BadMarker),
 }
 
-/// Looks at the marker of the directory `dir`.
+/// Reads the marker of the directory `dir`, and classifies it.
 ///
 /// # Errors
 /// A file that cannot be read.
@@ -127,7 +126,7 @@ pub fn look(dir: &Path) -> Result<Found> {
     Ok(Marker::parse(&text).map_or_else(Found::Bad, Found::Whole))
 }
 
-/// Reads the marker of the directory `dir`; nothing where it has none.
+/// Returns the marker of the directory `dir`; `None` where it has none.
 ///
 /// # Errors
 /// A marker that is damaged, or cannot be read.
@@ -177,9 +176,9 @@ pub enum Member {
     RankTable(u64),
     /// The shared pointer of an open.
     Pointer(u64),
-    /// Left behind by the file system: a removed file that a process still has open.
+    /// A leftover of the file system: a removed file that a process still has open.
     Leftover,
-    /// Not ours.
+    /// Not a file of a container.
     Unknown,
 }
 
@@ -259,7 +258,7 @@ mod tests {
         fn any_bytes_are_a_marker_or_none(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..100)) {
             let _ = Marker::parse(&bytes);
             let _ = classify_name(&String::from_utf8_lossy(&bytes));
-            // One whose checksum is right, and nothing else.
+            // A line whose checksum is right, and nothing else.
             let line = format!("tatami-container {}", String::from_utf8_lossy(&bytes));
             let _ = Marker::parse(format!("{line} {:08x}\n", crc32c::crc32c(line.as_bytes())).as_bytes());
         }

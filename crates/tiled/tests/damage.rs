@@ -77,8 +77,8 @@ fn example(random: &mut fastrand::Rng, mut each: impl FnMut(Appended, &PieceTile
     }
 }
 
-/// A reader that looks at any time finds exactly the recorded tiles, or, while a tile is being
-/// replaced, tiles with the same meaning.
+/// A concurrent reader finds exactly the recorded tiles at any moment. While a tile is being
+/// replaced, the reader finds tiles with the same meaning.
 #[test]
 fn a_journal_tells_what_was_written() {
     let dir = tempfile::tempdir().unwrap();
@@ -127,7 +127,7 @@ impl Going {
     }
 }
 
-/// Its words; the writer changes some before each load.
+/// The words of the journal; the writer changes some of them before each load.
 #[derive(Debug)]
 struct Meanwhile(SharedWords, Arc<Mutex<Going>>);
 
@@ -151,7 +151,7 @@ impl WordSource for Meanwhile {
 }
 
 /// Between any two words that a reader loads, the writer may record more. The reader knows all
-/// changes that were recorded before it looked, and never skips one for good.
+/// changes that were recorded before its read began, and never skips one for good.
 #[test]
 fn a_journal_that_is_read_while_it_is_written_tells_all() {
     let dir = tempfile::tempdir().unwrap();
@@ -352,7 +352,7 @@ fn a_flipped_bit_in_any_file_of_a_container_is_told_or_does_no_harm() {
     let path = dir.path().join("f");
     let right = container_of_a_dead_job(&path);
     let mut random = fastrand::Rng::with_seed(8);
-    // The text for people in the marker does not count; of the words that jobs share none counts.
+    // The text for people in the marker does not count, and neither do the words that jobs share.
     let kinds = ["j.", "o.", "index", "index.synced", ".tatami-container", "shared", "lock"];
     for kind in kinds {
         let file = file_that_begins(&path, kind);
@@ -370,7 +370,7 @@ fn a_flipped_bit_in_any_file_of_a_container_is_told_or_does_no_harm() {
                     let name = file.file_name().unwrap().to_string_lossy().into_owned();
                     assert!(text.contains(&name), "{kind} at {at}: {text}");
                     assert!(text.contains("restore"), "{kind} at {at}: {text}");
-                    // Nothing is recovered without being requested.
+                    // No recovery runs without a request.
                     let recovered = tatami_tiled::recover_container(&path, DamagePolicy::Refuse);
                     assert!(recovered.is_err(), "{kind} at {at}");
                 }
@@ -382,8 +382,8 @@ fn a_flipped_bit_in_any_file_of_a_container_is_told_or_does_no_harm() {
     assert!(content(&path).unwrap() == right);
 }
 
-/// With a damaged journal a file is neither read nor written nor converted, until the loss is
-/// accepted. Then all bytes outside the damage are there.
+/// A file with a damaged journal is not read, written or converted until the user accepts the loss.
+/// Then all bytes outside the damage are there.
 #[test]
 fn the_loss_of_a_record_can_be_accepted() {
     let dir = tempfile::tempdir().unwrap();
@@ -425,15 +425,15 @@ fn the_loss_of_a_record_can_be_accepted() {
     assert_eq!(relayout::to_whole(&path, 1, &|_| {}), Ok(right.len() as u64));
 }
 
-/// A hole in a journal that a power cut explains costs what was not synced, and keeps nobody from
-/// the rest.
+/// A hole in a journal that a power cut explains costs only unsynced bytes. All others stay
+/// readable.
 #[test]
 fn a_power_cut_costs_what_was_not_synced_of_a_journal() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("f");
     let token = start(&path, 1);
     let file = join(&path, &token, 0);
-    // Irregular, so that each write is a tile.
+    // Irregular offsets, so that each write is a tile.
     let offset = |tile: u64| tile * 1000 + tile * tile * 37 % 501;
     for tile in 0..40 {
         write(&file, offset(tile), &mut [tile as u8 + 1; 50]).unwrap();
@@ -464,7 +464,7 @@ fn a_power_cut_costs_what_was_not_synced_of_a_journal() {
     assert_eq!(same.count(), lost.len() * 50);
 }
 
-/// A marker is written anew when no program has the file open, and nowhere but in a container.
+/// A new marker is written only where no program has the file open, and only in a container.
 #[test]
 fn a_marker_is_written_anew_for_a_container_at_rest() {
     let dir = tempfile::tempdir().unwrap();
@@ -477,7 +477,7 @@ fn a_marker_is_written_anew_for_a_container_at_rest() {
     std::fs::write(&marker, "tatami-container 1 no").unwrap();
     let error = tatami_tiled::restore_marker(&path).unwrap_err();
     assert_eq!(error.errno, Errno::BUSY, "{error}");
-    // The writer goes on, and what it has written is there in the end.
+    // The writer goes on, and its bytes are there in the end.
     write(&file, 100, &mut [8; 100]).unwrap();
     drop(file);
     assert!(tatami_tiled::is_container(&path), "a file without a marker is no directory");
@@ -492,7 +492,7 @@ fn a_marker_is_written_anew_for_a_container_at_rest() {
     assert_eq!(std::fs::read_dir(&plain).unwrap().count(), 0);
 }
 
-/// The roll of a dead job is damaged: what its ranks wrote is in their journals all the same.
+/// The rank table of a dead job is damaged. The bytes of its ranks are still in their journals.
 #[test]
 fn a_job_without_its_roll_is_recovered_when_that_is_accepted() {
     let dir = tempfile::tempdir().unwrap();
@@ -526,7 +526,7 @@ fn a_damaged_index_is_refused() {
         assert!(PublishedIndex::decode(&bytes).is_err(), "byte {at}");
         assert!(PublishedIndex::decode(&good[..at]).is_err(), "length {at}");
     }
-    // Nonsense with a right checksum.
+    // Random bytes with a right checksum.
     for _ in 0..3000 {
         let mut bytes = good[..good.len() - 4].to_vec();
         for _ in 0..random.usize(1..5) {
@@ -559,7 +559,7 @@ fn a_damaged_index_costs_what_was_not_synced() {
     std::fs::write(path.join("index"), [7; 300]).unwrap();
     let error = stat::stat_file(&path).unwrap_err().to_string();
     assert!(error.contains("index") && error.contains("--accept-loss"), "{error}");
-    // From before the machine was started.
+    // The last change is older than the start of the machine.
     let index = std::fs::File::options().write(true).open(path.join("index")).unwrap();
     let before = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1000);
     index.set_modified(before).unwrap();
@@ -583,8 +583,8 @@ fn value(rank: u32, at: u64) -> u8 {
     (at.wrapping_mul(2_654_435_761) >> 7) as u8 ^ rank as u8
 }
 
-/// The writing process of the test below: prints its progress after each write. Without the
-/// variable that requests it, it does nothing.
+/// The writing process of the test below: prints its progress after each write. Does nothing unless
+/// its variable is set.
 #[test]
 fn child_that_writes_until_it_is_killed() {
     let Ok(asked) = std::env::var("TATAMI_TILED_CHILD") else { return };
@@ -640,7 +640,7 @@ fn killed_ranks_lose_nothing_that_was_written() {
         let mut random = fastrand::Rng::with_seed(seed);
         let mut told = Vec::new();
         for child in &mut children {
-            // Some output first; the kill then comes at whatever moment it is.
+            // Wait for some output first; the kill then comes at a random moment.
             let mut some = vec![0; random.usize(100..20_000)];
             child.stdout.as_mut().unwrap().read_exact(&mut some).unwrap();
             child.kill().unwrap();
@@ -674,8 +674,8 @@ fn killed_ranks_lose_nothing_that_was_written() {
     }
 }
 
-/// A full disk is an error of the write that meets it. Earlier bytes stay, and the file can be
-/// written again when there is room.
+/// A full disk is an error of the write that needs the space. Earlier bytes stay, and the file can
+/// be written again when there is room.
 #[test]
 fn a_full_disk_is_an_error_and_no_damage() {
     let dir = tempfile::tempdir().unwrap();
@@ -703,7 +703,7 @@ fn fill(dir: &Path) {
     let error = loop {
         let len = random.u64(1..3000);
         let mut data: Vec<u8> = (written..written + len).map(|at| value(0, at)).collect();
-        // Every second one leaves a gap, so that the journal has to grow too.
+        // Every second write leaves a gap, so that the journal has to grow, too.
         match write(&file, written * 2, &mut data[..1])
             .and_then(|_| write(&file, written * 2 + 1, &mut data[1..]))
         {

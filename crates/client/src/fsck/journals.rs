@@ -1,14 +1,14 @@
-//! The journals of pieces that are not closed: what they tell beyond what was published is told
-//! nowhere else.
+//! Checks the journals of pieces that are not closed: their unpublished tiles are stored nowhere
+//! else.
 //!
-//! A piece that is closed has no journal, so files that no job has left open cost nothing. Of the
-//! others each journal is read once, record by record with its checksum. A journal is small beside
-//! the bytes that it tells of, and has at most [`tatami_layout::journal::BYTES_MAX`] bytes; one is
+//! A closed piece has no journal, so files that no job has left open cost nothing. Each other
+//! journal is read once, record by record with its checksum. A journal is small beside the bytes
+//! that it describes, and has at most [`tatami_layout::journal::BYTES_MAX`] bytes. One journal is
 //! in memory at a time.
 //!
-//! Nothing is mended here. A repair that kept the whole records would turn the bytes of the others
-//! into zeros, and only the owner of the file knows whether a copy is the better way: `tatami
-//! recover --accept-loss` asks for that decision.
+//! The check repairs nothing here. A repair that kept the whole records would turn the bytes of the
+//! others into zeros. Only the owner of the file knows whether a copy is better: `tatami recover
+//! --accept-loss` asks for that decision.
 
 use super::{FindingKind, Fsck, FsckError, FsckFinding};
 use crate::Tiles;
@@ -18,11 +18,11 @@ use tatami_layout::journal::Damage;
 use tatami_wire::tiles::PieceGrowth;
 use tatami_wire::{Access, Attr, Cap, Cred, Errno, NodeId, Piece};
 
-/// Looks at a journal until it counts as damaged. A record is stored before those that follow it,
-/// so a record that a second look does not find whole never will be; one look more is for a record
+/// Reads of a journal before it counts as damaged. A writer stores a record before the records that
+/// follow, so a record that two reads find damaged stays so. The third read allows for a record
 /// that was being copied at both.
 const LOOKS: usize = 3;
-/// Pause between two looks.
+/// Pause between two reads.
 const REST: Duration = Duration::from_millis(50);
 
 impl Fsck<'_> {
@@ -46,7 +46,7 @@ impl Fsck<'_> {
             let mut damage = self.look_at_journal(attr, cap, node, number)?;
             for _ in 1..LOOKS {
                 let Some(first) = damage else { break };
-                #[allow(clippy::disallowed_methods)] // a writer tells nobody of its next record
+                #[allow(clippy::disallowed_methods)] // a writer announces no next record
                 std::thread::sleep(REST);
                 let again = self.look_at_journal(attr, cap, node, number)?;
                 damage = again.filter(|again| again.at == first.at);
@@ -68,14 +68,14 @@ impl Fsck<'_> {
     ) -> Result<Option<Damage>, FsckError> {
         match find_journal_damage(self.client, attr, cap, node, number) {
             Ok(damage) => Ok(damage),
-            // The disk itself says that it cannot read it.
+            // The disk itself reports that it cannot read the journal.
             Err(Errno::EIO) => Ok(Some(Damage { at: 0, what: "the disk does not read it" })),
             Err(Errno::ENOENT | Errno::ESTALE) => Ok(None),
             Err(errno) => Err(FsckError::Node { node, what: "read a journal", errno }),
         }
     }
 
-    /// Reports a damaged journal, unless its piece was closed or dropped while we looked: then the
+    /// Reports a damaged journal, unless its piece was closed or dropped meanwhile: then the
     /// journal is garbage.
     fn found_journal(
         &mut self,

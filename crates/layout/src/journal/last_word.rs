@@ -1,9 +1,9 @@
-//! What a journal tells when its writer is gone: all of it, or what a power cut has left, or what
-//! is whole of a damaged one.
+//! Reads the journal of a dead writer: all records, the rest after a power cut, or the whole
+//! records of a damaged journal.
 //!
-//! A power cut leaves holes in what was not synced. They are told from damage by their form, and by
-//! whether the machine was started anew since. docs/reference/formats.md says why no mark of how
-//! far a journal was synced is needed for that.
+//! A power cut leaves holes where bytes were not synced. The form of a hole, and a restart of the
+//! machine after the last write, distinguish it from damage. docs/reference/formats.md explains why
+//! this needs no mark of the synced length.
 
 use super::{
     Damage, HEADER_WORDS, JournalForm, JournalHeader, JournalReplay, TILE_WORDS, apply_records,
@@ -12,40 +12,40 @@ use super::{
 use crate::piece::PieceTiles;
 use crate::tile::Tile;
 
-/// Words of a sector, the least that a disk takes as a whole: after a power cut a sector has what
-/// it had at some earlier moment.
+/// Words of a sector, the smallest unit that a disk writes as a whole. After a power cut each
+/// sector has its contents of some earlier moment.
 const SECTOR_WORDS: usize = 64;
 
-/// What a damaged journal still tells.
+/// The readable rest of a damaged journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecoveredTiles {
     /// The tiles whose records are whole.
     pub tiles: PieceTiles,
-    /// Where records are lost; nothing of a journal that is whole.
+    /// Where records are lost; empty for a whole journal.
     pub lost: Vec<Damage>,
-    /// Everything that is lost has the form that a power cut leaves: sectors that were not synced,
-    /// and are zeros from some word to their end. Other bytes changed, too, where a disk gives back
-    /// what was not written.
+    /// Every loss has the form that a power cut leaves: sectors that were not synced, and are zero
+    /// from some word to their end. False where other bytes have changed, too, as on a disk that
+    /// returns bytes that were never written.
     pub is_torn: bool,
 }
 
-/// What a journal tells those who settle its piece, when its writer is gone.
+/// The final state of a journal after the death of its writer, for the recovery of its piece.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LastWord {
-    /// All that was written; nothing of a journal that was never begun.
+    /// All written records; `None` for a journal that was never begun.
     Whole(Option<PieceTiles>),
-    /// A power cut has taken a part of what was not synced. Nothing of that part was promised.
+    /// A power cut has removed a part that was not synced. No sync had promised that part.
     Torn(RecoveredTiles),
-    /// It tells of something else than its writer wrote.
+    /// The journal differs from the bytes of its writer.
     Damaged(Damage),
 }
 
-/// What the journal `bytes` of a piece of `len` bytes tells when its writer is gone.
-/// `is_restarted`: the machine that has the journal was started anew since the last change of the
-/// journal. Only then a power cut can have left holes.
+/// Reads the journal `bytes` of a piece of `len` bytes after the death of its writer.
+/// `is_restarted`: the machine with the journal was restarted after the last change of the journal.
+/// Only then can a power cut have left holes.
 ///
-/// A sync promises nothing that is in a journal alone: it ends when the tiles are published, and
-/// that is on the disk. So what a hole has taken was promised by no sync.
+/// A sync ends when the tiles are published and the publication is on the disk. So a synced tile is
+/// never in a journal alone, and a hole breaks no promise of a sync.
 pub fn read_last_word(bytes: &[u8], len: u64, is_restarted: bool) -> LastWord {
     match decode(bytes) {
         Ok(tiles) => LastWord::Whole(tiles),
@@ -57,22 +57,22 @@ pub fn read_last_word(bytes: &[u8], len: u64, is_restarted: bool) -> LastWord {
     }
 }
 
-/// Whether a sector of `region` is zero at its end: whoever writes a journal leaves no such sector
-/// before a later record. `first` is the place of the region in the journal, in words.
+/// Reports whether a sector of `region` has a zero word at its end. A writer leaves no such sector
+/// before a later record. `first` is the position of the region in the journal, in words.
 fn has_hole(first: usize, region: &[u64]) -> bool {
     let is_end = |place: usize| (first + place + 1).is_multiple_of(SECTOR_WORDS);
     region.iter().enumerate().any(|(place, word)| *word == 0 && is_end(place))
 }
 
 impl RecoveredTiles {
-    /// The tiles together with those that were published of the piece, which are true as well.
+    /// Joins the recovered tiles with the published tiles of the piece, which are valid as well.
     pub fn join_published(self, published: &PieceTiles) -> PieceTiles {
         let end_of = |tile: &Tile| tile.at.saturating_add(tile.len);
         let end = published.tiles().iter().map(end_of).max().unwrap_or(0);
         let mut all = published.clone();
         for tile in self.tiles.tiles().iter().filter(|tile| end_of(tile) > end) {
             if let Ok(view) = all.add_view(&self.tiles.views()[tile.view as usize]) {
-                // It was one of a piece, so it can be again.
+                // The tile was valid in a piece, so it is valid in this one.
                 let _ = all.push(Tile { view, ..*tile });
             }
         }
@@ -80,9 +80,10 @@ impl RecoveredTiles {
     }
 }
 
-/// What of a damaged journal is whole, of a piece that is `len` bytes long; of rank `rank`, if that
-/// is known otherwise. Of a journal of the first form that is what lies before the damage: without
-/// the numbers of views nothing is known of what follows.
+/// Returns the whole records of a damaged journal of a piece that is `len` bytes long. `rank` is
+/// the rank of the piece, if the caller knows it. A journal of the first form yields only the
+/// records before the damage: it has no numbers of views, and without them the records behind
+/// cannot be read.
 pub fn recover_records(bytes: &[u8], rank: Option<u32>, len: u64) -> RecoveredTiles {
     let mut lost = Vec::new();
     let words = to_words(bytes);
@@ -94,7 +95,8 @@ pub fn recover_records(bytes: &[u8], rank: Option<u32>, len: u64) -> RecoveredTi
         Ok(header) => header,
         Err(damage) => {
             lost.push(damage);
-            // A header lies in one sector, and its first word was stored last.
+            // A header lies in one sector, and its first word is stored last: a power cut leaves
+            // the whole header or none.
             is_torn = false;
             JournalHeader::repair_bit_flip(found)
         }
@@ -112,17 +114,17 @@ pub fn recover_records(bytes: &[u8], rank: Option<u32>, len: u64) -> RecoveredTi
         (at, rest) = apply_records(&mut told, at, rest);
         let Err(damage) = header.check_end(at, rest) else { break };
         lost.push(damage);
-        // A tile whose record fits but for its length is not lost.
+        // A tile with a damaged length and a matching checksum is not lost.
         let is_tile = rest.get(..TILE_WORDS).is_some_and(|tile| header.matches_checksum(at, tile));
         let from = usize::from(told.skipped_words > 0 || !is_tile);
         let next = header
             .find_intact_record(at, rest, from)
             .filter(|_| header.form == JournalForm::Second);
-        // Of a tile that is whole but for its length only a length that was never stored, and so is
-        // 0, can be a hole.
+        // In a tile that is whole except for its length, only a length of 0, which was never
+        // stored, can be a hole.
         let is_length = next == Some(0);
         let after = if is_length { header.find_intact_record(at, rest, 1) } else { next };
-        // Where nothing whole follows, the zeros behind the last word are room.
+        // If no whole record follows, the zeros behind the last word are unused room.
         let used = || rest.iter().rposition(|word| *word != 0).map_or(0, |last| last + 1);
         let region = &rest[..after.unwrap_or_else(used)];
         is_torn &= has_hole((at / 8) as usize, region) && !(is_length && rest[TILE_WORDS - 1] != 0);
@@ -143,12 +145,11 @@ mod tests {
     use crate::view::View;
     use proptest::prelude::*;
 
-    /// What one writer did to a journal, store by store, and the tiles that are true at some
-    /// moment.
+    /// Returns the journal after each store of one writer, and the tiles of its last state.
     fn written(header: JournalHeader, views: u64, tiles: usize) -> (Vec<Vec<u8>>, PieceTiles) {
         let mut piece = PieceTiles::new(3);
         let view = piece.add_view(&View::all_bytes()).expect("added");
-        // Records of other lengths, so that those of tiles begin anywhere in a sector.
+        // View records of different lengths, so that tile records begin anywhere in a sector.
         let block = Shape::resized(0, 32, &Shape::bytes(8).expect("shape")).expect("shape");
         for number in 0..views {
             let view = View::new(number << 36, 1, block.clone()).expect("view");
@@ -156,7 +157,7 @@ mod tests {
         }
         let mut versions = Vec::new();
         for tile in 0..tiles as u64 {
-            // Irregular, so that no tile is a continuation of the one before.
+            // Irregular starts, so that no tile continues the one before.
             let start = tile * 1000 + tile * tile * 37 % 501;
             piece.append(7 + tile, view, start, 10, tile * 10).expect("appended");
             let mut bytes = encode_with_header(header, &piece);
@@ -168,9 +169,9 @@ mod tests {
     }
 
     proptest! {
-        /// After a power cut each sector of a journal is as it was at some moment since the last
-        /// sync. Nobody takes that for damage, all records that were synced are there, and of the
-        /// others none tells of anything that was not written.
+        /// After a power cut each sector of a journal has its contents of some moment since the
+        /// last sync. The reader does not report damage. It returns all synced records, and no tile
+        /// that was never written.
         #[test]
         fn what_a_power_cut_leaves_of_a_journal_is_torn_and_no_damage(
             views in 0u64..9,
@@ -194,14 +195,13 @@ mod tests {
             };
             prop_assert!(told.iter().all(|tile| piece.tiles().contains(tile)), "{told:?}");
             prop_assert!(piece.tiles()[..synced].iter().all(|tile| told.contains(tile)), "{told:?}");
-            // A machine that was not started anew has lost no power.
+            // A machine that was not restarted had no power cut.
             let is_whole = decode(&left).is_ok();
             let live = read_last_word(&left, u64::MAX, false);
             prop_assert_eq!(matches!(live, LastWord::Damaged(_)), !is_whole);
         }
 
-        /// One flipped bit is damage after a power cut, too, wherever it lies in a journal of many
-        /// sectors.
+        /// One flipped bit is damage after a power cut, too, anywhere in a journal of many sectors.
         #[test]
         fn a_flipped_bit_is_no_hole(
             views in 0u64..9,

@@ -37,7 +37,7 @@ const TILES_FULL: usize = 256 * 1024;
 /// Bytes of a journal after which a rank takes another piece. Views are short here, so a journal
 /// ends far below the limit of its readers.
 const JOURNAL_FULL: u64 = tatami_layout::journal::BYTES_MAX as u64 / 2;
-/// Tiles that surely fit into that; after as many more the encoding is measured again.
+/// Tiles that surely fit into that limit. After as many more tiles the encoding is measured again.
 const TILES_STEP: usize = 2048;
 /// A view whose encoding is longer, in bytes, is written block by block under the byte view.
 const VIEW_MAX: usize = 64 * 1024;
@@ -80,14 +80,14 @@ struct VolumeWriter {
     _held: WriteHold,
     number: u32,
     piece: OwnPiece,
-    /// The roll of this node, from the rank's first write on: a rank that writes nothing asks its
-    /// node for nothing.
+    /// The rank table of this node, from the rank's first write on. A rank that writes nothing
+    /// sends no request to its node.
     rank_table: OnceLock<Arc<OwnRankTable>>,
-    /// Where the roll is, and this rank in it.
+    /// The position of the rank table, and of this rank in it.
     position: OwnRankPosition,
-    /// The other ranks of this node, one of which asks the node for all.
+    /// The other ranks of this node, one of which sends the node the request for all.
     neighbors: Option<Neighbors>,
-    /// The files of a piece that has none yet, which came along with the roll.
+    /// The files of a piece that has none yet, which the node sent together with the rank table.
     made: Mutex<Option<PieceFiles>>,
     name: PieceName,
     /// Number of tiles at which the length of their encoding is measured next.
@@ -100,14 +100,14 @@ struct VolumeWriter {
     hull: Option<(u64, u64)>,
 }
 
-/// Bytes and journal of the piece of that number.
+/// The bytes and the journal of the piece with that number.
 struct PieceFiles {
     number: u32,
     bytes: File,
     journal: File,
 }
 
-/// Objects of this node as the store of a piece.
+/// Stores a piece in objects of this node.
 struct NodePieceStore<'a> {
     volume: &'a OpenVolumeFile,
     roll: &'a OwnRankTable,
@@ -139,8 +139,8 @@ impl PieceStore for NodePieceStore<'_> {
 }
 
 impl VolumeEngine {
-    /// Opens a file that rank 0 has begun to open. `inboxes` are the numbers of the inboxes of all
-    /// ranks; none where no rank is to get descriptors from another one.
+    /// Opens a file that rank 0 has begun to open. `inboxes` are the inbox numbers of all ranks. It
+    /// is empty where no rank gets descriptors from another one.
     ///
     /// # Errors
     /// As for open(2); `ESTALE` where the path is another file by now, or the open has ended.
@@ -177,8 +177,8 @@ impl VolumeEngine {
         })
     }
 
-    /// Opens the file as another rank than the one that began the open, by the facts in the token.
-    /// Rank 0 has checked that this user may open it. Costs no request.
+    /// Opens the file as a rank other than the one that began the open, by the facts in the token.
+    /// Rank 0 has checked that this user may open it. Sends no request.
     fn join_open(
         path: &Path,
         flags: Flags,
@@ -259,7 +259,7 @@ impl VolumeEngine {
         Ok(stamp)
     }
 
-    /// Plans which parts of a write go over bytes of this rank's piece that are the file's now.
+    /// Plans which parts of a write overwrite current bytes of the file in this rank's piece.
     fn plan_write(
         &mut self,
         view: &View,
@@ -299,7 +299,7 @@ impl VolumeEngine {
                 continue;
             }
             if self.replace_full_piece(view)? {
-                // The plan was for the old piece.
+                // The plan was made for the old piece, so plan the rest again.
                 return self.write_view(view, at, end - at, data, from, by_epoch);
             }
             self.open_rank_table()?;
@@ -326,9 +326,9 @@ impl VolumeEngine {
         piece.continue_write(&home, view, self.epoch, stream, data)
     }
 
-    /// Takes another piece when this one has too many tiles for the shard, or a journal too long
-    /// for its later readers. The tiles of the old piece are published; it is an older part of the
-    /// file from now on. Returns whether it did so.
+    /// Takes a new piece when this one has too many tiles for the shard, or too long a journal for
+    /// later readers. Publishes the tiles of the old piece, which is an older part of the file from
+    /// now on. Returns whether it took one.
     fn replace_full_piece(&mut self, view: &View) -> Result<bool> {
         let writer = self.require_writer()?;
         let tiles = writer.piece.tiles();
@@ -377,7 +377,7 @@ impl VolumeEngine {
             .context("stat", &self.path)
     }
 
-    /// Returns the parts that the shard must get of the pieces of all ranks.
+    /// Returns the parts of the pieces of all ranks that the shard must get.
     fn parts_to_publish(&mut self, closing: bool) -> Vec<PieceUpdate> {
         let part = |known: &SealedPiece| PieceUpdate {
             piece: known.piece,
@@ -442,7 +442,7 @@ impl VolumeEngine {
                     known.current = (known.piece, known.changes) == (told.piece, told.changes);
                 }
                 None if told.changes == 0 => {
-                    // It has no tiles to publish until the file is closed.
+                    // The piece has no tiles to publish until the file is closed.
                     told.tiles = PieceTiles::new(rank).encode();
                     told.published = true;
                     self.sealed.insert(rank, told);
@@ -512,9 +512,9 @@ impl VolumeWriter {
         })
     }
 
-    /// The roll of the node, whose clock is past `epoch`. The first time, the node is asked for it,
-    /// and with the same request for the piece; by this rank, or by another one for all ranks of
-    /// the node.
+    /// Returns the rank table of the node, whose clock is past `epoch`. The first call requests it
+    /// from the node, together with the piece. This rank sends the request, or another one does so
+    /// for all ranks of the node.
     fn open_rank_table(&self, volume: &OpenVolumeFile, epoch: u64) -> Result<&OwnRankTable> {
         if let Some(roll) = self.rank_table.get() {
             return Ok(roll);
@@ -532,7 +532,11 @@ impl VolumeWriter {
         };
         let roll = OwnRankTable::new(roll, self.name.open, seat.slot, seat.slots);
         let roll = Arc::new(roll.context("open", &volume.path)?);
+        // Advance the clock before the first stamp is drawn: a stamp before the epoch would lose
+        // against older bytes.
         roll.clock().observe_stamp(epoch);
+        // Store the files before the rank table becomes visible: a write that finds the table takes
+        // them without another request.
         *self.made.lock() = Some(PieceFiles { number, bytes, journal });
         let _ = volume.roll.set(roll.clone());
         Ok(self.rank_table.get_or_init(|| roll))
@@ -630,6 +634,8 @@ impl Engine for VolumeEngine {
             if let Some(roll) = writer.rank_table.get() {
                 roll.clock().observe_stamp(stamp);
             }
+            // A run must not cross an epoch: bytes of the new epoch need a later stamp than all of
+            // the old one.
             writer.run = None;
         }
         self.world.invalidate_cache();
@@ -639,6 +645,8 @@ impl Engine for VolumeEngine {
     fn set_atomic(&mut self, on: bool) {
         self.atomic = on;
         if let Some(writer) = &mut self.writer {
+            // A run reuses its stamp. In atomic mode another rank may have written the bytes in
+            // between, so each write needs a later stamp.
             writer.run = None;
         }
     }
@@ -705,6 +713,8 @@ impl Engine for VolumeEngine {
         if durable {
             session.client.sync().daemon_context("sync", path)?;
         }
+        // Mark only after the shard has replied: after an error the next call publishes the parts
+        // again.
         self.sealed.values_mut().for_each(|known| known.published = true);
         Ok(())
     }
@@ -716,7 +726,7 @@ impl Engine for VolumeEngine {
     }
 }
 
-/// Publishes parts, as many with one request as fit into it.
+/// Publishes parts, as many in one request as fit.
 fn publish_all(
     session: &VolumeSession,
     ino: Ino,

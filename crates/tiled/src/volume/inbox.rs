@@ -1,14 +1,14 @@
-//! How a rank gets open files from another rank of its machine: a socket of this process, and
-//! messages that bring descriptors along (`SCM_RIGHTS`).
+//! Passes open files between the ranks of one machine: each process has a socket, and messages
+//! carry descriptors (`SCM_RIGHTS`).
 //!
-//! The number of an inbox is drawn, and MPI tells it to the other ranks. The name of the socket is
-//! made of that number and lies in the abstract namespace, so nothing is left behind when the
-//! process dies. Everybody on the machine can list such names and connect. So both sides ask the
-//! kernel for the user of the other (`SO_PEERCRED`), and neither gives nor takes anything where
-//! that is another user. A message also names its open by the number that rank 0 has drawn for it.
+//! The number of an inbox is random, and MPI sends it to the other ranks. The name of the socket
+//! contains that number and lies in the abstract namespace, so nothing is left behind when the
+//! process dies. Every process of the machine can list such names and connect. So both sides ask
+//! the kernel for the user of the peer (`SO_PEERCRED`), and exchange nothing with another user. A
+//! message also names its open by the random number that rank 0 has chosen.
 //!
-//! A message can be sent before the receiver has accepted the connection, and stays there when the
-//! sender is gone. So no rank has to be in a call of this library for another one to get on.
+//! A message can be sent before the receiver accepts the connection, and it outlives the sender. So
+//! no rank depends on another rank being inside a call of this library.
 
 use super::mounts;
 use super::neighbors::ClaimTable;
@@ -30,31 +30,32 @@ const MAGIC: u64 = u64::from_le_bytes(*b"TATAMIP1");
 /// Bytes of a message: magic, number of the group or open, kind, rank.
 const MESSAGE: usize = 24;
 /// Connections that wait to be accepted: one for each rank of a large node. A rank that finds no
-/// room asks by itself.
+/// room requests its own descriptors.
 const BACKLOG: i32 = 1024;
 /// Connections that are kept open, in each direction.
 const CONNECTIONS_MAX: usize = 256;
-/// Claim tables that are kept; the oldest goes.
+/// Claim tables that are kept; a new one replaces the oldest.
 const TABLES_MAX: usize = 64;
-/// Looks at the sockets after a caller's patience has ended: what is there already is still taken,
-/// and whoever connects without end keeps nobody.
+/// Polls of the sockets after the caller's timeout has ended. Messages that have already arrived
+/// are still received. The limit keeps a flood of connections from holding the caller.
 const LAST_LOOKS: usize = 64;
-/// Another thread of this process may read what this one waits for, so a thread looks again after
-/// so long.
+/// Interval between two polls. Another thread of this process may receive the message that this
+/// thread waits for, so the thread checks again.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
-/// Descriptors of one rank: its piece, its journal, the roll of its node.
+/// Descriptors of one rank: its piece, its journal, and the rank table of its node.
 pub(super) const FILES: usize = 3;
 
-/// What a message is about.
+/// The subject of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Subject {
     /// The claim table of a group of ranks.
     Table { group: u64 },
     /// The [`FILES`] of a rank of an open.
     Files { open: u64, rank: u32 },
-    /// The rank that asked for all ranks got none for this one, which has to ask by itself.
+    /// The rank that requested the descriptors of all ranks got none for this rank, which must send
+    /// its own request.
     Refusal { open: u64, rank: u32 },
 }
 
@@ -90,7 +91,7 @@ impl Subject {
         }
     }
 
-    /// Descriptors that come along.
+    /// Returns the number of descriptors that the message carries.
     fn files(self) -> usize {
         match self {
             Subject::Table { .. } => 1,
@@ -103,25 +104,26 @@ impl Subject {
 /// A rank of an open.
 type InboxMember = (u64, u32);
 
-/// What has come in.
+/// The received messages and their connections.
 #[derive(Debug, Default)]
 struct Received {
     connections: Vec<Arc<OwnedFd>>,
-    /// Handles of this process that may take descriptors. What comes for any other rank is closed.
+    /// Handles of this process that may receive descriptors. Descriptors for any other rank are
+    /// closed.
     expected: Vec<InboxMember>,
-    /// For those: descriptors, or none where they were refused.
+    /// Descriptors for those handles; `None` where they were refused.
     files: Vec<(InboxMember, Option<[OwnedFd; FILES]>)>,
     tables: Vec<(u64, Arc<ClaimTable>)>,
 }
 
-/// What waiting for descriptors has led to.
+/// The result of a wait for descriptors.
 #[derive(Debug)]
 pub(super) enum Delivery {
     /// The descriptors.
     Files([OwnedFd; FILES]),
-    /// The rank that asked for all got none for this one.
+    /// The rank that requested for all ranks got no descriptors for this one.
     Refused,
-    /// Nothing has come for as long as the caller waits.
+    /// No message has arrived within the caller's timeout.
     Nothing,
 }
 
@@ -139,15 +141,18 @@ pub(super) struct DescriptorInbox {
 
 static OWN: Mutex<Option<Arc<DescriptorInbox>>> = Mutex::new(None);
 
-/// The number of this process's inbox, which the first call makes; 0 where it cannot have one.
+/// Returns the number of this process's inbox, which the first call creates; 0 where the process
+/// cannot have one.
 pub fn inbox_number() -> u64 {
-    // Finding the mount, the call before in an open, has asked the kernel for both.
+    // The previous call of an open, which found the mount, has asked the kernel for both. Its
+    // answer saves two system calls.
     let (process, user) = match mounts::found_last() {
         Some(mount) => (mount.process, mount.user),
         None => (std::process::id(), rustix::process::geteuid().as_raw()),
     };
     let mut own = OWN.lock();
-    // A child of the process has an inbox of its own, and so has another user.
+    // A forked child shares this memory and must not receive the messages of its parent. Peers
+    // check the user, so another user needs another inbox, too.
     if let Some(inbox) = own.as_ref().filter(|inbox| (inbox.process, inbox.user) == (process, user))
     {
         return inbox.number;
@@ -156,7 +161,7 @@ pub fn inbox_number() -> u64 {
     own.as_ref().map_or(0, |inbox| inbox.number)
 }
 
-/// The inbox of this process, if that is its number.
+/// Returns the inbox of this process, if it has that number.
 pub(super) fn find_inbox(number: u64) -> Option<Arc<DescriptorInbox>> {
     OWN.lock().clone().filter(|inbox| inbox.number() == number)
 }
@@ -180,20 +185,22 @@ impl DescriptorInbox {
         self.number
     }
 
-    /// Is the process at the other end one of this user? The kernel noted it when that process
-    /// connected or listened.
+    /// Reports whether the peer process belongs to this user. The kernel recorded the user when
+    /// that process connected or listened.
     fn is_own_user(&self, socket: &OwnedFd) -> bool {
         let peer = rustix::net::sockopt::socket_peercred(socket);
         peer.is_ok_and(|peer| peer.uid.as_raw() == self.user)
     }
 
-    /// From now on a rank may be sent descriptors.
+    /// Allows descriptors for this rank from now on.
     pub(super) fn expect(&self, member: InboxMember) {
         self.received.lock().expected.push(member);
     }
 
-    /// A rank takes none any more; those that have come are closed.
+    /// Refuses descriptors for this rank from now on, and closes those that have arrived.
     pub(super) fn forget(&self, member: InboxMember) {
+        // Both lists change under one lock. Otherwise another thread could store descriptors in
+        // between and leak them.
         let mut received = self.received.lock();
         if let Some(at) = received.expected.iter().position(|known| *known == member) {
             received.expected.swap_remove(at);
@@ -206,6 +213,8 @@ impl DescriptorInbox {
         let (began, mut last_looks) = (Instant::now(), 0);
         loop {
             {
+                // Release the lock before the poll: other threads of the process must be able to
+                // receive meanwhile, and may receive this rank's message.
                 let files = &mut self.received.lock().files;
                 if let Some(at) = files.iter().position(|(of, _)| *of == member) {
                     return match files.swap_remove(at).1 {
@@ -214,6 +223,8 @@ impl DescriptorInbox {
                     };
                 }
             }
+            // The files are checked before the time: with a timeout of zero, descriptors that
+            // another thread has received still count.
             let left = patience.saturating_sub(began.elapsed());
             let found = self.receive(left.min(LOOK_AGAIN));
             last_looks += usize::from(left.is_zero());
@@ -224,11 +235,11 @@ impl DescriptorInbox {
         }
     }
 
-    /// The claim table of a group, if it has come.
+    /// Returns the claim table of a group, if it has arrived.
     pub(super) fn find_table(&self, group: u64) -> Option<Arc<ClaimTable>> {
         for _ in 0..LAST_LOOKS {
             let known = self.received.lock().table(group);
-            // Without waiting: it was sent before any rank of the open could write.
+            // No wait: the lowest rank sent the table before any rank of the open could write.
             if known.is_some() || !self.receive(Duration::ZERO).is_ok_and(|count| count > 0) {
                 return known;
             }
@@ -236,14 +247,16 @@ impl DescriptorInbox {
         None
     }
 
-    /// Keeps the claim table that this process has made.
+    /// Stores the claim table that this process has created.
     pub(super) fn keep_table(&self, group: u64, table: Arc<ClaimTable>) {
         self.received.lock().keep_table(group, table);
     }
 
-    /// Takes what has come, and tells of how many sockets; waits for the first at most for
-    /// `patience`.
+    /// Receives messages that have arrived, and returns the number of ready sockets. Waits at most
+    /// `patience` for the first one.
     fn receive(&self, patience: Duration) -> Result<usize, Errno> {
+        // Poll a copy of the list, without the lock: a wait under the lock would block `expect` and
+        // `forget` of all other handles.
         let known = self.received.lock().connections.clone();
         let mut polled = vec![PollFd::new(&self.listener, PollFlags::IN)];
         polled.extend(known.iter().map(|socket| PollFd::new(&**socket, PollFlags::IN)));
@@ -259,23 +272,26 @@ impl DescriptorInbox {
             received.read(socket);
         }
         if is_ready[0] {
-            // Another thread may have taken it.
+            // Another thread may have accepted the connection after the same poll. The socket does
+            // not block, so this call fails and the loop of the caller goes on.
             let socket = rustix::net::accept_with(&self.listener, FLAGS).map(Arc::new);
             if let Ok(socket) = socket
                 && self.is_own_user(&socket)
             {
                 if received.connections.len() >= CONNECTIONS_MAX {
-                    // Whoever sends by the oldest finds it closed, and connects again.
+                    // The sender on the oldest connection gets `EPIPE`, and connects again.
                     received.connections.remove(0);
                 }
                 received.connections.push(socket.clone());
+                // Read at once: the sender usually sends before the receiver accepts, so a message
+                // is already there.
                 received.read(&socket);
             }
         }
         Ok(count)
     }
 
-    /// Sends a message to the inbox of that number. Never waits.
+    /// Sends a message to the inbox with that number. Never waits.
     ///
     /// # Errors
     /// `EPERM` where the inbox is that of another user, `ECONNREFUSED` where there is none,
@@ -287,10 +303,13 @@ impl DescriptorInbox {
         subject: Subject,
         files: &[BorrowedFd<'_>],
     ) -> Result<(), Errno> {
+        // The lock spans the whole send: two threads of a process would otherwise open two
+        // connections to the same inbox.
         let mut sending = self.sending.lock();
         if let Some(at) = sending.iter().position(|(number, _)| *number == to) {
             match send_message(&sending[at].1, subject, files) {
-                // The other side has closed it: it keeps only so many.
+                // The peer has closed the connection, because it keeps a limited number. Connect
+                // again below, once.
                 Err(Errno::PIPE | Errno::CONNRESET) => drop(sending.swap_remove(at)),
                 other => return other,
             }
@@ -298,6 +317,8 @@ impl DescriptorInbox {
         let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
         let socket = rustix::net::socket_with(family, kind, FLAGS, None)?;
         rustix::net::connect(&socket, &address(to)?)?;
+        // Check the user before the first message: descriptors that are on their way cannot be
+        // called back.
         if !self.is_own_user(&socket) {
             return Err(Errno::PERM);
         }
@@ -323,8 +344,8 @@ impl Received {
         self.tables.push((group, table));
     }
 
-    /// Takes one message of a connection; forgets one that has ended, or that says what is no
-    /// message.
+    /// Receives one message of a connection. Drops a connection that has ended or that sends
+    /// invalid bytes.
     fn read(&mut self, socket: &Arc<OwnedFd>) {
         match receive_message(socket) {
             Ok(Some((subject, files))) => self.sort(subject, files),
@@ -342,11 +363,13 @@ impl Received {
                 }
                 return;
             }
-            // The kernel takes away those for which this process has no room: then it is as if they
-            // were refused.
+            // The kernel drops descriptors for which this process has no room. Such a message
+            // counts as a refusal.
             Subject::Files { open, rank } => ((open, rank), files.try_into().ok()),
             Subject::Refusal { open, rank } => ((open, rank), None),
         };
+        // Descriptors that no handle expects are closed here. An open descriptor would keep a
+        // removed object on the disk.
         if self.expected.contains(&member) {
             self.files.push((member, files));
         }
@@ -360,11 +383,12 @@ fn send_message(socket: &OwnedFd, subject: Subject, files: &[BorrowedFd<'_>]) ->
     if !files.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(files)) {
         return Err(Errno::INVAL);
     }
+    // `NOSIGNAL`: a closed peer must not kill the MPI program with SIGPIPE.
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     rustix::net::sendmsg(socket, &[IoSlice::new(&bytes)], &mut ancillary, flags).map(drop)
 }
 
-/// The next message of a connection; nothing at its end, and for bytes that are no message.
+/// Returns the next message of a connection; `None` at its end, and for bytes that are no message.
 fn receive_message(socket: &OwnedFd) -> Result<Option<(Subject, Vec<OwnedFd>)>, Errno> {
     let mut bytes = [0; MESSAGE];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES))];
@@ -373,6 +397,8 @@ fn receive_message(socket: &OwnedFd) -> Result<Option<(Subject, Vec<OwnedFd>)>, 
     let mut into = [IoSliceMut::new(&mut bytes)];
     let got = rustix::net::recvmsg(socket.as_fd(), &mut into, &mut ancillary, flags)?.bytes;
     let mut files = Vec::new();
+    // Take over the descriptors before the message is checked, so that those of an invalid message
+    // are closed, too.
     for message in ancillary.drain() {
         if let RecvAncillaryMessage::ScmRights(fds) = message {
             files.extend(fds);

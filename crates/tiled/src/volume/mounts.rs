@@ -33,7 +33,7 @@ struct MountCache {
     process: u32,
     user: u32,
     changes: MountChanges,
-    /// By number of the file system; `None` for one that is no mount of a volume.
+    /// By number of the file system; `None` where it is no mount of a volume.
     mounts: Vec<(u64, Option<Arc<ReachableMount>>)>,
 }
 
@@ -41,13 +41,12 @@ static KNOWN_MOUNTS: Mutex<Option<MountCache>> = Mutex::new(None);
 /// Most file systems in the cache.
 const KNOWN_MAX: usize = 64;
 
-/// What a thread has found last. An open is several calls of one thread that follow each other
-/// (claim, node, begin, open), of which only the first need ask the kernel whether anything has
-/// changed.
+/// The last mount that a thread has found. An open consists of several calls of one thread (claim,
+/// node, begin, open). Only the first call needs to ask the kernel for changes of the mount table.
 struct Last {
     device: u64,
     mount: Arc<ReachableMount>,
-    /// The path for which its device was looked up, and whether that is `linked` as for
+    /// The path whose device was looked up, and whether that path is `linked` as for
     /// [`node_of`](super::session::node_of).
     place: Option<(PathBuf, bool)>,
 }
@@ -56,29 +55,31 @@ thread_local! {
     static LAST: RefCell<Option<Last>> = const { RefCell::new(None) };
 }
 
-/// The mount whose files have `device` as `st_dev`. Costs three system calls and no request where
-/// it is known.
+/// Returns the mount whose files have `device` as `st_dev`. Costs three system calls and no request
+/// if the cache has it.
 pub(super) fn find_mount(device: u64) -> Option<Arc<ReachableMount>> {
     let found = ask(device);
     LAST.set(found.clone().map(|mount| Last { device, mount, place: None }));
     found
 }
 
-/// As [`find_mount`], for the last call of an open: what an earlier call of this thread has found
-/// counts, once.
+/// Returns the mount as [`find_mount`], for the last call of an open. The result of an earlier call
+/// of this thread counts, once.
 pub(super) fn find_again(device: u64) -> Option<Arc<ReachableMount>> {
+    // The entry is taken, and not copied: the next open must look for changes of the mount table
+    // again.
     match LAST.take() {
         Some(last) if last.device == device => Some(last.mount),
         _ => ask(device),
     }
 }
 
-/// What an earlier call of the same open by this thread has found.
+/// Returns the mount that an earlier call of the same open by this thread has found.
 pub(super) fn found_last() -> Option<Arc<ReachableMount>> {
     LAST.with_borrow(|last| last.as_ref().map(|last| last.mount.clone()))
 }
 
-/// What was found last is what lies at a path.
+/// Records that the last found mount contains a path.
 pub(super) fn note_place(path: &Path, linked: bool) {
     LAST.with_borrow_mut(|last| {
         if let Some(last) = last {
@@ -87,7 +88,7 @@ pub(super) fn note_place(path: &Path, linked: bool) {
     });
 }
 
-/// The number of the file system that was found for that path, by the call before.
+/// Returns the number of the file system that the previous call found for that path.
 pub(super) fn noted_device(path: &Path, linked: bool) -> Option<u64> {
     LAST.with_borrow(|last| {
         let last = last.as_ref()?;
@@ -99,11 +100,11 @@ pub(super) fn noted_device(path: &Path, linked: bool) -> Option<u64> {
 fn ask(device: u64) -> Option<Arc<ReachableMount>> {
     let (process, user) = (std::process::id(), rustix::process::geteuid().as_raw());
     let mut held = KNOWN_MOUNTS.lock();
-    // A child process shares its parent's file of changes, and each change is reported to one of
-    // them only.
+    // A child process shares the file descriptor that reports changes with its parent, and the
+    // kernel reports each change to one of them only. So a child builds its own cache.
     let mut known = match held.take().filter(|k| (k.process, k.user) == (process, user)) {
         Some(known) => known,
-        // Count changes from before the table is read, so that none is missed.
+        // Watch for changes before the table is read, so that no change is missed.
         None => {
             MountCache { process, user, changes: MountChanges::new().ok()?, mounts: Vec::new() }
         }

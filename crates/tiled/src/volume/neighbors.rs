@@ -1,5 +1,5 @@
-//! Ranks of one open on one node: the first of them that needs descriptors asks the node's daemon
-//! for those of all, and passes them on.
+//! Ranks of one open on one node: the first rank that needs descriptors requests those of all ranks
+//! from the node's daemon, and passes them on.
 //!
 //! ```text
 //! first rank to write        daemon of the node       other ranks of the node
@@ -11,11 +11,12 @@
 //!                                                          take theirs from the inbox
 //! ```
 //!
-//! Which rank asks is agreed in a *claim table*: a page of memory that the lowest rank of the node
-//! makes, once for each group of processes, and sends to the others while they open the file. A
-//! claim is one atomic step. The rank with the claim waits for the daemon only. A rank that finds
-//! the claim waits for that rank, at most for [`PATIENCE`]. Whatever goes wrong, a rank asks the
-//! daemon by itself: for the same objects, so that it never matters which way was taken.
+//! The ranks agree on the requesting rank through a *claim table*: a page of memory that the lowest
+//! rank of the node creates once for each group of processes, and sends to the others while they
+//! open the file. A claim is one atomic step. The rank with the claim waits only for the daemon. A
+//! rank that finds the claim taken waits for the claiming rank, at most for [`PATIENCE`]. After any
+//! failure a rank sends its own request to the daemon. That request opens the same objects, so both
+//! ways have the same result.
 
 use super::OpenVolumeFile;
 use super::inbox::{Delivery, DescriptorInbox, FILES, Subject, find_inbox};
@@ -32,44 +33,48 @@ use std::time::Duration;
 use tatami_wire::Piece;
 use tatami_wire::object::OPEN_DESCRIPTORS_MAX;
 
-/// How long a rank waits for the rank that has claimed the open: longer than a daemon takes that is
-/// well, shorter than it takes to start a daemon again. A rank that has waited in vain does not
-/// wait again for ranks of this group.
+/// How long a rank waits for the rank that has claimed the open. This is longer than the reply of a
+/// healthy daemon takes, and shorter than the restart of a daemon. After one timeout a rank does
+/// not wait again for ranks of this group.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// Ranks whose descriptors come with one request: two for each, and the roll.
+/// Ranks whose descriptors fit into one request: two for each, and the rank table.
 const BATCH: usize = (OPEN_DESCRIPTORS_MAX - 1) / 2;
 /// Bytes of a claim table.
 const TABLE: usize = 4096;
-/// Opens that can be claimed at a time. Where two of one place meet, an open may be claimed once
-/// more, and more is asked than needed.
+/// Opens that can be claimed at a time. If two opens share a word, an open may be claimed twice:
+/// then the ranks request more than they need.
 const PLACES: u64 = (TABLE / 8) as u64;
-/// With these nobody can shorten the table, which would end a process that looks at it.
+/// These seals keep every process from shortening the table. A shorter file would kill a process
+/// that reads its mapping (SIGBUS).
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
-/// Which opens some rank has asked the daemon for.
+/// The opens for which some rank has sent the request to the daemon.
 #[derive(Debug)]
 pub(super) struct ClaimTable {
     memory: Mapping,
-    /// A rank of the group was waited for in vain.
+    /// A wait for a rank of the group has timed out.
     is_broken: AtomicBool,
 }
 
 impl ClaimTable {
-    /// A new one, and the descriptor by which others open it.
+    /// Creates a table, and the descriptor by which the other ranks open it.
     pub(super) fn create() -> Result<(ClaimTable, OwnedFd), Errno> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create("tatami-claims", flags)?;
         rustix::fs::ftruncate(&file, TABLE as u64)?;
+        // The size comes first: the seals forbid any later change of it.
         rustix::fs::fcntl_add_seals(&file, SEALS)?;
         let memory = Mapping::new(&file, TABLE, true)?;
         Ok((ClaimTable { memory, is_broken: AtomicBool::new(false) }, file))
     }
 
-    /// That of another process.
+    /// Opens the table of another process.
     ///
     /// # Errors
-    /// `EINVAL` for what is no claim table.
+    /// `EINVAL` for a file that is no claim table.
     pub(super) fn open(file: OwnedFd) -> Result<ClaimTable, Errno> {
+        // Check the seals before the size: without them the sender could shorten the file after the
+        // check.
         let is_sealed = rustix::fs::fcntl_get_seals(&file)?.contains(SEALS);
         if !is_sealed || rustix::fs::fstat(&file)?.st_size != TABLE as i64 {
             return Err(Errno::INVAL);
@@ -78,10 +83,12 @@ impl ClaimTable {
         Ok(ClaimTable { memory, is_broken: AtomicBool::new(false) })
     }
 
-    /// Claims an open for the caller; false where another rank has.
+    /// Claims an open for the caller; returns false where another rank has claimed it.
     fn claim(&self, open: u64) -> bool {
         let place = (open % PLACES) as usize * 8;
         let Some(word) = self.memory.word_at(place) else { return true };
+        // A swap, and no load and store: of several ranks that arrive at once, exactly one sees
+        // another value.
         word.swap(open, Ordering::AcqRel) != open
     }
 
@@ -103,15 +110,15 @@ pub(super) struct Neighbors {
     /// In order of ranks, with this one.
     all: Vec<Neighbor>,
     group: u64,
-    /// No descriptors are on the way to this rank: it has got them, or they were refused, or it
-    /// asked for all.
+    /// No descriptors are on their way to this rank: it has received them, or they were refused, or
+    /// it requested those of all ranks.
     is_served: AtomicBool,
 }
 
 impl Neighbors {
-    /// The ranks `local` of this node, by the numbers of the inboxes of all ranks; nothing where
-    /// there is no other rank that can be sent anything. The lowest rank sends the claim table to
-    /// the others, if they do not have it.
+    /// Finds the ranks `local` of this node by the inbox numbers of all ranks. `None` where no
+    /// other rank has an inbox. The lowest rank sends the claim table to the others, if they do not
+    /// have it.
     pub(super) fn meet(
         open: u64,
         rank: u32,
@@ -136,6 +143,8 @@ impl Neighbors {
         let mut hasher = tatami_wire::hash::FastHasher::default();
         all.iter().for_each(|(_, number)| hasher.write_u64(*number));
         let group = hasher.finish();
+        // Expect before any rank can write: descriptors that arrive for an unexpected rank are
+        // closed.
         inbox.expect((open, rank));
         let is_served = AtomicBool::new(false);
         let neighbors = Neighbors { inbox, open, rank, all, group, is_served };
@@ -145,8 +154,8 @@ impl Neighbors {
         Some(neighbors)
     }
 
-    /// Makes the claim table of this group and sends it to all. A rank that does not get it asks by
-    /// itself.
+    /// Creates the claim table of this group and sends it to all ranks. A rank that does not
+    /// receive it sends its own requests.
     fn send_table(&self) {
         let Ok((table, file)) = ClaimTable::create() else { return };
         self.inbox.keep_table(self.group, Arc::new(table));
@@ -156,8 +165,8 @@ impl Neighbors {
         }
     }
 
-    /// The descriptors of this rank, of which piece `first` is that of rank 0: its piece, its
-    /// journal and the roll. Nothing where it has to ask by itself.
+    /// Returns the descriptors of this rank: its piece, its journal and the rank table. `first` is
+    /// the piece of rank 0. `None` where the rank must send its own request.
     pub(super) fn obtain(
         &self,
         volume: &OpenVolumeFile,
@@ -176,6 +185,7 @@ impl Neighbors {
         patience: Duration,
     ) -> Option<[File; FILES]> {
         let table = self.inbox.find_table(self.group)?;
+        // Relaxed: the flag only saves a wait, and a thread that misses it times out once more.
         if table.is_broken.load(Ordering::Relaxed) {
             return None;
         }
@@ -184,6 +194,8 @@ impl Neighbors {
             return self.ask_for_all(ask, first, roll);
         }
         let delivery = self.inbox.await_files((self.open, self.rank), patience);
+        // After a timeout the descriptors may still be on their way, so the rank does not count as
+        // served. Then the drop collects and closes them.
         let is_over = !matches!(delivery, Delivery::Nothing);
         self.is_served.store(is_over, Ordering::Relaxed);
         if !is_over {
@@ -195,7 +207,8 @@ impl Neighbors {
         }
     }
 
-    /// Asks the daemon for the descriptors of all, a batch at a time, and sends each rank its own.
+    /// Requests the descriptors of all ranks from the daemon, batch by batch, and sends each rank
+    /// its own.
     fn ask_for_all(
         &self,
         mut ask: impl FnMut(&[Piece]) -> Option<Vec<File>>,
@@ -216,6 +229,8 @@ impl Neighbors {
                     ask(&pieces).filter(|files| files.len() == pieces.len()).unwrap_or_default()
                 }
             };
+            // After one refusal the daemon gets no further request, but all remaining ranks get a
+            // refusal: they wait for it.
             is_refused = files.is_empty();
             let roll = if is_refused { None } else { Some(files.remove(0)) };
             let mut files = files.into_iter();
@@ -234,7 +249,7 @@ impl Neighbors {
         own
     }
 
-    /// Sends a rank its descriptors, or that there are none.
+    /// Sends a rank its descriptors, or a refusal.
     fn pass(&self, rank: u32, number: u64, files: Option<(File, File, &File)>) {
         let open = self.open;
         let sent = files.is_some_and(|(bytes, journal, roll)| {
@@ -242,8 +257,8 @@ impl Neighbors {
             self.inbox.send(number, Subject::Files { open, rank }, &files).is_ok()
         });
         if !sent {
-            // A message without descriptors may get through where one with them does not. Without
-            // either the rank waits until its patience ends.
+            // A message without descriptors may succeed where one with descriptors fails. Without
+            // either, the rank waits until its timeout ends.
             let _ = self.inbox.send(number, Subject::Refusal { open, rank }, &[]);
         }
     }
@@ -252,8 +267,8 @@ impl Neighbors {
 impl Drop for Neighbors {
     fn drop(&mut self) {
         let member = (self.open, self.rank);
-        // A rank that wrote nothing was sent descriptors if another rank wrote. Left in the socket,
-        // they would keep the objects on the disk when the file is long removed.
+        // A rank that wrote nothing was sent descriptors if another rank wrote. In the socket's
+        // queue they would keep the objects on the disk after the file is removed.
         let is_sent = || {
             let table = self.inbox.find_table(self.group);
             table.is_some_and(|table| table.is_claimed(self.open))
@@ -277,10 +292,10 @@ mod tests {
 
     const OPEN: u64 = 0x1234_5678;
     const FIRST: u32 = 100;
-    /// Waiting that no test is to see the end of.
+    /// A timeout that no test reaches.
     const LONG: Duration = Duration::from_secs(600);
     const SHORT: Duration = Duration::from_millis(100);
-    /// Somebody else than who runs the tests.
+    /// A user other than the user that runs the tests.
     const OTHER: u32 = 4001;
 
     fn roll() -> Piece {
@@ -296,7 +311,7 @@ mod tests {
         (0..ranks).map(|_| inbox()).collect()
     }
 
-    /// What each rank knows when all have opened.
+    /// Returns the view of each rank after all ranks have opened.
     fn meet_all(inboxes: &[Arc<DescriptorInbox>], open: u64) -> Vec<Neighbors> {
         let all: Vec<Neighbor> = (0..).zip(inboxes.iter().map(|inbox| inbox.number())).collect();
         let meet = |(rank, inbox): (u32, &Arc<DescriptorInbox>)| {
@@ -305,7 +320,7 @@ mod tests {
         (0..).zip(inboxes).map(meet).collect()
     }
 
-    /// A node's daemon, whose files say which object they are.
+    /// A node's daemon; its files contain the number of their object.
     #[derive(Default)]
     struct Daemon {
         requests: AtomicUsize,
@@ -407,7 +422,7 @@ mod tests {
         let began = Instant::now();
         assert!(all[1].obtain_by(|_| panic!("not claimed"), FIRST, roll(), SHORT).is_none());
         assert!(began.elapsed() >= SHORT);
-        // What comes too late is closed with the handle, and no later open waits.
+        // Late descriptors are closed with the handle, and no later open waits.
         drop(all);
         let all = meet_all(&inboxes, OPEN + 1);
         assert!(all[0].obtain_by(|_| None, FIRST, roll(), LONG).is_none());
@@ -459,7 +474,7 @@ mod tests {
         }
     }
 
-    /// Runs `act` in a thread of another user; not where this process cannot be one.
+    /// Runs `act` in a thread of another user; skips it where this process cannot switch users.
     fn as_other(act: impl FnOnce() + Send) {
         if !geteuid().is_root() {
             return;
@@ -480,12 +495,12 @@ mod tests {
         let subject = Subject::Files { open: OPEN, rank: 1 };
         own[1].expect((OPEN, 1));
         as_other(|| {
-            // An inbox of that user, under whatever number it was told to us.
+            // An inbox of that user, under the number that another rank has sent.
             let theirs = DescriptorInbox::new(std::process::id(), OTHER).expect("an inbox");
             let to = own[1].number();
             assert_eq!(theirs.send(to, subject, &files), Err(Errno::PERM), "it sees who we are");
             assert_eq!(own[0].send(theirs.number(), subject, &files), Err(Errno::PERM));
-            // One that does not look, and sends.
+            // A sender that does not check the user.
             let blind = DescriptorInbox::new(std::process::id(), 0).expect("an inbox");
             assert_eq!(blind.send(to, subject, &files), Ok(()), "nobody has read it yet");
         });

@@ -1,8 +1,8 @@
-//! The cached state of a volume's file at a handle: the published tiles of the shard, and the
+//! The file state of a volume's file at a handle: the published tiles of the shard, and the
 //! journals of the writers.
 //!
 //! Before each read the handle checks the ranks of its own open: a few loads for each rank of this
-//! node, one request for each other node. It asks for the changes of other opens, and for the
+//! node, one request for each other node. It fetches the changes of other opens, and the
 //! shard's tiles, when a view epoch begins.
 
 use super::begin::distinct_nodes;
@@ -56,7 +56,7 @@ struct RankPosition {
     seen: u64,
 }
 
-/// A piece that another process may still write: of a rank of another open.
+/// A piece that another process may still write; it belongs to a rank of another open.
 #[derive(Debug)]
 struct OtherPiece {
     piece: u32,
@@ -92,7 +92,7 @@ pub(super) struct VolumeState {
 }
 
 impl VolumeState {
-    /// A cache with nothing in it. A rank that writes is `rank` of the open.
+    /// Creates an empty cache. A rank that writes is `rank` of the open.
     pub(super) fn new(
         volume: Arc<OpenVolumeFile>,
         token: &OpenToken,
@@ -157,7 +157,7 @@ impl VolumeState {
         Ok(OwnRankPosition { roll: own.0, slot: own.1, slots: own.2 })
     }
 
-    /// The ranks of the node whose roll is `roll`, in order.
+    /// Returns the ranks of the node whose rank table has the number `roll`, in order.
     pub(super) fn ranks_of(&self, roll: u32) -> impl Iterator<Item = u32> {
         let place = self.table_places.iter().position(|(number, _)| *number == roll);
         let ranks =
@@ -165,7 +165,7 @@ impl VolumeState {
         ranks.map(|(rank, _)| rank)
     }
 
-    /// Has the rolls of all nodes at hand, which a rank needs that reads.
+    /// Opens the rank tables of all nodes, which a reading rank needs.
     fn open_rank_tables(&mut self) -> Result<()> {
         while let Some((number, (node, slots))) =
             self.table_places.get(self.rank_tables.len()).copied()
@@ -181,6 +181,8 @@ impl VolumeState {
                                 made.ok_or_else(|| TiledError::new("open", path, Errno::STALE))?
                             }
                         };
+                        // Reserve the blocks before the mapping: a store into a mapped hole on a
+                        // full disk would kill the process (SIGBUS).
                         crate::shared::reserve_blocks(&file, super::rank_table::table_len(slots))
                             .context("open", path)?;
                         Box::new(SharedWords::new(file, true, false).context("open", path)?)
@@ -222,7 +224,7 @@ impl VolumeState {
         self.cuts.iter().map(|cut| cut.stamp).max().unwrap_or(0)
     }
 
-    /// Refreshes the cache. Asks for the size of the file unless its known part reaches `to`.
+    /// Refreshes the cache. Requests the size of the file unless the known part reaches `to`.
     ///
     /// # Errors
     /// Those of the shard, the nodes and the disk.
@@ -234,6 +236,9 @@ impl VolumeState {
                 self.is_stale = false;
             }
             changed |= self.poll_journals()?;
+            // A writer has replaced its piece meanwhile, so the shard has tiles that this state
+            // lacks. Fetch them before the index is built, or bytes of the old piece would be
+            // missing.
             if self.is_stale {
                 continue;
             }
@@ -296,7 +301,8 @@ impl VolumeState {
             self.nodes.insert(piece, node);
             let ours = piece >= self.first && piece - self.first < self.count
                 || self.rank_positions.iter().any(|seat| seat.piece == piece);
-            // Living pieces of this open are read from their journals.
+            // Journals have the newest tiles of growing pieces of this open; the published ones may
+            // be older.
             if ours && growth != PieceGrowth::Closed {
                 continue;
             }
@@ -307,6 +313,7 @@ impl VolumeState {
             if growth == PieceGrowth::Closed {
                 self.closed.extend(tiles.map(|tiles| (piece, tiles)));
             } else {
+                // Keep the open journal: a reader continues after the last record that it has read.
                 let known = foreign.iter().position(|known| known.piece == piece);
                 let journal = known.and_then(|at| foreign.swap_remove(at).journal);
                 self.other_pieces.push(OtherPiece { piece, tiles, journal });
@@ -375,7 +382,8 @@ impl VolumeState {
             let slot = self.rank_tables[seat.roll].rank_slot(seat.slot).context("read", &path)?;
             let (old, seen) = (seat.piece, seat.seen);
             if slot.piece != 0 && slot.piece != old {
-                // Its old piece was published and closed, so the shard has it.
+                // The writer published and closed its old piece before it changed the rank table,
+                // so the shard has the tiles.
                 self.journals.remove(&old);
                 self.rank_positions[rank].piece = slot.piece;
                 self.rank_positions[rank].seen = 0;
@@ -399,6 +407,8 @@ impl VolumeState {
             {
                 self.with_journal_context(old, read)?;
             }
+            // Store the count only after the records are read: after an error the next refresh
+            // reads them again.
             self.rank_positions[rank].seen = slot.changes;
         }
         Ok(changed)
@@ -430,6 +440,8 @@ impl VolumeState {
         // The mount shows the base after all cuts, so none applies to it any more.
         self.built += 1;
         self.index = TileIndex::with_base(pieces, self.cuts.clone(), self.base_size, u64::MAX);
+        // Record the state of the own piece that the index contains, so that a refresh without
+        // changes does not build it again.
         self.own = own.map(|own| (own.piece, own.changes));
     }
 }
@@ -455,6 +467,7 @@ impl PieceSource for VolumeState {
                 }
                 Some(BaseSource::Object(object)) => {
                     let got = object.read_at(bytes, at).daemon_context("read", &path)?;
+                    // The base may be shorter than the file: bytes beyond its end are a hole.
                     bytes[got..].fill(0);
                     Ok(())
                 }
