@@ -6,6 +6,7 @@
 
 use std::ops::ControlFlow;
 
+mod disk_error;
 pub mod faulty;
 pub mod fjall;
 mod log;

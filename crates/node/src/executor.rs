@@ -20,6 +20,7 @@ use crate::meta_connection::{ConnectionKind, MetaConnection, NoFrame};
 use crate::migration::{IncomingLockRequest, MigrationState};
 use crate::peer::PeerIdentity;
 use crate::recalls::ServerRecalls;
+use crate::request_check::check_and_apply;
 use crate::round::{self, RoundAnswer};
 use crate::shards::ExecutorShards;
 use crate::shared::{NodeShared, current_time};
@@ -32,14 +33,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
-use tatami_meta::{FjallStore, OperationContext, OutgoingMessage, Ticket};
+use tatami_meta::{FjallStore, OutgoingMessage, Ticket};
 use tatami_wire::admin::{ClusterMap, Durability};
-use tatami_wire::batch::BatchOp;
 use tatami_wire::delegation::{RecallCall, RecallNotice};
 use tatami_wire::frame::FrameError;
-use tatami_wire::meta::{InodeTemplate, MetaCall, MetaOp, MetaReply};
+use tatami_wire::meta::{MetaCall, MetaOp, MetaReply};
 use tatami_wire::transaction::PeerMessage;
-use tatami_wire::{ClientId, Errno, ExecutorId, Layout, NodeId};
+use tatami_wire::{ClientId, Errno, ExecutorId};
 
 /// Most requests in one round, and so in one commit.
 const ROUND_MAX: usize = 1024;
@@ -725,7 +725,7 @@ impl Executor {
                     });
                 }
                 Ok((seq, call)) => {
-                    let mut answer = apply_request(
+                    let mut answer = check_and_apply(
                         &self.shared,
                         &self.moving.map,
                         &mut self.shards,
@@ -856,74 +856,4 @@ impl Executor {
 /// Returns the name of a file that each executor has for itself.
 fn executor_file_name(name: &str, index: u8) -> String {
     if index == 0 { name.to_owned() } else { format!("{name}.{index}") }
-}
-
-/// Checks the permission to send the request, and applies it.
-fn apply_request(
-    shared: &NodeShared,
-    map: &ClusterMap,
-    shards: &mut ExecutorShards<FjallStore>,
-    connection: &MetaConnection,
-    to: usize,
-    seq: u64,
-    mut call: MetaCall,
-) -> RoundAnswer {
-    let trusted = connection.peer.is_trusted();
-    if let Err(e) = check_request(shared, map, trusted, &call) {
-        return RoundAnswer::new(to, seq, Err(e), None);
-    }
-    if let Some(cred) = &connection.peer.bound_to {
-        call.cred.clone_from(cred);
-    }
-    let client = connection.client();
-    let ConnectionKind::Requests { slot } = connection.kind else {
-        return RoundAnswer::new(to, seq, Err(Errno::EPROTO), None);
-    };
-    let ctx = OperationContext { now: current_time(), client, slot, seq, trusted };
-    let applied = shards.apply_request(&ctx, &call);
-    RoundAnswer::from_applied(to, seq, applied, (ctx, call))
-}
-
-/// Checks whether the connection may put the request to the shard at all. The shard checks the
-/// permissions of the user.
-fn check_request(
-    shared: &NodeShared,
-    map: &ClusterMap,
-    trusted: bool,
-    call: &MetaCall,
-) -> Result<(), Errno> {
-    if map.owner(call.shard).is_none() {
-        return Err(Errno::ESTALE);
-    }
-    if call.op.is_housekeeping() && !trusted {
-        return Err(Errno::EPERM);
-    }
-    let known = |node: NodeId| map.nodes.iter().any(|n| n.id == node);
-    let is_known = |layout: &Layout| layout.all_objects().all(|(node, _)| known(node));
-    match &call.op {
-        MetaOp::Create { node: InodeTemplate::File(layout), .. }
-        | MetaOp::Tmpfile { layout, .. }
-            if !is_known(layout) =>
-        {
-            return Err(Errno::EINVAL);
-        }
-        MetaOp::Batch { operations: acts } => {
-            let unknown = |act: &BatchOp| matches!(act, BatchOp::Create { node: InodeTemplate::File(layout), .. } if !is_known(layout));
-            if acts.iter().any(unknown) {
-                return Err(Errno::EINVAL);
-            }
-        }
-        MetaOp::AddPieces { nodes, .. } if !nodes.iter().all(|(node, _)| known(*node)) => {
-            return Err(Errno::EINVAL);
-        }
-        MetaOp::Reserve { nodes, .. } if !nodes.iter().all(|node| known(*node)) => {
-            return Err(Errno::EINVAL);
-        }
-        // The client came back: its session stays.
-        MetaOp::ExpireClient { client } if shared.clients.is_connected(*client) => {
-            return Err(Errno::EBUSY);
-        }
-        _ => {}
-    }
-    Ok(())
 }

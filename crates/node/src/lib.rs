@@ -41,6 +41,7 @@ mod peer;
 mod pipes;
 mod recalls;
 mod relay;
+mod request_check;
 mod round;
 mod shards;
 mod shared;

@@ -25,7 +25,10 @@
 //! 4. If a commit fails with `ENOSPC` nevertheless, the log keeps its end. If a table cannot be
 //!    written, its log stays, and the store retries.
 
-use super::log::{self, ReadError, WriteAheadLog};
+use super::disk_error::{
+    accept_full_disk, io_error, is_full, no_space, path_text, read_error, store_error,
+};
+use super::log::{self, WriteAheadLog};
 use super::mark::{self, LogMark, MarkContent};
 use super::memtable::{self, Memtable, MergedChanges};
 use super::reserve::Reserve;
@@ -789,21 +792,6 @@ fn wanted_room(total: u64) -> u64 {
     ROOM_BYTES.min(total / SMALL_SHARE)
 }
 
-/// Accepts a full disk, where the store can go on without the file.
-fn accept_full_disk(e: std::io::Error) -> std::io::Result<()> {
-    if no_space(&e) { Ok(()) } else { Err(e) }
-}
-
-fn read_error(path: &Path, e: ReadError) -> StoreError {
-    match e {
-        ReadError::Io(e) => io_error(path, "read", e),
-        ReadError::Format(format) => {
-            StoreError::Format { path: path_text(path), what: format!("a log of format {format}") }
-        }
-        ReadError::Damaged(what) => StoreError::Lost { path: path_text(path), at: 0, what },
-    }
-}
-
 /// Takes the lock of fjall, while fjall is not open yet. `None` where there is nothing to lock.
 fn lock_for_check(path: &Path) -> Result<Option<std::fs::File>, StoreError> {
     let lock = path.join("lock");
@@ -872,52 +860,4 @@ fn clear_unfinished(path: &Path) -> Result<(), StoreError> {
         }
         _ => Ok(()),
     }
-}
-
-fn no_space(e: &std::io::Error) -> bool {
-    matches!(e.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded)
-}
-
-fn is_full(e: &fjall::Error) -> bool {
-    match e {
-        fjall::Error::Io(e) => no_space(e),
-        fjall::Error::Storage(e) => {
-            let mut cause: Option<&dyn std::error::Error> = Some(e);
-            while let Some(e) = cause {
-                if e.downcast_ref::<std::io::Error>().is_some_and(no_space) {
-                    return true;
-                }
-                cause = e.source();
-            }
-            false
-        }
-        _ => false,
-    }
-}
-
-fn store_error(path: &Path, op: &'static str, e: fjall::Error) -> StoreError {
-    if is_full(&e) {
-        return StoreError::Full { path: path_text(path) };
-    }
-    match e {
-        fjall::Error::Io(source) => io_error(path, op, source),
-        fjall::Error::Locked => StoreError::Locked { path: path_text(path) },
-        fjall::Error::InvalidVersion(v) => {
-            let what = match v {
-                Some(v) => format!("fjall format {v}"),
-                None => "no fjall format known to it".into(),
-            };
-            StoreError::Format { path: path_text(path), what }
-        }
-        fjall::Error::Poisoned => StoreError::Poisoned { path: path_text(path), op },
-        e => StoreError::Damaged { path: path_text(path), what: format!("{op}: {e}") },
-    }
-}
-
-pub(super) fn io_error(path: &Path, op: &'static str, source: std::io::Error) -> StoreError {
-    StoreError::Io { path: path_text(path), op, source }
-}
-
-fn path_text(path: &Path) -> String {
-    path.display().to_string()
 }

@@ -28,10 +28,10 @@ pub(super) fn check_manifests(dir: &Path) -> Result<(), StoreError> {
     let entries = match std::fs::read_dir(&keyspaces) {
         Ok(entries) => entries,
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
-        Err(e) => return Err(super::fjall::io_error(&keyspaces, "list", e)),
+        Err(e) => return Err(super::disk_error::io_error(&keyspaces, "list", e)),
     };
     for entry in entries {
-        let entry = entry.map_err(|e| super::fjall::io_error(&keyspaces, "list", e))?;
+        let entry = entry.map_err(|e| super::disk_error::io_error(&keyspaces, "list", e))?;
         check_keyspace(&entry.path())?;
     }
     Ok(())
@@ -45,7 +45,7 @@ fn check_keyspace(dir: &Path) -> Result<(), StoreError> {
         Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
             return Ok(());
         }
-        Err(e) => return Err(super::fjall::io_error(&current, "read", e)),
+        Err(e) => return Err(super::disk_error::io_error(&current, "read", e)),
     };
     let damaged = |path: &Path, what: &str| StoreError::Damaged {
         path: path.display().to_string(),
@@ -63,7 +63,7 @@ fn check_keyspace(dir: &Path) -> Result<(), StoreError> {
         Err(e) if e.kind() == ErrorKind::NotFound => {
             return Err(damaged(&current, "the list of tables that it names is not there"));
         }
-        Err(e) => return Err(super::fjall::io_error(&list, "read", e)),
+        Err(e) => return Err(super::disk_error::io_error(&list, "read", e)),
     };
     match xxh3_128(&bytes).to_le_bytes() == sum {
         true => Ok(()),

@@ -1,0 +1,81 @@
+//! The checks that a request passes before its shard sees it: map, trust, known nodes.
+
+use crate::meta_connection::{ConnectionKind, MetaConnection};
+use crate::round::RoundAnswer;
+use crate::shards::ExecutorShards;
+use crate::shared::{NodeShared, current_time};
+use tatami_meta::{FjallStore, OperationContext};
+use tatami_wire::admin::ClusterMap;
+use tatami_wire::batch::BatchOp;
+use tatami_wire::meta::{InodeTemplate, MetaCall, MetaOp};
+use tatami_wire::{Errno, Layout, NodeId};
+
+/// Checks the permission to send the request, and applies it.
+pub(crate) fn check_and_apply(
+    shared: &NodeShared,
+    map: &ClusterMap,
+    shards: &mut ExecutorShards<FjallStore>,
+    connection: &MetaConnection,
+    to: usize,
+    seq: u64,
+    mut call: MetaCall,
+) -> RoundAnswer {
+    let trusted = connection.peer.is_trusted();
+    if let Err(e) = check_request(shared, map, trusted, &call) {
+        return RoundAnswer::new(to, seq, Err(e), None);
+    }
+    if let Some(cred) = &connection.peer.bound_to {
+        call.cred.clone_from(cred);
+    }
+    let client = connection.client();
+    let ConnectionKind::Requests { slot } = connection.kind else {
+        return RoundAnswer::new(to, seq, Err(Errno::EPROTO), None);
+    };
+    let ctx = OperationContext { now: current_time(), client, slot, seq, trusted };
+    let applied = shards.apply_request(&ctx, &call);
+    RoundAnswer::from_applied(to, seq, applied, (ctx, call))
+}
+
+/// Checks whether the connection may put the request to the shard at all. The shard checks the
+/// permissions of the user.
+fn check_request(
+    shared: &NodeShared,
+    map: &ClusterMap,
+    trusted: bool,
+    call: &MetaCall,
+) -> Result<(), Errno> {
+    if map.owner(call.shard).is_none() {
+        return Err(Errno::ESTALE);
+    }
+    if call.op.is_housekeeping() && !trusted {
+        return Err(Errno::EPERM);
+    }
+    let known = |node: NodeId| map.nodes.iter().any(|n| n.id == node);
+    let is_known = |layout: &Layout| layout.all_objects().all(|(node, _)| known(node));
+    match &call.op {
+        MetaOp::Create { node: InodeTemplate::File(layout), .. }
+        | MetaOp::Tmpfile { layout, .. }
+            if !is_known(layout) =>
+        {
+            return Err(Errno::EINVAL);
+        }
+        MetaOp::Batch { operations: acts } => {
+            let unknown = |act: &BatchOp| matches!(act, BatchOp::Create { node: InodeTemplate::File(layout), .. } if !is_known(layout));
+            if acts.iter().any(unknown) {
+                return Err(Errno::EINVAL);
+            }
+        }
+        MetaOp::AddPieces { nodes, .. } if !nodes.iter().all(|(node, _)| known(*node)) => {
+            return Err(Errno::EINVAL);
+        }
+        MetaOp::Reserve { nodes, .. } if !nodes.iter().all(|node| known(*node)) => {
+            return Err(Errno::EINVAL);
+        }
+        // The client came back: its session stays.
+        MetaOp::ExpireClient { client } if shared.clients.is_connected(*client) => {
+            return Err(Errno::EBUSY);
+        }
+        _ => {}
+    }
+    Ok(())
+}
