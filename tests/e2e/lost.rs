@@ -382,16 +382,7 @@ fn a_damaged_journal_is_named_by_the_check_and_left_by_a_repair() {
     let cluster = Setup::nodes(NODES).config("[node]\nlease_sec = 2\n").start();
     let job = Job::create(&cluster, "f");
     let bytes = pattern(5, 0, SIZE);
-    for rank in 0..u32::from(NODES) {
-        let (part, tiles) = job.write_rank(rank, &bytes);
-        let object = Piece::of_journal(part.piece);
-        let client = &job.clients[rank as usize];
-        let file =
-            client.open_object(job.ino, NodeId(rank as u16), object, job.cap).expect("journal");
-        let told = journal::encode(&tiles);
-        assert_eq!(file.write_at(&told, 0), Ok(told.len()));
-        file.flush().expect("flushed");
-    }
+    job.write_unpublished(&bytes);
     assert_eq!(told(&cluster, &[]), (Some(0), Vec::new()));
     let object = Piece::of_journal(job.first + 1);
     let name = format!("{:016x}.{:08x}", job.ino.0, object.0);

@@ -483,16 +483,7 @@ fn what_a_dead_job_left_is_told_and_settled() {
     let cluster = Setup::nodes(NODES).config("[node]\nlease_sec = 2\n").start();
     let job = Job::create(&cluster, "f");
     let bytes = pattern(5, 0, SIZE);
-    for rank in 0..u32::from(NODES) {
-        let (part, tiles) = job.write_rank(rank, &bytes);
-        let object = Piece::of_journal(part.piece);
-        let client = &job.clients[rank as usize];
-        let file =
-            client.open_object(job.ino, NodeId(rank as u16), object, job.cap).expect("journal");
-        let told = journal::encode(&tiles);
-        assert_eq!(file.write_at(&told, 0), Ok(told.len()));
-        file.flush().expect("flushed");
-    }
+    job.write_unpublished(&bytes);
     let said = ask(cluster.command("recover").args(["--json", "--wait", "0", ":/f"]));
     let told: serde_json::Value = serde_json::from_str(&said.out).expect("JSON");
     let file = &told["files"][0];

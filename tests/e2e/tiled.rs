@@ -4,12 +4,11 @@ use std::fs::{self, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
-use tatami_layout::journal;
 use tatami_tests::Cluster;
 use tatami_tests::files::{bytes_of, get, open, put, stat};
 use tatami_tests::job::{Job, NODES, SIZE, tiled_file};
 use tatami_tests::model::pattern;
-use tatami_wire::{Ino, NodeId, Piece};
+use tatami_wire::Ino;
 
 /// Returns the content of the file after all ranks have written.
 fn whole(seed: u8) -> Vec<u8> {
@@ -163,16 +162,7 @@ fn the_journal_of_a_dead_writer_is_read() {
     let cluster = Cluster::start(NODES);
     let job = Job::create(&cluster, "f");
     let bytes = whole(5);
-    for rank in 0..u32::from(NODES) {
-        let (part, tiles) = job.write_rank(rank, &bytes);
-        let object = Piece::of_journal(part.piece);
-        let client = &job.clients[rank as usize];
-        let file =
-            client.open_object(job.ino, NodeId(rank as u16), object, job.cap).expect("journal");
-        let told = journal::encode(&tiles);
-        assert_eq!(file.write_at(&told, 0), Ok(told.len()));
-        file.flush().expect("flushed");
-    }
+    job.write_unpublished(&bytes);
     // The job ends without a publication.
     job.close();
     let start = Instant::now();

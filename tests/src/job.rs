@@ -5,7 +5,7 @@ use crate::Cluster;
 use std::fs;
 use std::sync::Arc;
 use tatami_client::{Client, ClientOptions, Endpoint};
-use tatami_layout::{PieceTiles, Shape, View};
+use tatami_layout::{PieceTiles, Shape, View, journal};
 use tatami_wire::meta::{DataState, InodeTemplate};
 use tatami_wire::tiles::PieceUpdate;
 use tatami_wire::{Access, Cap, Cred, Ino, NodeId, Piece, VolumeKey};
@@ -93,6 +93,22 @@ impl Job {
         }
         let blocks = data.stat().expect("stat").blocks;
         (PieceUpdate { piece, tiles: tiles.encode().into(), blocks, close: true }, tiles)
+    }
+
+    /// Writes the file and the journal of each rank, and publishes nothing: the state that a killed
+    /// job leaves.
+    pub fn write_unpublished(&self, bytes: &[u8]) {
+        for rank in 0..u32::from(NODES) {
+            let (part, tiles) = self.write_rank(rank, bytes);
+            let object = Piece::of_journal(part.piece);
+            let client = &self.clients[rank as usize];
+            let file = client
+                .open_object(self.ino, NodeId(rank as u16), object, self.cap)
+                .expect("journal");
+            let records = journal::encode(&tiles);
+            assert_eq!(file.write_at(&records, 0), Ok(records.len()));
+            file.flush().expect("flushed");
+        }
     }
 
     /// Publishes the parts at the shard.

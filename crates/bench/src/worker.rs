@@ -127,9 +127,9 @@ fn handle_orders(orders: &mut impl BufRead, says: &mut impl Write) -> Result<(),
                 WorkerMessage::Ready(String::new())
             }
             WorkerOrder::Prepare(phase) => {
-                let told = workload.as_mut().ok_or_else(early)?.prepare_phase(&phase)?;
+                let report = workload.as_mut().ok_or_else(early)?.prepare_phase(&phase)?;
                 prepared = Some(phase);
-                WorkerMessage::Ready(told)
+                WorkerMessage::Ready(report)
             }
             WorkerOrder::Go => {
                 let phase = prepared.take().ok_or_else(early)?;

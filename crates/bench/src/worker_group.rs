@@ -171,14 +171,14 @@ impl WorkerGroup {
     }
 
     fn await_ready(&mut self) -> Result<Vec<String>, BenchError> {
-        let mut told = Vec::with_capacity(self.processes.len());
+        let mut reports = Vec::with_capacity(self.processes.len());
         for process in &mut self.processes {
             match process.receive_message()? {
-                WorkerMessage::Ready(text) => told.push(text),
+                WorkerMessage::Ready(text) => reports.push(text),
                 other => return Err(process.unexpected_message(&other)),
             }
         }
-        Ok(told)
+        Ok(reports)
     }
 }
 

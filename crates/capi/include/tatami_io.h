@@ -64,8 +64,8 @@ typedef struct tio_shape tio_shape; /* a datatype without basic types; counted, 
  *   ind_rd_buffer_size bytes read at a time where a request is scattered (data sieving); default
  *                      4 MiB
  *   romio_ds_read      "disable": never read a gap to save a call
- * Environment: TATAMI_CONTAINER = colon-separated directories whose new files become containers, or
- *                                 "1" for all;
+ * Environment: TATAMI_CONTAINER = colon-separated directories. New files in them become containers;
+ *                                 "1": all new files do;
  *              TATAMI_PLAIN     = the same for ordinary files that the engine `plain` claims;
  *              TATAMI_TILED     = "0": as tatami_tiled "false" for all files without a hint.
  * The library claims a path that starts with "tatami:" in any case, and opens it without that
@@ -187,8 +187,8 @@ int tio_preallocate(tio_file *file, uint64_t size);
  *   1. every rank: tio_seal. durable != 0 brings the rank's bytes to the disk. The returned bytes
  *      stay valid until the next call on this handle by any thread; length 0 is usual;
  *   2. rank 0 gathers the bytes of all ranks (in rank order) and calls tio_publish: from then on
- *      the file is whole without the journals of this open. A rank whose tio_seal failed takes
- *      part with length 0;
+ *      the file is whole without the journals of this open. A rank on which tio_seal failed
+ *      takes part with length 0;
  *   3. rank 0 broadcasts the result; every rank: tio_sealed(result); then a new epoch (sync), or
  *      tio_close.
  * tio_close without that sequence loses nothing either: the next tio_begin of the file recovers the

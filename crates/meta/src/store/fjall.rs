@@ -332,7 +332,8 @@ impl FjallStore {
         self.log = Some(log);
         self.lost = LOST_BOUND;
         self.cut = Some(format!(
-            "{}: a log was damaged, and the loss was accepted: what could be read of it was taken over; the damaged              file is kept as {}",
+            "{}: a log was damaged, and the loss was accepted: what could be read of it was taken \
+             over; the damaged file is kept as {}",
             dir.display(),
             kept.join(", ")
         ));
