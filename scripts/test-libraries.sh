@@ -9,7 +9,7 @@
 #   romio: what ROMIO's `runtests` runs
 # Each runs with both MPI libraries natively on the local disk, and through the layer: in a volume with a mount a rank
 # ("ranks"), on one mount ("mount"), and in a container. Prints what passed where, and fails where something passes
-# natively and not through the layer.
+# natively and not through the layer. Lists the programs that are much slower than natively.
 #
 # LIBRARIES, MPIS and PLACES name fewer of each; PTESTS=ptest takes 4 ranks only; WORK is where all is built.
 # Not tried in containers: PnetCDF, tests that open files without MPI-IO (open(2) sees a directory there, as docs/reference/mpi.md
@@ -212,13 +212,14 @@ write_launchers() {
   cat >"$launcher" <<END
 #!/bin/sh
 np=\$1; shift
+began=\$(date +%s)
 timeout -k 10 $PATIENCE mpirun.$mpi -n \$np ${inside[*]} \${IN:+env -C "\$IN"} ${layer[*]} "\$@" \
   >"$WORK/last.log" 2>&1 </dev/null
 code=\$?
 [ \$code != 0 ] || [ -z "\$SAYS" ] || grep -qi -- "\$SAYS" "$WORK/last.log" || code="no \"\$SAYS\""
 name=$suite/\${NAME:-\$(basename "\$PWD")/\$(basename "\$1")}
 [ "\$code" = 0 ] || { echo "-- \$name, \$np ranks, $mpi, $place: \$code"; tail -n 30 "$WORK/last.log"; } >>"$WORK/failed.log"
-echo "\$name:\$np $mpi $place \$([ "\$code" = 0 ] && echo ok || echo failed)" >>"$results"
+echo "\$name:\$np $mpi $place \$([ "\$code" = 0 ] && echo ok || echo failed) \$((\$(date +%s) - began))" >>"$results"
 # The next program is to run, too: what failed has been noted.
 exit 0
 END
@@ -363,7 +364,7 @@ run_all() {
 # A row a test, a column a place. What passes natively and not through the layer is an error.
 print_table() {
   awk -v places="$PLACES" -v mpis="$MPIS" -v serial="$HDF5_SERIAL_PROGRAM" -v posix="$NETCDF_POSIX" '
-    { key = $1 SUBSEP $2 SUBSEP $3; how[key] = $4 == "failed" || how[key] == "failed" ? "failed" : "ok"; tests[$1]; ran[suite($1), $2, $3] = 1 }
+    { key = $1 SUBSEP $2 SUBSEP $3; how[key] = $4 == "failed" || how[key] == "failed" ? "failed" : "ok"; took[key] += $5; tests[$1]; ran[suite($1), $2, $3] = 1 }
     function suite(test) { return substr(test, 1, index(test, "/") - 1) }
     END {
       np = split(places, place, " "); nm = split(mpis, mpi, " ")
@@ -378,6 +379,8 @@ print_table() {
           untried = test ~ /:check$/ && place[p] == "ranks" || place[p] == "container" && test ~ "/" serial ":|" posix
           if (found == "" && natively == "ok" && ran[suite(test), mpi[m], place[p]] && !untried) found = "not reached"
           if (natively == "ok" && found != "ok" && found != "") { found = found " !"; bad++ }
+          alone = took[test, mpi[m], "native"]; through = took[test, mpi[m], place[p]]
+          if (through >= 10 && through >= 5 * alone) slow = slow sprintf("%s, %s: %d s natively, %d s in %s\n", test, mpi[m], alone, through, place[p])
           if (found ~ /^ok/) passed[suite(test), mpi[m], place[p]]++
           if (found != "") all[suite(test), mpi[m], place[p]]++
           suites[suite(test)]
@@ -389,6 +392,7 @@ print_table() {
       print ""
       for (s in suites) for (m = 1; m <= nm; m++) for (p = 1; p <= np; p++)
         if (all[s, mpi[m], place[p]]) printf "%s, %s, %s: %d of %d pass\n", s, mpi[m], place[p], passed[s, mpi[m], place[p]], all[s, mpi[m], place[p]]
+      if (slow) printf "\ntook 10 s or more, and five times as long as natively:\n%s", slow
       if (bad) { printf "%d pass natively and not through the layer; what they said is in failed.log\n", bad; exit 1 }
     }' "$results"
 }

@@ -29,6 +29,13 @@ const MARGIN: u32 = 10;
 /// The lease, in case the executor has not stated it yet.
 const SHORT_LEASE: Duration = Duration::from_secs(1);
 
+/// Refusals by an executor. After any other error the executor may have granted the lock.
+const REFUSALS: [Errno; 6] =
+    [Errno::EAGAIN, Errno::EDEADLK, Errno::ENOLCK, Errno::EINVAL, Errno::EACCES, Errno::ESTALE];
+/// Most locks of a file that the client grants by itself: all of them must fit into the message
+/// that gives the delegation back.
+const DELEGATED_LOCKS_MAX: usize = LOCKS_MAX - 2;
+
 /// The actions of a front end on the bytes of files when their locks come and go.
 pub trait LockedBytes: Sync {
     /// Another client may get a lock that this one had: all written bytes must be where other
@@ -120,8 +127,12 @@ impl FileLocks {
         })
     }
 
+    fn len(&self) -> usize {
+        self.whole.len() + self.range.len()
+    }
+
     fn is_empty(&self) -> bool {
-        self.whole.is_empty() && self.range.is_empty()
+        self.len() == 0
     }
 }
 
@@ -408,7 +419,8 @@ impl Client {
         self.with_file_locks(ino, bytes, |executor, session, file| {
             if file.delegated && executor.locks.may_delegate() {
                 let in_the_way = file.table(sort).first_conflict(owner, span, kind).is_some();
-                if !in_the_way {
+                let is_full = file.len() >= DELEGATED_LOCKS_MAX;
+                if !in_the_way && !is_full {
                     file.record_lock(lock, handle);
                     // The thread that got the delegation has not dropped the old bytes yet: this
                     // caller must not read them either.
@@ -418,14 +430,15 @@ impl Client {
                 }
                 // flock(2) converts a lock by first releasing the old one, so that stays released
                 // although the new one is refused.
-                if sort == LockSort::Whole {
+                if in_the_way && sort == LockSort::Whole {
                     file.whole.free_span(owner, span);
                 }
-                if wait.is_none() {
+                if in_the_way && wait.is_none() {
                     return Err(Errno::EAGAIN);
                 }
-                // Only the executor knows all waits, and can find a deadlock. So the delegation
-                // goes back, and the executor queues this wait.
+                // Only the executor knows all waits, and can find a deadlock. And it alone counts
+                // the locks of a client. So the delegation goes back, and the executor queues this
+                // wait, or grants this lock.
                 match self.return_delegated(executor, ino, session, file, bytes)? {
                     LockAttempt::Reply(()) => {}
                     LockAttempt::UnknownSession => return Ok(LockAttempt::UnknownSession),
@@ -437,7 +450,7 @@ impl Client {
             if file.table(sort).holds_any(owner, span) {
                 bytes.publish_writes(ino);
             }
-            let delegate = executor.locks.may_delegate();
+            let delegate = executor.locks.may_delegate() && file.len() < DELEGATED_LOCKS_MAX / 2;
             let told = self.send_lock_request(
                 executor,
                 ino,
@@ -451,6 +464,11 @@ impl Client {
             // As above: flock(2) has released the old lock before it waits or fails.
             if sort == LockSort::Whole && gone {
                 file.whole.free_span(owner, span);
+            }
+            // Without a reply the executor may have granted the lock, and the caller does not have
+            // it. The reclaim makes the executor agree.
+            if matches!(told, Err(errno) if !REFUSALS.contains(&errno)) {
+                self.locks.notify_waiters(|news| _ = news.reclaim.insert(executor.id));
             }
             let told = match told? {
                 RoutedLockReply::Reply(told) => told,
@@ -512,7 +530,8 @@ impl Client {
     /// Releases the owner's locks of these bytes.
     ///
     /// # Errors
-    /// `EHOSTDOWN`: the executor learns of it when it is back.
+    /// `EHOSTDOWN`: the executor learns of it when it is back. `ENOLCK`: the lock stays, since its
+    /// two parts would be too many locks.
     pub fn free_lock(
         &self,
         ino: Ino,
@@ -528,8 +547,16 @@ impl Client {
                 return Ok(LockAttempt::Reply(()));
             }
             if file.delegated && executor.locks.may_delegate() {
-                file.table(sort).free_span(owner, span);
-                return Ok(LockAttempt::Reply(()));
+                let is_full = file.len() >= DELEGATED_LOCKS_MAX;
+                if !is_full || !file.table(sort).would_split(owner, span) {
+                    file.table(sort).free_span(owner, span);
+                    return Ok(LockAttempt::Reply(()));
+                }
+                // The two parts would be too many, so the executor decides.
+                match self.return_delegated(executor, ino, session, file, bytes)? {
+                    LockAttempt::Reply(()) => {}
+                    other => return Ok(other),
+                }
             }
             // Before the release: from then on other clients may read the bytes.
             bytes.publish_writes(ino);
@@ -542,7 +569,7 @@ impl Client {
             // The record goes, even after an error, unless the request is repeated: the caller has
             // released the lock in any case. The reclaim below makes the executor agree.
             match told {
-                Ok(RoutedLockReply::WrongExecutor) => {}
+                Ok(RoutedLockReply::WrongExecutor) | Err(Errno::ENOLCK) => {}
                 Ok(RoutedLockReply::Reply(told)) if put_again.contains(&told) => {}
                 _ => file.table(sort).free_span(owner, span),
             }
@@ -552,6 +579,7 @@ impl Client {
                 Ok(RoutedLockReply::Reply(LockOpReply::UnknownSession { .. })) => {
                     Ok(LockAttempt::UnknownSession)
                 }
+                Err(Errno::ENOLCK) => Err(Errno::ENOLCK),
                 other => {
                     self.locks.notify_waiters(|news| _ = news.reclaim.insert(executor.id));
                     other.map(drop).and(Err(Errno::EPROTO))

@@ -162,6 +162,13 @@ impl<O: Ord + Copy, T: Copy + PartialEq> LockTable<O, T> {
         free.into_iter().for_each(|span| self.set_lock(owner, span, kind, tag));
     }
 
+    /// Whether [`LockTable::free_span`] would leave one lock as two.
+    pub fn would_split(&self, owner: O, span: ByteRange) -> bool {
+        let runs = self.owners.get(&owner);
+        let before = runs.and_then(|runs| runs.range(..span.start).next_back());
+        before.is_some_and(|(_, run)| run.end > span.end)
+    }
+
     /// Frees the owner's locks within `span`.
     pub fn free_span(&mut self, owner: O, span: ByteRange) {
         let Some(runs) = self.owners.get_mut(&owner) else { return };

@@ -334,7 +334,8 @@ impl ServerLocks {
         if !self.former_clients.is_empty() {
             return self.queue_wait(client, session, ino, lock, wait, LockDecision::Deferred);
         }
-        if self.sessions.get(&client).is_none_or(|s| s.lock_count >= HELD_MAX) {
+        // A lock within a longer one of another kind leaves three locks of one.
+        if self.sessions.get(&client).is_none_or(|s| s.lock_count + 2 > HELD_MAX) {
             return refuse_request(Errno::ENOLCK);
         }
         // flock(2) frees the old lock before it sets a converted one: another waiter may get it in
@@ -501,6 +502,11 @@ impl ServerLocks {
         let Some(file) = self.files.get(&ino) else { return done_reply(session, false) };
         if file.delegated == Some(client) {
             return lock_reply(session, LockOpReply::UnknownSession { reclaim: true });
+        }
+        // A reclaim of more locks than a client may hold would be refused, and all would be lost.
+        let is_full = self.sessions.get(&client).is_none_or(|s| s.lock_count >= HELD_MAX);
+        if is_full && file.table(sort).would_split((client, owner), span) {
+            return refuse_request(Errno::ENOLCK);
         }
         if file.table(sort).holds_any((client, owner), span) {
             // Free first, then serve the waiters, then drop the file if it is empty.

@@ -4,7 +4,8 @@
 //!
 //! The link's text names the holder and changes with each heartbeat. A waiting process that reads
 //! the same text for a whole lease breaks the mutex. It does so under the link `NAME.turn.break`,
-//! so that no two processes break it at once.
+//! so that no two processes break it at once. The link of a process that died while it broke the
+//! mutex is removed by the same rule: after a whole lease.
 
 use crate::heartbeat::{self, Heartbeat, LEASE};
 use crate::machine;
@@ -31,6 +32,28 @@ const WAIT_MAX: Duration = Duration::from_millis(10);
 pub struct FileMutex {
     dir: Arc<File>,
     name: String,
+}
+
+/// A link's text as a waiting process saw it first.
+#[derive(Debug)]
+struct LinkSighting {
+    text: Option<String>,
+    since: Instant,
+}
+
+impl LinkSighting {
+    fn new() -> LinkSighting {
+        LinkSighting { text: None, since: Instant::now() }
+    }
+
+    /// Reports whether the link had this same text for a whole lease. The own clock measures the
+    /// lease, from the first sight of a text: clocks of machines differ.
+    fn has_expired(&mut self, text: Option<String>) -> bool {
+        if text.is_none() || text != self.text {
+            *self = LinkSighting { text, since: Instant::now() };
+        }
+        self.since.elapsed() >= LEASE
+    }
 }
 
 /// Holds the mutex, until it is dropped.
@@ -70,7 +93,7 @@ impl FileMutex {
         // The text has a random number, so that no two holders ever have the same.
         let name = format!("{}{SUFFIX}", self.name);
         let text = new_link_text()?;
-        let (mut seen, mut since, mut wait) = (None, Instant::now(), WAIT_MIN);
+        let (mut held, mut broken, mut wait) = (LinkSighting::new(), LinkSighting::new(), WAIT_MIN);
         loop {
             match rustix::fs::symlinkat(&text, &self.dir, &name) {
                 Ok(()) => break,
@@ -82,13 +105,8 @@ impl FileMutex {
             if now.is_none() {
                 continue;
             }
-            // The own clock measures the lease, from the first sight of a text: clocks of machines
-            // differ.
-            if now != seen {
-                (seen, since) = (now, Instant::now());
-            } else if since.elapsed() >= LEASE {
-                self.break_expired(&name, seen.as_deref())?;
-                (seen, since) = (None, Instant::now());
+            if held.has_expired(now) {
+                self.break_expired(&name, held.text.as_deref(), &mut broken)?;
             }
             #[allow(clippy::disallowed_methods)]
             // no notification of a link's removal comes from another machine
@@ -101,19 +119,32 @@ impl FileMutex {
         Ok(FileMutexGuard(held))
     }
 
-    /// Removes the link of a process that has not changed the text `seen`.
-    fn break_expired(&self, name: &str, seen: Option<&str>) -> Result<(), Errno> {
+    /// Removes the link of a process that has not changed the text `seen`. `broken` is the break
+    /// link as this process saw it in its attempts before.
+    fn break_expired(
+        &self,
+        name: &str,
+        seen: Option<&str>,
+        broken: &mut LinkSighting,
+    ) -> Result<(), Errno> {
         let guard = format!("{}{BREAK}", self.name);
+        let began = Instant::now();
         match rustix::fs::symlinkat(new_link_text()?, &self.dir, &guard) {
             Ok(()) => {}
-            // Another process breaks the mutex, or died while it did: remove its link, and let the
-            // next attempt come after a lease.
-            Err(Errno::EXIST) => return remove_link(&self.dir, &guard),
+            // Another process breaks the mutex: it needs its link. If it died while it did, the
+            // link stays the same for a lease, and the next attempt finds it removed.
+            Err(Errno::EXIST) => {
+                return match broken.has_expired(read_link_text(&self.dir, &guard)?) {
+                    true => remove_link(&self.dir, &guard),
+                    false => Ok(()),
+                };
+            }
             Err(errno) => return Err(errno),
         }
         // Read once more under the break link: the holder may have sent a heartbeat, or another may
-        // hold it.
-        let removed = match read_link_text(&self.dir, name)?.as_deref() == seen {
+        // hold it. A process that was stopped for long under its break link may have lost it.
+        let is_same = read_link_text(&self.dir, name)?.as_deref() == seen;
+        let removed = match is_same && began.elapsed() < LEASE / 2 {
             true => remove_link(&self.dir, name),
             false => Ok(()),
         };
@@ -152,6 +183,18 @@ impl HeldFileMutex {
         said.1.elapsed() < LEASE / 2
             || matches!(read_link_text(&self.dir, &self.name), Ok(Some(now)) if now == said.0)
     }
+
+    /// Creates the link that replaces the present one. Only the holder creates it. So a link that is
+    /// there already was left by a holder that died before its rename.
+    fn create_next_link(&self, text: &str, next: &str) -> Result<(), Errno> {
+        match rustix::fs::symlinkat(text, &self.dir, next) {
+            Err(Errno::EXIST) => {
+                remove_link(&self.dir, next)?;
+                rustix::fs::symlinkat(text, &self.dir, next)
+            }
+            other => other,
+        }
+    }
 }
 
 impl Heartbeat for HeldFileMutex {
@@ -163,7 +206,7 @@ impl Heartbeat for HeldFileMutex {
         let at = Instant::now();
         // A new link is renamed over the old one, so that the name never disappears in between.
         if self.is_ours(&said)
-            && rustix::fs::symlinkat(&text, &self.dir, &next).is_ok()
+            && self.create_next_link(&text, &next).is_ok()
             && rustix::fs::renameat(&self.dir, &next, &self.dir, &self.name).is_ok()
         {
             *said = (text, at);
@@ -215,10 +258,10 @@ mod tests {
         let seen = read_link_text(&turns.dir, "it.turn").unwrap().unwrap();
         // A heartbeat changes the text, so the text that was seen is no longer true.
         turn.0.send_heartbeat();
-        turns.break_expired("it.turn", Some(&seen)).unwrap();
+        turns.break_expired("it.turn", Some(&seen), &mut LinkSighting::new()).unwrap();
         let now = read_link_text(&turns.dir, "it.turn").unwrap().unwrap();
         assert_ne!(seen, now);
-        turns.break_expired("it.turn", Some(&now)).unwrap();
+        turns.break_expired("it.turn", Some(&now), &mut LinkSighting::new()).unwrap();
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
         // The next holder keeps the mutex when the first one ends, late.
         turn.0.link_text.lock().1 -= LEASE;
@@ -226,6 +269,38 @@ mod tests {
         drop(turn);
         assert!(read_link_text(&turns.dir, "it.turn").unwrap().is_some());
         drop(next);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_heartbeat_succeeds_beside_the_link_that_a_dead_holder_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let turns = FileMutex::for_path(&dir.path().join("it")).unwrap();
+        rustix::fs::symlinkat("of the dead", &turns.dir, "it.turn.next").unwrap();
+        let turn = turns.acquire_mutex().unwrap();
+        let before = read_link_text(&turns.dir, "it.turn").unwrap();
+        turn.0.send_heartbeat();
+        assert_ne!(read_link_text(&turns.dir, "it.turn").unwrap(), before);
+        drop(turn);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn the_link_of_a_process_that_breaks_the_mutex_stays_for_a_lease() {
+        let dir = tempfile::tempdir().unwrap();
+        let turns = FileMutex::for_path(&dir.path().join("it")).unwrap();
+        rustix::fs::symlinkat("of the dead", &turns.dir, "it.turn").unwrap();
+        rustix::fs::symlinkat("breaking", &turns.dir, "it.turn.break").unwrap();
+        let exists = |name: &str| read_link_text(&turns.dir, name).unwrap().is_some();
+        let mut broken = LinkSighting::new();
+        for _ in 0..2 {
+            turns.break_expired("it.turn", Some("of the dead"), &mut broken).unwrap();
+            assert!(exists("it.turn") && exists("it.turn.break"));
+        }
+        broken.since -= LEASE;
+        turns.break_expired("it.turn", Some("of the dead"), &mut broken).unwrap();
+        assert!(exists("it.turn") && !exists("it.turn.break"));
+        turns.break_expired("it.turn", Some("of the dead"), &mut broken).unwrap();
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 }

@@ -537,3 +537,25 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_client_holds_no_more_locks_than_it_may_reclaim() {
+    let mut desk = Desk::new();
+    let set = |owner, span| LockOp::Set {
+        lock: lock(owner, span, Exclusive),
+        wait: None,
+        delegate: false,
+    };
+    let free = |span| LockOp::Free { sort: LockSort::Range, owner: 1, span };
+    let done = Some(Ok(LockOpReply::Done { delegated: false }));
+    // Each release splits one lock into two, until there are as many as one client may hold.
+    assert_eq!(desk.ask(A, FILE, set(1, span(0, u64::MAX >> 1))), done);
+    for nth in 1..HELD_MAX as u64 {
+        assert_eq!(desk.ask(A, FILE, free(span(2 * nth, 2 * nth))), done);
+    }
+    assert_eq!(desk.ask(A, FILE, free(span(1 << 40, 1 << 40))), Some(Err(Errno::ENOLCK)));
+    assert_eq!(desk.ask(A, FILE, set(2, span(2, 2))), Some(Err(Errno::ENOLCK)));
+    // A release that splits no lock goes on, and makes room.
+    assert_eq!(desk.ask(A, FILE, free(span(0, 9))), done);
+    assert_eq!(desk.ask(A, FILE, free(span(1 << 40, 1 << 40))), done);
+}
