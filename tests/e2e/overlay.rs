@@ -8,14 +8,28 @@ struct Overlay {
     dir: tempfile::TempDir,
 }
 
+/// Runs a program as root without the right to pass over the modes of files.
+const UNPRIVILEGED: &str = "setpriv --inh-caps=-dac_override,-dac_read_search \
+                            --bounding-set=-dac_override,-dac_read_search";
+
 impl Overlay {
     fn start() -> Overlay {
+        Overlay::start_by(&mut tatami())
+    }
+
+    /// Starts an overlay whose process obeys the modes of files, as that of an ordinary user.
+    fn start_unprivileged() -> Overlay {
+        let mut tatami = program(&format!("{UNPRIVILEGED} {}", tatami_bin().display()));
+        Overlay::start_by(&mut tatami)
+    }
+
+    fn start_by(tatami: &mut std::process::Command) -> Overlay {
         let dir = tempfile::tempdir().expect("a directory for the test");
         for name in ["below", "shown"] {
             std::fs::create_dir(dir.path().join(name)).expect("a directory for the test");
         }
         let overlay = Overlay { dir };
-        run(tatami().arg("mount").arg("--overlay").arg(overlay.below("")).arg(overlay.shown("")));
+        run(tatami.arg("mount").arg("--overlay").arg(overlay.below("")).arg(overlay.shown("")));
         overlay
     }
 
@@ -145,6 +159,18 @@ fn what_is_no_container_passes_through() {
         run(&mut shell(&overlay.below(""), "stat -c '%a %h %Y' a/b; readlink a/d; cat copy/d"));
     assert_eq!(there.out, "640 2 981173106\nb\nhello\n");
     assert!(overlay.below("a/e").exists());
+}
+
+#[test]
+fn files_are_created_and_truncated_without_privileges() {
+    let overlay = Overlay::start_unprivileged();
+    // The mode forbids to open the file for writing again, but not to write through the descriptor
+    // of its creation.
+    let said = overlay.shell("(umask 0377; echo once > once); cat once; stat -c %a once");
+    assert_eq!(said, "once\n400\n");
+    let numbers = overlay.shell("mkdir -p a/b; stat -c %i a; ls -ai a/b | grep '\\.\\.$'");
+    let numbers: Vec<&str> = numbers.split_whitespace().collect();
+    assert_eq!(numbers[0], numbers[1], "`..` is the directory above");
 }
 
 #[test]

@@ -109,12 +109,15 @@ impl OverlayFileSystem {
     }
 
     fn open_file(&self, path: &Path, flags: i32) -> OverlayResult<OpenReply> {
-        let file = OverlayFile::open_path(path, flags)?;
+        OverlayFile::open_path(path, flags).map(|file| self.insert_file(file))
+    }
+
+    fn insert_file(&self, file: OverlayFile) -> OpenReply {
         // The kernel must not cache a container, because jobs write it without the kernel's
         // knowledge.
         let flags = if file.is_container() { fopen::DIRECT_IO } else { 0 };
         let handle = self.insert_handle(OverlayHandle::File(Arc::new(file)));
-        Ok(OpenReply { handle, flags, backing: 0 })
+        OpenReply { handle, flags, backing: 0 }
     }
 
     fn open_dir(&self, node: u64) -> OverlayResult<OpenReply> {
@@ -122,9 +125,10 @@ impl OverlayFileSystem {
         if tatami_tiled::is_container(&dir) {
             return Err(libc::ENOTDIR);
         }
+        let above = self.names.parent_number(node)?;
         let mut listed = vec![
             OverlayEntry { name: b".".to_vec(), ino: node, mode: libc::S_IFDIR },
-            OverlayEntry { name: b"..".to_vec(), ino: node, mode: libc::S_IFDIR },
+            OverlayEntry { name: b"..".to_vec(), ino: above, mode: libc::S_IFDIR },
         ];
         for entry in std::fs::read_dir(&dir).map_err(io_errno)? {
             let entry = entry.map_err(io_errno)?;
@@ -243,17 +247,8 @@ impl Handler for OverlayFileSystem {
             }
             FuseOp::Link { ino, name } => entry(reply, names.link(ino, node, name)),
             FuseOp::Create { name, flags, mode, umask } => {
-                let made =
-                    names.mknod(node, name, libc::S_IFREG | mode & 0o7777 & !umask, 0, owner);
-                let made = match made {
-                    Err(libc::EEXIST) if flags & libc::O_EXCL == 0 => names.lookup(node, name),
-                    other => other,
-                };
-                let opened = made.and_then(|attr| {
-                    let opened =
-                        self.open_file(&names.path_of(attr.ino)?, flags & !libc::O_TRUNC)?;
-                    Ok((attr, opened))
-                });
+                let created = names.create(node, name, (mode & !umask, flags), owner);
+                let opened = created.map(|(attr, file)| (attr, self.insert_file(file)));
                 match opened {
                     Ok((attr, opened)) => reply.send_created(&attr, &self.valid, &opened),
                     Err(errno) => reply.send_error(errno),

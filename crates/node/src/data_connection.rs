@@ -312,7 +312,9 @@ impl DataConnection<'_> {
         self.flush_before_waiting(len)?;
         let data = self.inbox.receive_payload(self.stream, len)?;
         let appended = self.shared.objects.append(ino, piece, data);
-        self.shared.counters.bytes_written.add(len as u64);
+        if appended.is_ok() {
+            self.shared.counters.bytes_written.add(len as u64);
+        }
         Ok(appended.map(|offset| ObjectReply::Written { offset, len: len as u64 }))
     }
 

@@ -43,6 +43,13 @@ impl Holders {
         }
     }
 
+    /// Drops the holders for which `is_kept` returns false, if there are several.
+    fn keep_holders(&mut self, is_kept: impl Fn(HolderId) -> bool) {
+        if let Holders::Many(many) = self {
+            many.retain(|holder| is_kept(*holder));
+        }
+    }
+
     fn holder_ids(&self) -> &[HolderId] {
         match self {
             Holders::One(one) => std::slice::from_ref(one),
@@ -229,7 +236,11 @@ impl Delegations {
         }
         let full = self.delegated.len() >= DELEGATED_MAX;
         match self.delegated.entry(ino) {
-            std::collections::hash_map::Entry::Occupied(mut held) => held.get_mut().add_holder(id),
+            std::collections::hash_map::Entry::Occupied(mut held) => {
+                // Holders that have ended stay until here, so that the end of a client costs little.
+                held.get_mut().keep_holders(|holder| self.holders.contains_key(&holder));
+                held.get_mut().add_holder(id);
+            }
             std::collections::hash_map::Entry::Vacant(_) if full => return false,
             std::collections::hash_map::Entry::Vacant(free) => {
                 free.insert(Holders::One(id));

@@ -78,8 +78,12 @@ impl OverlayFile {
         let access = flags & libc::O_ACCMODE;
         if tatami_tiled::is_container(path) {
             // A store to a partial page of a mapping reads the page first.
-            let flags = if access == libc::O_RDONLY { Flags::RDONLY } else { Flags::RDWR };
-            return OpenContainer::new(path, flags).map(Box::new).map(OverlayFile::Container);
+            let rank_flags = if access == libc::O_RDONLY { Flags::RDONLY } else { Flags::RDWR };
+            let opened = OpenContainer::new(path, rank_flags)?;
+            if flags & libc::O_TRUNC != 0 {
+                opened.set_size(0)?;
+            }
+            return Ok(OverlayFile::Container(Box::new(opened)));
         }
         let file = OpenOptions::new()
             .read(access != libc::O_WRONLY)
@@ -87,6 +91,22 @@ impl OverlayFile {
             .custom_flags(flags & libc::O_TRUNC | libc::O_NOFOLLOW)
             .open(path);
         file.map(OverlayFile::Plain).map_err(io_errno)
+    }
+
+    /// Creates the file at `path` and opens it in one step: `mode` may forbid its owner to open it
+    /// for writing afterwards.
+    ///
+    /// # Errors
+    /// `EEXIST`, and those of open(2).
+    pub fn create_path(path: &Path, flags: i32, mode: u32) -> OverlayResult<OverlayFile> {
+        let access = flags & libc::O_ACCMODE;
+        let flags = access | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+        let flags = rustix::fs::OFlags::from_bits_retain(flags as u32);
+        let mode = rustix::fs::Mode::from_raw_mode(mode & 0o7777);
+        let file = rustix::fs::open(path, flags, mode).map_err(|e| e.raw_os_error())?;
+        // The mask of this process is not that of the caller.
+        rustix::fs::fchmod(&file, mode).map_err(|e| e.raw_os_error())?;
+        Ok(OverlayFile::Plain(File::from(file)))
     }
 
     pub fn is_container(&self) -> bool {

@@ -182,6 +182,34 @@ impl PathTable {
         self.give_to_caller(&path, owner)
     }
 
+    /// Creates and opens a file. A file that exists is opened, unless `flags` contain `O_EXCL`.
+    pub fn create(
+        &self,
+        parent: u64,
+        name: &[u8],
+        (mode, flags): (u32, i32),
+        owner: UidGid,
+    ) -> OverlayResult<(FuseAttr, OverlayFile)> {
+        let path = self.child_path(parent, name)?;
+        match OverlayFile::create_path(&path, flags, mode) {
+            Ok(file) => Ok((self.give_to_caller(&path, owner)?, file)),
+            Err(libc::EEXIST) if flags & libc::O_EXCL == 0 => {
+                let file = OverlayFile::open_path(&path, flags)?;
+                Ok((self.entry_attr(&path)?, file))
+            }
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// Returns the number of the directory above `node`, as a listing shows it.
+    pub fn parent_number(&self, node: u64) -> OverlayResult<u64> {
+        let path = self.path_of(node)?;
+        if path == self.root {
+            return Ok(ROOT_ID);
+        }
+        Ok(path.parent().map_or(ROOT_ID, |above| self.assign_number(above)))
+    }
+
     pub fn mkdir(
         &self,
         parent: u64,
