@@ -15,7 +15,7 @@ declare -A packages=(
   # Libraries and programs that write shared files by MPI-IO.
   [shared]="abinit abinit-data hdf5-tools lammps libhdf5-mpich-dev libhdf5-openmpi-dev libnetcdf-mpi-dev libpnetcdf-dev netcdf-bin"
   # What the libraries' own test suites are built with.
-  [libraries]="autoconf automake dpkg-dev libhdf5-mpich-dev libhdf5-openmpi-dev libtool m4 python3-h5py-mpi python3-pip python3-pytest-mpi"
+  [libraries]="autoconf automake dpkg-dev libhdf5-mpich-dev libhdf5-openmpi-dev libtool m4 libpetsc-real3.18-dev libpetsc3.18-dev-examples python3-h5py-mpi python3-pip python3-pytest-mpi"
   # A file system of many machines, as a home of containers: its servers, clients and mount.
   [gfarm]="gfmd gfsd gfarm-client gfarm2fs"
   # The programs that the end-to-end tests run on mounts.

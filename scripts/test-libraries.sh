@@ -7,6 +7,7 @@
 #   netcdf: what netCDF-C's scripts run with HDF5 and PnetCDF under mpiexec
 #   mpich: the programs of its test suite that use MPI-IO, in C, C++ and Fortran
 #   romio: what ROMIO's `runtests` runs
+#   petsc: its tests of binary files by MPI-IO
 # Each runs with both MPI libraries natively on the local disk, and through the layer: in a volume with a mount a rank
 # ("ranks"), on one mount ("mount"), and in a container. Prints what passed where, and fails where something passes
 # natively and not through the layer. Lists the programs that are much slower than natively.
@@ -18,7 +19,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 WORK=${WORK:-$PWD/target/libraries}
-LIBRARIES=${LIBRARIES:-pnetcdf hdf5 mpi4py h5py netcdf mpich romio}
+LIBRARIES=${LIBRARIES:-pnetcdf hdf5 mpi4py h5py netcdf mpich romio petsc}
 MPIS=${MPIS:-openmpi mpich}
 PLACES=${PLACES:-native ranks mount container}
 PTESTS=${PTESTS:-ptests}
@@ -47,6 +48,7 @@ fetch() {
   mpi4py) fetch_debian mpi4py || fetch_python mpi4py ;;
   romio) fetch_debian mpich ;;
   h5py) [ -d "$H5PY_TESTS" ] ;;
+  petsc) [ -d "$PETSC_EXAMPLES" ] ;;
   netcdf) fetch_debian pnetcdf && fetch_debian netcdf ;;
   *) fetch_debian "$1" ;;
   esac
@@ -322,6 +324,51 @@ run_romio() {
   done < <(romio_programs)
 }
 
+# Debian's package has the examples, and is for one MPI library.
+PETSC_EXAMPLES=/usr/share/doc/libpetsc3.18-dev-examples/examples/src
+
+# The example, its numbers of ranks and its arguments: those of its own tests that open files by MPI-IO.
+PETSC_PROGRAMS="
+sys/classes/viewer/tests/ex6:1 2 3:-viewer_view -viewer_binary_mpiio 1
+dm/tutorials/ex15:12:-usempiio
+mat/tests/ex16:1 2 3 4 5:-viewer_binary_mpiio 1
+mat/tests/ex44:1 2 3 4 15:-viewer_binary_mpiio 1
+mat/tests/ex45:1 2 3 4 5:-viewer_binary_mpiio 1
+mat/tests/ex50:1 2 3 4 5:-viewer_binary_mpiio 1
+vec/is/tests/ex2:1 2 3:-viewer_binary_mpiio 1
+vec/vec/tests/ex46:1 6 12:-usempiio
+vec/vec/tutorials/ex5:1 2:
+vec/vec/tutorials/ex10:2 3 5:-binary -viewer_binary_mpiio 1"
+
+build_petsc() {
+  local mpi=$1 to=$WORK/build/petsc.$1 program rest flags
+  [ "$mpi" = openmpi ] || return 0
+  [ -e "$to/built" ] && return 0
+  mkdir -p "$to"
+  read -ra flags < <(pkg-config --cflags --libs petsc)
+  while IFS=: read -r program rest; do
+    [ -n "$program" ] || continue
+    "mpicc.$mpi" -O1 -w -o "$to/${program//\//.}" "$PETSC_EXAMPLES/$program.c" \
+      "-I/usr/include/hdf5/$mpi" "${flags[@]}" "-L/usr/lib/$multiarch/hdf5/$mpi" -lhdf5 -lm || return 1
+  done <<<"$PETSC_PROGRAMS" >"$to.log" 2>&1
+  touch "$to/built"
+}
+
+# Those that read with read(2) the file that they wrote by MPI-IO.
+PETSC_POSIX='dm/tutorials/ex15|vec/vec/tests/ex46'
+
+run_petsc() {
+  local mpi=$1 place=$2 build=$WORK/build/petsc.$1 program numbers arguments np
+  [ "$mpi" = openmpi ] || return 0
+  while IFS=: read -r program numbers arguments; do
+    [ "$place" = container ] && [[ $program =~ $PETSC_POSIX ]] && continue
+    for np in $numbers; do
+      # shellcheck disable=SC2086
+      IN=$out NAME=$program "$launcher" "$np" "$build/${program//\//.}" $arguments
+    done
+  done <<<"$PETSC_PROGRAMS"
+}
+
 start_volume() {
   "$TATAMI" up --dir "$volume" --nodes "$NODES" --mount "$mounts" >"$WORK/up.log"
 }
@@ -363,7 +410,7 @@ run_all() {
 
 # A row a test, a column a place. What passes natively and not through the layer is an error.
 print_table() {
-  awk -v places="$PLACES" -v mpis="$MPIS" -v serial="$HDF5_SERIAL_PROGRAM" -v posix="$NETCDF_POSIX" '
+  awk -v places="$PLACES" -v mpis="$MPIS" -v serial="$HDF5_SERIAL_PROGRAM" -v posix="$NETCDF_POSIX|$PETSC_POSIX" '
     { key = $1 SUBSEP $2 SUBSEP $3; how[key] = $4 == "failed" || how[key] == "failed" ? "failed" : "ok"; took[key] += $5; tests[$1]; ran[suite($1), $2, $3] = 1 }
     function suite(test) { return substr(test, 1, index(test, "/") - 1) }
     END {
