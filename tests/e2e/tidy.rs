@@ -109,6 +109,33 @@ fn every_crate_is_in_the_architecture() {
     report("crates without a line in ARCHITECTURE.md", &missing);
 }
 
+/// Returns the source files that a page names in backticks, with `{a,b}` written out.
+fn named_sources(page: &str) -> Vec<String> {
+    let is_source = |word: &&str| word.contains("/src/") && word.ends_with(".rs");
+    let words = page.split('`').skip(1).step_by(2).filter(is_source);
+    let expand = |word: &str| match (word.find('{'), word.find('}')) {
+        (Some(open), Some(close)) if open < close => word[open + 1..close]
+            .split(',')
+            .map(|part| format!("{}{part}{}", &word[..open], &word[close + 1..]))
+            .collect(),
+        _ => vec![word.to_owned()],
+    };
+    words.flat_map(expand).collect()
+}
+
+#[test]
+fn source_files_that_pages_name_exist() {
+    let mut missing = Vec::new();
+    for page in with_extension(&["md"]) {
+        let sources = named_sources(&text(&page));
+        let lost = sources.iter().filter(|source| {
+            !root().join(source).is_file() && !root().join("crates").join(source).is_file()
+        });
+        missing.extend(lost.map(|source| format!("{}: {source}", page.display())));
+    }
+    report("source files that a page names and that are not there", &missing);
+}
+
 /// Layers: no crate knows the crates above it (see ARCHITECTURE.md). The test rejects a crate that
 /// is missing here, and an allowed dependency that is unused. So the list is exact.
 #[test]

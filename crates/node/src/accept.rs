@@ -3,19 +3,24 @@
 //! One thread accepts, and does all handshakes at once. A peer gets a thread or an executor only
 //! after it has proved its identity and has got a slot.
 
-use crate::connection_slots::{ConnectionClass, ConnectionSlot};
-use crate::executor::{ExecutorHandle, NewConnection};
-use crate::handshakes::{
+use crate::connections::admission::ConnectionAdmission;
+use crate::connections::connection_slots::ConnectionClass;
+use crate::connections::handshakes::{
     ConnectionOrigin, HANDSHAKE_TIMEOUT, HandshakeProgress, PendingHandshake, PendingHandshakes,
     send_at_once,
 };
-use crate::meta_connection::ConnectionKind;
-use crate::peer::{PeerIdentity, is_own_user};
-use crate::relay::{self, RelayError};
-use crate::shared::{NodeShared, RegisteredConnection, enlarge_buffers};
+use crate::connections::peer::{PeerIdentity, is_own_user};
+use crate::connections::registry::RegisteredConnection;
+use crate::connections::stream::{
+    DeadlineStream, SocketStream, WRITE_TIMEOUT, enlarge_buffers, prepare_stream,
+};
+use crate::dial::DialError;
+use crate::executor::handle::{ConnectionKind, ExecutorHandle, NewConnection};
+use crate::executor::start::start_if_needed;
+use crate::services::relay;
+use crate::services::{admin_connection, data_connection};
+use crate::shared::NodeShared;
 use crate::stop::StopFlag;
-use crate::stream::{DeadlineStream, SocketStream};
-use crate::{admin_connection, data_connection};
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use std::io;
@@ -24,8 +29,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tatami_wire::ExecutorId;
 use tatami_wire::handshake::{self, HandshakeError, Hello, Role, ServerHandshake};
-use tatami_wire::{ClientId, ExecutorId};
 
 /// The epoll(7) tokens of the node's end, the listeners, and the first connection in its handshake.
 const STOP_TOKEN: u64 = 0;
@@ -37,13 +42,8 @@ const EVENTS_MAX: usize = 256;
 /// Most connections that are accepted at a listener before the other listener and the handshakes
 /// get their turn.
 const ACCEPT_MAX: usize = 64;
-/// A peer that takes no bytes for this time loses its connection.
-pub(crate) const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Pause after an accept that failed because descriptors or memory ran out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// Seconds after which a silent TCP peer is probed, seconds between probes, and the number of
-/// unanswered probes after which the peer counts as dead.
-const KEEPALIVE: (u64, u64, u32) = (15, 5, 3);
 /// Accepts connections, and does their handshakes all at once, until the node ends.
 pub(crate) fn run_acceptor(shared: &Arc<NodeShared>, door: Listeners) {
     let Listeners { tcp, unix, epoll } = door;
@@ -274,11 +274,11 @@ fn serve_connection(
                 relay::relay_connection(stream, &far, &peer);
             }
             Ok(_) => {}
-            Err(RelayError::Unreachable(why)) => {
+            Err(DialError::Unreachable(why)) => {
                 drop(handshake::report_unavailable(&mut timed, &why))
             }
-            Err(RelayError::Damaged(why)) => drop(handshake::report_damage(&mut timed, &why)),
-            Err(RelayError::Refused(why)) => refused(&mut timed, &why),
+            Err(DialError::Damaged(why)) => drop(handshake::report_damage(&mut timed, &why)),
+            Err(DialError::Refused(why)) => refused(&mut timed, &why),
         }
         return;
     }
@@ -335,26 +335,12 @@ fn find_executor(
     };
     let executor = match kind {
         // An executor without shards is started for a peer: shards may be about to move to it.
-        ConnectionKind::Peer { .. } => shared.executors.get_or_start(shared, hello.executor),
+        ConnectionKind::Peer { .. } => start_if_needed(shared, hello.executor),
         _ => shared.executors.get(hello.executor),
     };
     match executor {
         Some(executor) => Ok(Some((executor, kind))),
         None => Err(format!("node {} has no executor {}", shared.node(), hello.executor)),
-    }
-}
-
-/// The slot and the registration of an admitted connection, held until it ends.
-pub(crate) struct ConnectionAdmission {
-    _seat: ConnectionSlot,
-    shared: Arc<NodeShared>,
-    /// The client of the connection.
-    pub(crate) client: ClientId,
-}
-
-impl Drop for ConnectionAdmission {
-    fn drop(&mut self) {
-        self.shared.clients.remove_connection(self.client);
     }
 }
 
@@ -403,23 +389,7 @@ fn admit_connection(
     if !shared.clients.add_connection(hello.client, peer.uid()) {
         return Err("this client id belongs to another user".to_owned());
     }
-    Ok(ConnectionAdmission { _seat: seat, shared: shared.clone(), client: hello.client })
-}
-
-pub(crate) fn prepare_stream(stream: &SocketStream) -> io::Result<()> {
-    let SocketStream::Tcp(tcp) = stream else { return Ok(()) };
-    use rustix::net::sockopt;
-    let (idle, interval, probes) = KEEPALIVE;
-    tcp.set_nodelay(true)?;
-    sockopt::set_socket_keepalive(tcp, true)?;
-    sockopt::set_tcp_keepidle(tcp, Duration::from_secs(idle))?;
-    sockopt::set_tcp_keepintvl(tcp, Duration::from_secs(interval))?;
-    sockopt::set_tcp_keepcnt(tcp, probes)?;
-    // The kernel sends no probes while sent bytes wait to be acknowledged, so this timeout covers
-    // that case.
-    let silence = idle + interval * u64::from(probes);
-    sockopt::set_tcp_user_timeout(tcp, (silence * 1000) as u32)?;
-    Ok(())
+    Ok(ConnectionAdmission::new(seat, shared.clients.clone(), hello.client))
 }
 
 /// Logs a failed handshake. Each reason has a counter and a log limit of its own, so a flood of one

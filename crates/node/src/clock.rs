@@ -1,10 +1,17 @@
-//! The clock of transactions: the machine's clock, but it never goes back and never stops.
+//! The time of names and capabilities, and the clock of transactions: the machine's clock, but it
+//! never goes back and never stops.
 
-use crate::shared::current_time;
 use std::time::{Duration, Instant};
 use tatami_wire::Timestamp;
 
-/// See the module.
+/// Returns the time for names and capabilities. The kernel stamps backing files from the same
+/// clock, so times of names and of bytes compare.
+pub(crate) fn current_time() -> Timestamp {
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
+    Timestamp { sec: t.tv_sec, nsec: t.tv_nsec as u32 }
+}
+
+/// The clock of transactions.
 pub(crate) struct TransactionClock {
     last_time: Timestamp,
     last_moment: Instant,

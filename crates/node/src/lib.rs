@@ -11,43 +11,26 @@
 //!    └─ Admin → likewise
 //! housekeeping: removes the objects of removed inodes, expires clients, recovers sizes
 //! ```
+//!
+//! From below: `connections` are sockets, handshakes and slots; `shared` is the state that all
+//! threads have; `executor` serves names; `services` do the rest; `accept` hands each connection to
+//! one of the two; `node` starts and ends it all. No file uses one above it.
 
 mod accept;
-mod admin_connection;
-mod clients;
 mod clock;
-mod connection_slots;
+mod connections;
 mod counters;
-mod data_connection;
-mod delegations;
+mod dial;
 mod executor;
-mod executors;
-mod handshakes;
-mod holders_file;
-mod housekeeping;
-mod inbox;
-mod job_locks;
-mod links;
-mod listen;
-mod lock_service;
-mod locks;
-mod log_sync;
-mod meta_connection;
-mod migration;
 mod node;
 mod options;
 mod panics;
-mod peer;
-mod pipes;
-mod recalls;
-mod relay;
-mod request_check;
-mod round;
-mod shards;
+mod services;
 mod shared;
 mod signals;
 mod stop;
-mod stream;
+mod threads;
+mod wake_flag;
 
 pub use node::{NodeDaemon, RunError, StopHandle};
 pub use options::{NodeOptions, StartError};

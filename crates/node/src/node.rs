@@ -1,15 +1,21 @@
 //! Starts the threads of one daemon, waits for its end, and ends it in order.
 
 use crate::accept::Listeners;
-use crate::clients::ClientTable;
-use crate::connection_slots::ConnectionSlots;
+use crate::connections::clients::ClientTable;
+use crate::connections::connection_slots::ConnectionSlots;
+use crate::connections::listen;
+use crate::connections::pipes::PipePool;
+use crate::connections::registry::ConnectionRegistry;
 use crate::counters::{NodeCounters, RefusalCounters};
-use crate::executors::Executors;
+use crate::executor::start::start_all;
+use crate::executor::table::ExecutorTable;
 use crate::options::{NodeOptions, StartError};
-use crate::pipes::PipePool;
-use crate::shared::{ConnectionRegistry, NodeShared, WakeFlag};
+use crate::services::housekeeping;
+use crate::shared::NodeShared;
 use crate::stop::StopFlag;
-use crate::{accept, housekeeping, listen, signals};
+use crate::threads::{StopOnDeath, spawn_thread};
+use crate::wake_flag::WakeFlag;
+use crate::{accept, signals};
 use parking_lot::RwLock;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::io;
@@ -99,7 +105,7 @@ impl NodeDaemon {
         let shared = Arc::new(NodeShared {
             identity,
             current_map: RwLock::new(Arc::new(map)),
-            executors: Executors::new(dir.meta_dir()),
+            executors: ExecutorTable::new(dir.meta_dir()),
             info,
             version,
             lease,
@@ -110,7 +116,7 @@ impl NodeDaemon {
             objects,
             loss_mark,
             counters: NodeCounters::default(),
-            clients: ClientTable::new(),
+            clients: Arc::new(ClientTable::new()),
             connection_slots: Arc::new(ConnectionSlots::default()),
             refusal_counters: RefusalCounters::default(),
             pipes: PipePool::default(),
@@ -129,7 +135,7 @@ impl NodeDaemon {
             _dir: dir,
         };
         // The executors open their stores before the first connection is accepted.
-        shared.executors.start_all(&shared)?;
+        start_all(&shared)?;
         let shared = node.shared.clone();
         let door =
             Listeners::new(tcp, unix, &shared.stop).map_err(system("watch the listeners"))?;
@@ -234,23 +240,4 @@ impl Drop for NodeDaemon {
             tracing::error!("{e}");
         }
     }
-}
-
-/// Ends the node when a thread dies that the node cannot do without.
-pub(crate) struct StopOnDeath(pub(crate) Arc<NodeShared>);
-
-impl Drop for StopOnDeath {
-    fn drop(&mut self) {
-        self.0.stop.set();
-    }
-}
-
-pub(crate) fn spawn_thread<T: Send + 'static>(
-    name: &'static str,
-    run: impl FnOnce() -> T + Send + 'static,
-) -> Result<JoinHandle<T>, StartError> {
-    std::thread::Builder::new()
-        .name(name.to_owned())
-        .spawn(run)
-        .map_err(|source| StartError::System { what: "start a thread", source })
 }

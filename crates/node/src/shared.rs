@@ -1,16 +1,17 @@
 //! State that all threads of a node share.
 
-use crate::clients::ClientTable;
-use crate::connection_slots::ConnectionSlots;
+use crate::connections::clients::ClientTable;
+use crate::connections::connection_slots::ConnectionSlots;
+use crate::connections::pipes::PipePool;
+use crate::connections::registry::ConnectionRegistry;
+use crate::connections::stream::SocketStream;
 use crate::counters::{NodeCounters, RefusalCounters};
-use crate::executors::Executors;
+use crate::executor::table::ExecutorTable;
 use crate::panics;
-use crate::pipes::PipePool;
 use crate::stop::StopFlag;
-use crate::stream::SocketStream;
-use parking_lot::{Condvar, Mutex, RwLock};
-use std::collections::{BTreeMap, HashMap};
-use std::net::Shutdown;
+use crate::wake_flag::WakeFlag;
+use parking_lot::{Mutex, RwLock};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, UNIX_EPOCH};
@@ -18,7 +19,7 @@ use tatami_cluster::LossMark;
 use tatami_object::ObjectStore;
 use tatami_wire::admin::{ClusterMap, DiskSpace, Durability, MountInfo, NodeInfo, NodeStatus};
 use tatami_wire::handshake::ServerIdentity;
-use tatami_wire::{Errno, NodeId, PROTOCOL_VERSION, Timestamp};
+use tatami_wire::{Errno, NodeId, PROTOCOL_VERSION};
 
 /// `status` complains when less than one part in this number of the disk is free.
 const NEARLY_FULL: u64 = 20;
@@ -29,7 +30,7 @@ pub(crate) struct NodeShared {
     /// See [`NodeShared::map`].
     pub(crate) current_map: RwLock<Arc<ClusterMap>>,
     /// The threads that serve shards.
-    pub(crate) executors: Executors,
+    pub(crate) executors: ExecutorTable,
     pub(crate) info: NodeInfo,
     pub(crate) version: String,
     pub(crate) lease: Duration,
@@ -42,7 +43,7 @@ pub(crate) struct NodeShared {
     pub(crate) objects: ObjectStore,
     pub(crate) loss_mark: LossMark,
     pub(crate) counters: NodeCounters,
-    pub(crate) clients: ClientTable,
+    pub(crate) clients: Arc<ClientTable>,
     pub(crate) connection_slots: Arc<ConnectionSlots>,
     pub(crate) refusal_counters: RefusalCounters,
     pub(crate) pipes: PipePool,
@@ -63,6 +64,15 @@ impl NodeShared {
     /// Returns the cluster map as this node knows it.
     pub(crate) fn map(&self) -> Arc<ClusterMap> {
         self.current_map.read().clone()
+    }
+
+    /// Merges the newer entries of a map into the one that all threads share.
+    pub(crate) fn merge_map(&self, map: &ClusterMap) {
+        let mut current = self.current_map.write();
+        let mut merged = ClusterMap::clone(&current);
+        if merged.merge_newer(map) {
+            *current = Arc::new(merged);
+        }
     }
 
     /// Number of shards that this node serves.
@@ -144,121 +154,5 @@ impl NodeShared {
             Ok(_) => {}
         }
         trouble
-    }
-}
-
-/// Returns the time for names and capabilities. The kernel stamps backing files from the same
-/// clock, so times of names and of bytes compare.
-pub(crate) fn current_time() -> Timestamp {
-    let t = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
-    Timestamp { sec: t.tv_sec, nsec: t.tv_nsec as u32 }
-}
-
-/// All connections that have a thread, so that the node can end them.
-#[derive(Default)]
-pub(crate) struct ConnectionRegistry {
-    inner: Mutex<ConnectionRegistryState>,
-    emptied: Condvar,
-}
-
-#[derive(Default)]
-struct ConnectionRegistryState {
-    next: u64,
-    streams: HashMap<u64, Arc<SocketStream>>,
-    closing: bool,
-}
-
-/// An entry in the registry, removed when dropped.
-pub(crate) struct RegisteredConnection<'a> {
-    registry: &'a ConnectionRegistry,
-    /// The connection's number, never used twice.
-    pub(crate) id: u64,
-}
-
-impl ConnectionRegistry {
-    /// Registers a connection; `None` when the node is ending.
-    pub(crate) fn register_connection(
-        &self,
-        stream: &Arc<SocketStream>,
-    ) -> Option<RegisteredConnection<'_>> {
-        let mut inner = self.inner.lock();
-        if inner.closing {
-            return None;
-        }
-        inner.next += 1;
-        let id = inner.next;
-        inner.streams.insert(id, stream.clone());
-        Some(RegisteredConnection { registry: self, id })
-    }
-
-    /// Lets every connection finish its current request, and waits for that at most `patience`.
-    /// Then breaks the rest off and waits as long again. Returns the number of connections that are
-    /// left.
-    pub(crate) fn close_all(&self, patience: Duration) -> usize {
-        let mut inner = self.inner.lock();
-        // Set under the lock: no connection can register after this loop has seen them all.
-        inner.closing = true;
-        // Closing the reading side first: a connection still sends its answer, and then finds no
-        // next request.
-        for how in [Shutdown::Read, Shutdown::Both] {
-            inner.streams.values().for_each(|stream| stream.shutdown(how));
-            let deadline = Instant::now() + patience;
-            while !inner.streams.is_empty() {
-                if self.emptied.wait_until(&mut inner, deadline).timed_out() {
-                    break;
-                }
-            }
-        }
-        inner.streams.len()
-    }
-}
-
-impl Drop for RegisteredConnection<'_> {
-    fn drop(&mut self) {
-        let mut inner = self.registry.inner.lock();
-        inner.streams.remove(&self.id);
-        if inner.streams.is_empty() {
-            self.registry.emptied.notify_all();
-        }
-    }
-}
-
-/// Wakes housekeeping when there may be work for it.
-#[derive(Default)]
-pub(crate) struct WakeFlag {
-    wanted: Mutex<bool>,
-    changed: Condvar,
-}
-
-impl WakeFlag {
-    pub(crate) fn wake_up(&self) {
-        // A flag, not a count: any number of wake-ups before the next pass are one.
-        let mut wanted = self.wanted.lock();
-        if !*wanted {
-            *wanted = true;
-            self.changed.notify_one();
-        }
-    }
-
-    /// Waits for a wake-up, at most `timeout`. Returns whether there was one.
-    pub(crate) fn wait_for_wake(&self, timeout: Duration) -> bool {
-        let mut wanted = self.wanted.lock();
-        // The flag may have been set while housekeeping was busy; then it does not sleep.
-        if !*wanted {
-            self.changed.wait_for(&mut wanted, timeout);
-        }
-        std::mem::take(&mut *wanted)
-    }
-}
-
-/// Makes the buffers of a UNIX socket large enough for a few of the largest frames. The system may
-/// grant less, which costs only speed. TCP sockets stay as they are: the kernel sizes their buffers
-/// by the path, to more than an untuned machine lets a program ask for, and stops doing so once a
-/// program sets a size.
-pub(crate) fn enlarge_buffers(stream: &SocketStream) {
-    const BUFFER: usize = 4 << 20;
-    if let SocketStream::Unix(socket) = stream {
-        let _ = rustix::net::sockopt::set_socket_send_buffer_size(socket, BUFFER);
-        let _ = rustix::net::sockopt::set_socket_recv_buffer_size(socket, BUFFER);
     }
 }

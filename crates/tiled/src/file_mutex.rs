@@ -184,8 +184,8 @@ impl HeldFileMutex {
             || matches!(read_link_text(&self.dir, &self.name), Ok(Some(now)) if now == said.0)
     }
 
-    /// Creates the link that replaces the present one. Only the holder creates it. So a link that is
-    /// there already was left by a holder that died before its rename.
+    /// Creates the link that replaces the present one. Only the holder creates it. So a link that
+    /// is there already was left by a holder that died before its rename.
     fn create_next_link(&self, text: &str, next: &str) -> Result<(), Errno> {
         match rustix::fs::symlinkat(text, &self.dir, next) {
             Err(Errno::EXIST) => {

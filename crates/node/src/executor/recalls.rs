@@ -6,29 +6,15 @@
 //! order is not known. Then all changes are examined first, and an answer delegates only attributes
 //! that are still current. Messages to other nodes wait as answers do.
 
-use crate::delegations::{Delegations, Recall};
-use crate::holders_file::HoldersFile;
-use crate::round::RoundAnswer;
+use crate::executor::answer::RoundAnswer;
+use crate::executor::delegations::{Delegations, Recall};
+use crate::executor::holders_file::HoldersFile;
 use std::io;
 use std::time::{Duration, Instant};
 use tatami_meta::OutgoingMessage;
-use tatami_wire::delegation::{DelegationGrant, PartitionAttr};
+use tatami_wire::delegation::DelegationGrant;
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult};
 use tatami_wire::{Attr, ClientId, Errno, Ino};
-
-/// The inodes that an operation has met, as far as delegations need them.
-#[derive(Debug, Default)]
-pub(crate) struct TouchedInodes {
-    /// Inodes on which the answer depends.
-    pub(crate) seen: Vec<Ino>,
-    /// Inodes that the operation has changed.
-    pub(crate) changed: Vec<Ino>,
-    /// The directory of [`MetaOp::delegable_dir`], after the operation, if it may be delegated to
-    /// the client.
-    pub(crate) dir: Option<Box<Attr>>,
-    /// The partition that stands in for that directory, under the same condition.
-    pub(crate) part: Option<Box<PartitionAttr>>,
-}
 
 /// Most messages to other nodes that wait. More are dropped; their senders repeat them.
 const HELD_MESSAGES_MAX: usize = 4096;
@@ -349,7 +335,9 @@ fn delegable_attrs<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::executor::touched::TouchedInodes;
     use tatami_meta::OperationContext;
+    use tatami_wire::delegation::PartitionAttr;
     use tatami_wire::meta::{Bytes, DirEntry};
     use tatami_wire::partition::HashRange;
     use tatami_wire::transaction::{PeerMessage, Txid};

@@ -3,8 +3,8 @@
 //! ordinary user of this machine, and for the superuser and the daemon's own user: none of these
 //! can shut out another. When the slots are full, the oldest silent connection is dropped.
 
-use crate::peer::PeerIdentity;
-use crate::stream::SocketStream;
+use crate::connections::peer::PeerIdentity;
+use crate::connections::stream::SocketStream;
 use rustix::net::{RecvFlags, SendFlags};
 use std::collections::BTreeMap;
 use std::io;

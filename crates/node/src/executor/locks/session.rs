@@ -1,25 +1,10 @@
 //! Sessions: their beginning, their end, and the reclaiming of locks after a restart.
 
+use super::lock_session::ServerLockSession;
 use super::{HELD_MAX, LockDecision, SESSIONS_MAX, ServerLocks, done_reply, is_valid, lock_reply};
 use std::collections::BTreeSet;
 use tatami_wire::lock::{LOCKS_MAX, Lock, LockOpReply};
 use tatami_wire::{ClientId, Ino};
-
-/// The session of one client.
-#[derive(Debug, Default)]
-pub(super) struct ServerLockSession {
-    pub(super) id: u64,
-    /// Number of locks, without those that are delegated.
-    pub(super) lock_count: usize,
-    /// Number of waits.
-    pub(super) wait_count: usize,
-    /// Files of which the client holds locks, waits for some, or has them delegated.
-    pub(super) files: BTreeSet<Ino>,
-    /// Files whose locks are delegated to the client.
-    pub(super) delegated: BTreeSet<Ino>,
-    /// The locks of a reclaim that is not complete yet.
-    partial_claims: Vec<(Ino, Lock)>,
-}
 
 impl ServerLocks {
     /// Returns the session of a client that holds no locks, as far as it knows. `None` when there

@@ -4,7 +4,7 @@
 //! The shard's records name the holder of the lock. This table knows only the connections that
 //! wait, so nothing is lost with it: a rank whose connection broke asks again.
 
-use crate::round::RoundAnswer;
+use crate::executor::answer::RoundAnswer;
 use std::time::{Duration, Instant};
 use tatami_wire::job::{HOLD_MILLIS, JobOp, JobReply};
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply};

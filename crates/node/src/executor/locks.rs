@@ -1,17 +1,18 @@
 //! The lock table: which clients hold which locks of the files of this node's shards, which wait,
 //! and which files' locks are delegated.
 //!
-//! Pure bookkeeping, as [`crate::delegations`]: the executor supplies the time, and sends the
-//! messages. Locks belong to the session of a client. Only the client knows the locks that its
-//! session held when the daemon before this one ended. So no lock is granted before all these
-//! clients have reclaimed their locks, or their lease is over.
+//! Pure bookkeeping, as `delegations`: the executor supplies the time and sends the messages. Locks
+//! belong to the session of a client. Only the client knows the locks that its session held when
+//! the daemon before this one ended. So no lock is granted before all these clients have reclaimed
+//! their locks, or their lease is over.
 
 mod deadlock;
+mod lock_session;
 mod session;
 #[cfg(test)]
 mod tests;
 
-use session::ServerLockSession;
+use lock_session::ServerLockSession;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 use tatami_lock::LockTable;

@@ -1,9 +1,10 @@
 //! A connection for requests and orders to the node itself.
 
-use crate::executor::ExecutorOrder;
-use crate::peer::PeerIdentity;
+use crate::connections::peer::PeerIdentity;
+use crate::connections::stream::SocketStream;
+use crate::executor::handle::{ExecutorHandle, ExecutorOrder};
+use crate::executor::start::accept_loss;
 use crate::shared::NodeShared;
-use crate::stream::SocketStream;
 use std::io::BufReader;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -97,7 +98,7 @@ fn execute_call(
             AdminReply::Done
         }
         AdminCall::Shutdown => AdminReply::Done,
-        AdminCall::AcceptLoss => AdminReply::Report(shared.executors.accept_loss(shared)),
+        AdminCall::AcceptLoss => AdminReply::Report(accept_loss(shared)),
         AdminCall::Space => AdminReply::Space(shared.disk_space()?),
         AdminCall::Announce(info) => {
             let why_not = info.why_not.as_deref().unwrap_or_default();
@@ -140,7 +141,7 @@ fn execute_call(
 
 /// Gives an order to the executors concerned, and waits for their answers.
 fn run_order(shared: &NodeShared, order: ExecutorOrder) -> Result<(), Errno> {
-    let obeying = shared.executors_for(&order);
+    let obeying = executors_for(shared, &order);
     if obeying.is_empty() {
         return Err(Errno::ESTALE);
     }
@@ -150,4 +151,16 @@ fn run_order(shared: &NodeShared, order: ExecutorOrder) -> Result<(), Errno> {
         receiver.recv_timeout(ORDER_TIMEOUT).map_err(|_| Errno::EAGAIN)??;
     }
     Ok(())
+}
+
+/// Returns the executors that must carry an order out; none if no executor here can.
+fn executors_for(shared: &NodeShared, order: &ExecutorOrder) -> Vec<ExecutorHandle> {
+    match order {
+        ExecutorOrder::MergeMap(_) => shared.executors.all_handles(),
+        ExecutorOrder::MoveShards { first, .. } => {
+            let owner = shared.map().owner(tatami_wire::ShardId(*first));
+            let owner = owner.filter(|owner| owner.node == shared.node());
+            owner.and_then(|owner| shared.executors.get(owner.index)).into_iter().collect()
+        }
+    }
 }

@@ -1,90 +1,8 @@
-//! The answers of one round of the executor: from the moment that the requests were applied until
-//! the answers may leave.
+//! The end of a round: its commit, and the sync that its answers wait for.
 
-use crate::recalls::TouchedInodes;
-use crate::shards::ExecutorShards;
-use tatami_meta::{Applied, FinishedOperation, OperationContext, Store, Ticket};
-use tatami_wire::Errno;
-use tatami_wire::delegation::DelegationGrant;
-use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult};
-
-/// An answer that waits for the end of its round.
-pub(crate) struct RoundAnswer {
-    /// The connection that it goes to.
-    pub(crate) to: usize,
-    pub(crate) seq: u64,
-    pub(crate) result: MetaResult,
-    /// The request that was put to a shard; `None` if it was refused before.
-    pub(crate) request: Option<(OperationContext, MetaCall)>,
-    /// The inodes that the request has read and changed, if delegations need them.
-    pub(crate) touched: TouchedInodes,
-    /// The delegations that the answer carries.
-    pub(crate) granted: Option<DelegationGrant>,
-    /// The answer waits for other nodes, under this ticket.
-    pub(crate) ticket: Option<Ticket>,
-}
-
-impl RoundAnswer {
-    /// Makes an answer that may leave at the end of the round.
-    pub(crate) fn new(
-        to: usize,
-        seq: u64,
-        result: MetaResult,
-        request: Option<(OperationContext, MetaCall)>,
-    ) -> RoundAnswer {
-        RoundAnswer {
-            to,
-            seq,
-            result,
-            request,
-            touched: TouchedInodes::default(),
-            granted: None,
-            ticket: None,
-        }
-    }
-
-    /// Makes the answer to a request that was put to a shard.
-    pub(crate) fn from_applied(
-        to: usize,
-        seq: u64,
-        applied: Applied,
-        request: (OperationContext, MetaCall),
-    ) -> RoundAnswer {
-        let mut answer = RoundAnswer::new(to, seq, Err(Errno::EAGAIN), Some(request));
-        answer.set_applied(applied);
-        answer
-    }
-
-    fn set_applied(&mut self, applied: Applied) {
-        match applied {
-            Applied::Done(result) => (self.result, self.ticket) = (result, None),
-            Applied::Pending(ticket) => self.ticket = Some(ticket),
-        }
-    }
-
-    /// Takes over the outcome, after the other nodes have replied.
-    pub(crate) fn set_outcome(&mut self, finished: &FinishedOperation, delegates: bool) {
-        let FinishedOperation { result, seen, changed, dir, .. } = finished;
-        self.ticket = None;
-        self.result = match result {
-            Err(Errno::EAGAIN) => Ok(MetaReply::TryLater),
-            other => other.clone(),
-        };
-        let seen = [&seen[..], &changed[..]].concat();
-        let dir = dir.clone().filter(|_| delegates).map(Box::new);
-        self.touched = TouchedInodes { seen, changed: changed.clone(), dir, part: None };
-    }
-
-    /// Whether the client waits for everything to survive a power cut.
-    pub(crate) fn waits_for_sync(&self) -> bool {
-        let syncs = |op: &MetaOp| matches!(op, MetaOp::Sync | MetaOp::SyncNames { .. });
-        matches!(&self.request, Some((_, call)) if syncs(&call.op))
-    }
-
-    fn is_mutation(&self) -> bool {
-        matches!(&self.request, Some((_, call)) if call.op.is_mutation())
-    }
-}
+use crate::executor::answer::RoundAnswer;
+use crate::executor::shards::ExecutorShards;
+use tatami_meta::Store;
 
 /// Commits the round. Afterwards every answer states the true outcome.
 pub(crate) fn commit_round<S: Store>(shards: &mut ExecutorShards<S>, round: &mut [RoundAnswer]) {
@@ -130,11 +48,13 @@ pub(crate) fn sync_round<S: Store>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tatami_meta::OperationContext;
     use tatami_meta::store::faulty::StoreFault;
     use tatami_meta::{FaultyStore, Meta, MetaConfig};
-    use tatami_wire::meta::InodeTemplate;
+    use tatami_wire::meta::{InodeTemplate, MetaCall, MetaOp, MetaReply};
     use tatami_wire::{
-        ClientId, Cred, ExecutorId, Ino, NodeId, ShardId, ShardMap, Timestamp, VolumeId, VolumeKey,
+        ClientId, Cred, Errno, ExecutorId, Ino, NodeId, ShardId, ShardMap, Timestamp, VolumeId,
+        VolumeKey,
     };
 
     const SHARD: ShardId = ShardId(0);

@@ -1,6 +1,6 @@
 //! Received bytes of one blocking connection that are not yet used.
 
-use crate::stream::SocketStream;
+use crate::connections::stream::SocketStream;
 use std::io::{self, Read};
 use tatami_wire::frame::{self, FrameError, FrameHeader, HEADER_LEN};
 

@@ -1,9 +1,9 @@
 //! Lock requests between the executor and [`ServerLocks`]: the deferred requests, the list of
 //! clients on disk, and the notifications.
 
-use crate::holders_file::HoldersFile;
-use crate::locks::{ClientLockNotices, LockDecision, LockRequest, ServerLocks};
-use crate::round::RoundAnswer;
+use crate::executor::answer::RoundAnswer;
+use crate::executor::holders_file::HoldersFile;
+use crate::executor::locks::{ClientLockNotices, LockDecision, LockRequest, ServerLocks};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tatami_wire::lock::{ByteRange, Conflict, LockKind, LockOp, LockOpReply};

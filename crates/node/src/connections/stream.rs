@@ -8,6 +8,12 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 use tatami_wire::handshake::Transport;
 
+/// A peer that takes no bytes for this time loses its connection.
+pub(crate) const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
+/// Seconds after which a silent TCP peer is probed, seconds between probes, and the number of
+/// unanswered probes after which the peer counts as dead.
+const KEEPALIVE: (u64, u64, u32) = (15, 5, 3);
+
 /// A connected socket.
 #[derive(Debug)]
 pub(crate) enum SocketStream {
@@ -135,5 +141,37 @@ impl Write for DeadlineStream<'_> {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+/// Sets the options of a new connection.
+///
+/// # Errors
+/// Those of setsockopt(2).
+pub(crate) fn prepare_stream(stream: &SocketStream) -> io::Result<()> {
+    let SocketStream::Tcp(tcp) = stream else { return Ok(()) };
+    use rustix::net::sockopt;
+    let (idle, interval, probes) = KEEPALIVE;
+    tcp.set_nodelay(true)?;
+    sockopt::set_socket_keepalive(tcp, true)?;
+    sockopt::set_tcp_keepidle(tcp, Duration::from_secs(idle))?;
+    sockopt::set_tcp_keepintvl(tcp, Duration::from_secs(interval))?;
+    sockopt::set_tcp_keepcnt(tcp, probes)?;
+    // The kernel sends no probes while sent bytes wait to be acknowledged, so this timeout covers
+    // that case.
+    let silence = idle + interval * u64::from(probes);
+    sockopt::set_tcp_user_timeout(tcp, (silence * 1000) as u32)?;
+    Ok(())
+}
+
+/// Makes the buffers of a UNIX socket large enough for a few of the largest frames. The system may
+/// grant less, which costs only speed. TCP sockets stay as they are: the kernel sizes their buffers
+/// by the path, to more than an untuned machine lets a program ask for, and stops doing so once a
+/// program sets a size.
+pub(crate) fn enlarge_buffers(stream: &SocketStream) {
+    const BUFFER: usize = 4 << 20;
+    if let SocketStream::Unix(socket) = stream {
+        let _ = rustix::net::sockopt::set_socket_send_buffer_size(socket, BUFFER);
+        let _ = rustix::net::sockopt::set_socket_recv_buffer_size(socket, BUFFER);
     }
 }

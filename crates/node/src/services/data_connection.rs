@@ -5,11 +5,12 @@
 //! A long read over TCP is sent uncopied, see `pages`. A short one, and one for which there is no
 //! pipe, goes through a buffer.
 
-use crate::inbox::{CHUNK, Inbox};
-use crate::peer::PeerIdentity;
-use crate::pipes::PipedPages;
-use crate::shared::{NodeShared, current_time};
-use crate::stream::SocketStream;
+use crate::clock::current_time;
+use crate::connections::inbox::{CHUNK, Inbox};
+use crate::connections::peer::PeerIdentity;
+use crate::connections::pipes::PipedPages;
+use crate::connections::stream::SocketStream;
+use crate::shared::NodeShared;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use std::io::{self, IoSlice, Write};
 use std::mem::MaybeUninit;

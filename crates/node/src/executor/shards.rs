@@ -1,8 +1,8 @@
 //! The shards that an executor serves, with their store.
 
+use crate::clock::current_time;
+use crate::executor::touched::TouchedInodes;
 use crate::options::StartError;
-use crate::recalls::TouchedInodes;
-use crate::shared::{NodeShared, current_time};
 use parking_lot::Mutex;
 use rustix::fs::Mode;
 use std::collections::BTreeSet;
@@ -16,6 +16,16 @@ use tatami_wire::handshake::ServerIdentity;
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult};
 use tatami_wire::transaction::PeerMessage;
 use tatami_wire::{Attr, ClientId, Errno, ExecutorId, Ino, NodeId, ShardId, Timestamp};
+
+/// The settings of the node that the stores of its shards need.
+pub(crate) struct ShardSettings<'a> {
+    /// The node and its volume.
+    pub(crate) identity: &'a ServerIdentity,
+    /// Bytes of the disk that are kept for all stores of the node.
+    pub(crate) reserve: u64,
+    /// The failures that an acknowledged change survives.
+    pub(crate) durability: Durability,
+}
 
 /// See the module.
 pub(crate) struct ExecutorShards<S> {
@@ -73,7 +83,7 @@ impl ExecutorShards<FjallStore> {
     /// there yet. Also returns `map` with the newer entries of the store's own map.
     pub(crate) fn open(
         dir: &Path,
-        shared: &NodeShared,
+        settings: &ShardSettings<'_>,
         index: u8,
         mut map: ClusterMap,
         accept_loss: bool,
@@ -86,13 +96,13 @@ impl ExecutorShards<FjallStore> {
                 return Err(StartError::System { what, source: e.into() });
             }
         }
-        let ServerIdentity { node, volume, ref key } = shared.identity;
+        let ServerIdentity { node, volume, ref key } = *settings.identity;
         let executor = ExecutorId { node, index };
         // The executors of a node share its disk, so each gets an equal part of the reserve.
         let others = map.shards.iter().filter(|other| other.node == node && other.index != index);
         let executors = 1 + others.collect::<BTreeSet<_>>().len() as u64;
         let config = MetaConfig { executor, map: shard_map, volume, key: key.clone() };
-        let (reserve, durability) = (shared.reserve / executors, shared.durability);
+        let (reserve, durability) = (settings.reserve / executors, settings.durability);
         let opening = StoreOptions { boot: tatami_object::boot_number(), accept_loss };
         let maker =
             StoreOpener { path: store_dir(dir, index), reserve, config, durability, opening };

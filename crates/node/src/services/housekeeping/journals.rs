@@ -3,7 +3,7 @@
 //! until an operator accepts the loss: a file must not silently lack part of its bytes.
 
 use super::{CALL_TIMEOUT, Housekeeper, NodeAway, ShardAddress};
-use crate::shared::current_time;
+use crate::clock::current_time;
 use std::collections::BTreeMap;
 use tatami_client::clip_tiles;
 use tatami_client::connection::{Connection, Endpoint};

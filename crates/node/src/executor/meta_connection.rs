@@ -1,19 +1,20 @@
 //! One connection for names, as the executor uses it: never blocking, with bounded input and
 //! output.
 
-use crate::accept::ConnectionAdmission;
-use crate::peer::PeerIdentity;
-use crate::stream::SocketStream;
+use crate::connections::admission::ConnectionAdmission;
+use crate::connections::peer::PeerIdentity;
+use crate::connections::stream::SocketStream;
+use crate::executor::handle::ConnectionKind;
 use mio::{Interest, Registry, Token, event::Source, unix::SourceFd};
 use serde::de::DeserializeOwned;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
+use tatami_wire::ClientId;
 use tatami_wire::delegation::{DelegationGrant, RecallCall, RecallNotice};
 use tatami_wire::frame::{self, BODY_MAX, FrameClass, FrameError, FrameHeader, HEADER_LEN};
 use tatami_wire::meta::{MetaCall, MetaResult};
 use tatami_wire::transaction::PeerMessage;
-use tatami_wire::{ClientId, ExecutorId};
 
 /// Size of the input buffer that every connection keeps, in bytes.
 const INPUT_KEEP: usize = 4 * 1024;
@@ -28,19 +29,6 @@ const OUTPUT_MAX: usize = 8 << 20;
 const LINK_MAX: usize = 4 << 20;
 /// Size of the output buffer that every connection keeps, in bytes.
 const OUTPUT_KEEP: usize = 16 * 1024;
-
-/// The purpose of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ConnectionKind {
-    /// Requests and their answers, on this slot of the client.
-    Requests { slot: u32 },
-    /// Recalls of the client's delegations.
-    Recall,
-    /// Messages of executors, on a connection that the other one has made.
-    Peer { from: ExecutorId },
-    /// Messages of executors, on a connection that this executor has made.
-    Link { to: ExecutorId },
-}
 
 /// See the module.
 pub(crate) struct MetaConnection {

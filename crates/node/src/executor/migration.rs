@@ -1,11 +1,13 @@
 //! Shard migration, as far as an executor is concerned: delegations and locks of the inodes, the
 //! map, and the nodes and clients that must learn it. `tatami_meta` moves the records and messages.
 
-use crate::executor::{Executor, ExecutorOrder};
-use crate::locks::LockRequest;
-use crate::round::RoundAnswer;
-use crate::shards::ExecutorShards;
-use crate::shared::current_time;
+use crate::clock::current_time;
+use crate::executor::answer::RoundAnswer;
+use crate::executor::handle::ExecutorOrder;
+use crate::executor::locks::LockRequest;
+use crate::executor::migration_state::IncomingLockRequest;
+use crate::executor::shards::ExecutorShards;
+use crate::executor::state::Executor;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use tatami_meta::{Applied, FjallStore, MoveEvent, MoveRequest, OperationContext, OutgoingMessage};
@@ -18,39 +20,6 @@ use tatami_wire::{Access, ClientId, Cred, Errno, ExecutorId, Ino, NodeId, ShardI
 
 /// Most requests about locks that wait until a migration is over.
 const LOCKS_MAX: usize = 16 * 1024;
-
-/// The state of migrations at an executor.
-pub(crate) struct MigrationState {
-    /// The map that all threads of the node have.
-    pub(crate) map: Arc<ClusterMap>,
-    /// The epoch of the shards' own map at the last check.
-    seen_epoch: u64,
-    /// Requests about locks that wait until a migration is over.
-    deferred_locks: Vec<IncomingLockRequest>,
-    /// All nodes must be informed of the map.
-    announce_map: bool,
-}
-
-/// A request about locks, with the connection that it came on.
-pub(crate) struct IncomingLockRequest {
-    pub(crate) at: usize,
-    pub(crate) seq: u64,
-    pub(crate) shard: ShardId,
-    pub(crate) trusted: bool,
-    pub(crate) cred: Cred,
-    pub(crate) question: LockRequest,
-}
-
-impl MigrationState {
-    pub(crate) fn new(map: Arc<ClusterMap>) -> MigrationState {
-        MigrationState { map, seen_epoch: 0, deferred_locks: Vec::new(), announce_map: false }
-    }
-
-    /// Forgets the requests of a connection that has ended.
-    pub(crate) fn drop_connection(&mut self, at: usize) {
-        self.deferred_locks.retain(|request| request.at != at);
-    }
-}
 
 impl Executor {
     /// Carries an order out, or begins to.

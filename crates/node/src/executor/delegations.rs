@@ -237,7 +237,7 @@ impl Delegations {
         let full = self.delegated.len() >= DELEGATED_MAX;
         match self.delegated.entry(ino) {
             std::collections::hash_map::Entry::Occupied(mut held) => {
-                // Holders that have ended stay until here, so that the end of a client costs little.
+                // Holders that have ended stay until here: the end of a client costs little.
                 held.get_mut().keep_holders(|holder| self.holders.contains_key(&holder));
                 held.get_mut().add_holder(id);
             }

@@ -1,9 +1,11 @@
 //! The checks that a request passes before its shard sees it: map, trust, known nodes.
 
-use crate::meta_connection::{ConnectionKind, MetaConnection};
-use crate::round::RoundAnswer;
-use crate::shards::ExecutorShards;
-use crate::shared::{NodeShared, current_time};
+use crate::clock::current_time;
+use crate::executor::answer::RoundAnswer;
+use crate::executor::handle::ConnectionKind;
+use crate::executor::meta_connection::MetaConnection;
+use crate::executor::shards::ExecutorShards;
+use crate::shared::NodeShared;
 use tatami_meta::{FjallStore, OperationContext};
 use tatami_wire::admin::ClusterMap;
 use tatami_wire::batch::BatchOp;

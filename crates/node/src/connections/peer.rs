@@ -1,6 +1,6 @@
 //! The identity of the other side of a connection, and its rights.
 
-use crate::stream::SocketStream;
+use crate::connections::stream::SocketStream;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};

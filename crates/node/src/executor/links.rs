@@ -4,10 +4,10 @@
 //!
 //! A message that cannot be sent is dropped: transactions repeat it until it is answered.
 
-use crate::executor::ExecutorHandle;
-use crate::relay::{self, RelayError};
+use crate::connections::stream::SocketStream;
+use crate::dial::{self, DialError};
+use crate::executor::handle::ExecutorHandle;
 use crate::shared::NodeShared;
-use crate::stream::SocketStream;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -164,11 +164,11 @@ fn start_dialing(
     let call = move || {
         let link = match connect_link(&shared, here, to) {
             Ok(stream) => Some(Arc::new(stream)),
-            Err(RelayError::Unreachable(why)) => {
+            Err(DialError::Unreachable(why)) => {
                 tracing::debug!(executor = %to, "no word to it now: {why}");
                 None
             }
-            Err(RelayError::Refused(why) | RelayError::Damaged(why)) => {
+            Err(DialError::Refused(why) | DialError::Damaged(why)) => {
                 tracing::warn!(executor = %to, "it does not listen to this one: {why}");
                 None
             }
@@ -186,8 +186,8 @@ fn connect_link(
     shared: &NodeShared,
     here: ExecutorId,
     to: ExecutorId,
-) -> Result<SocketStream, RelayError> {
-    let away = |e: &dyn std::fmt::Display| RelayError::Unreachable(e.to_string());
+) -> Result<SocketStream, DialError> {
+    let away = |e: &dyn std::fmt::Display| DialError::Unreachable(e.to_string());
     let mut id = [0; 16];
     // A new id for each connection: it names no client, so no session depends on it.
     getrandom::fill(&mut id).map_err(|e| away(&e))?;
@@ -200,7 +200,7 @@ fn connect_link(
         executor: to.index,
         user: None,
     };
-    let stream = relay::connect_node(shared, &hello, to.node)?;
+    let stream = dial::connect_node(shared, &hello, to.node)?;
     // Only after the handshake, which blocks with a deadline.
     stream.set_nonblocking().map_err(|e| away(&e))?;
     Ok(stream)
