@@ -3,7 +3,7 @@
 
 use crate::connection::{ConnectError, Connection};
 use crate::delegations::DelegationCache;
-use crate::locks::LockSession;
+use crate::lock_session::LockSession;
 use crate::node::{NodeRoute, Retry};
 use crate::waiting::GRACE;
 use parking_lot::{Condvar, Mutex};

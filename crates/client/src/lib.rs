@@ -22,6 +22,7 @@ pub mod fsck;
 mod job;
 mod kernel_table;
 mod locations;
+mod lock_session;
 mod locks;
 mod lost;
 mod names;

@@ -128,7 +128,7 @@ impl<S: Store> Meta<S> {
         if !cred.is_valid() {
             return Applied::Done(Err(Errno::EINVAL));
         }
-        if op.is_housekeeping() && !ctx.trusted {
+        if !op.is_for_users() && !ctx.trusted {
             return Applied::Done(Err(Errno::EPERM));
         }
         if self.state.is_spread() {

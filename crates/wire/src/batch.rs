@@ -66,35 +66,6 @@ impl From<BatchOp> for MetaOp {
 }
 
 impl BatchOp {
-    /// Checks whether the operation changes something.
-    pub fn is_mutation(&self) -> bool {
-        !matches!(self, BatchOp::LookupEntry { .. } | BatchOp::GetAttr { .. })
-    }
-
-    /// Returns the inode that selects the owner shard for the request.
-    pub fn target_inode(&self) -> Ino {
-        match self {
-            BatchOp::LookupEntry { parent, .. }
-            | BatchOp::Create { parent, .. }
-            | BatchOp::Unlink { parent, .. }
-            | BatchOp::Rmdir { parent, .. } => *parent,
-            BatchOp::GetAttr { ino }
-            | BatchOp::SetAttr { ino, .. }
-            | BatchOp::Commit { ino, .. } => *ino,
-        }
-    }
-
-    /// Returns the directory and name of the entry that the operation looks up, creates or removes.
-    pub fn named_entry(&self) -> Option<(Ino, &Bytes)> {
-        match self {
-            BatchOp::LookupEntry { parent, name }
-            | BatchOp::Create { parent, name, .. }
-            | BatchOp::Unlink { parent, name, .. }
-            | BatchOp::Rmdir { parent, name, .. } => Some((*parent, name)),
-            BatchOp::GetAttr { .. } | BatchOp::SetAttr { .. } | BatchOp::Commit { .. } => None,
-        }
-    }
-
     /// Calls `place` with the directory of the operation, like [`MetaOp::for_each_directory`].
     pub fn for_each_directory(&mut self, seed: u64, place: &mut impl FnMut(&mut Ino, u64)) {
         let (BatchOp::LookupEntry { parent, name }

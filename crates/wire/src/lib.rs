@@ -21,6 +21,7 @@ pub mod key;
 pub mod lock;
 pub mod meta;
 pub mod object;
+pub mod operation_table;
 pub mod partition;
 pub mod repair;
 pub mod shards;

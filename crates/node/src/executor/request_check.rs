@@ -49,7 +49,7 @@ fn check_request(
     if map.owner(call.shard).is_none() {
         return Err(Errno::ESTALE);
     }
-    if call.op.is_housekeeping() && !trusted {
+    if !call.op.is_for_users() && !trusted {
         return Err(Errno::EPERM);
     }
     let known = |node: NodeId| map.nodes.iter().any(|n| n.id == node);
