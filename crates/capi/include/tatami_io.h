@@ -33,7 +33,7 @@ extern "C" {
 
 /* The version of this interface, raised when a function changes its meaning. tio_version()
  * returns the version of the loaded library. */
-#define TIO_VERSION 4
+#define TIO_VERSION 1
 uint32_t tio_version(void);
 
 typedef struct tio_file tio_file;   /* one rank's handle of one open */

@@ -15,7 +15,7 @@ use tatami_tiled::{
     Buffer, CollectiveOpen, Environment, Flags, OpenToken, RankFile, file, machine, stat, volume,
 };
 
-const VERSION: u32 = 4;
+const VERSION: u32 = 1;
 
 /// `tio_file`: a rank's handle, and the bytes of its last seal.
 pub struct tio_file {

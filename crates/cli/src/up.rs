@@ -374,7 +374,9 @@ fn verify_key(place: &VolumeDir, volume: &VolumeFile) -> CommandResult {
             let others = "put a copy of the file there, mode 0600, from another machine of the volume or from a backup";
             let last = format!(
                 "no copy is left: end all daemons (tatami down{}), make a new key (the line below), and copy that file to all \
-                 machines of the volume\n(umask 077; od -An -tx1 -N32 /dev/urandom | tr -d ' \\n' > {path})",
+                 machines of the volume\n\
+                 d=$(mktemp -d) && tatami up --no-mount --dir $d && tatami down --dir $d && \
+                 mv $d/key {path} && rm -r $d",
                 place.dir_flag()
             );
             let remedy = match here.is_empty() {

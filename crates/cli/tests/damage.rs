@@ -6,6 +6,7 @@ use common::{Said, Volume};
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use tatami_cluster::KeyFile;
 
 const NOTHING: [&str; 0] = [];
 /// Longest wait for an event that happens by itself.
@@ -124,13 +125,15 @@ fn a_bad_key_file_is_told_while_the_daemons_run() {
     bytes[7] = if bytes[7] == b'4' { b'5' } else { b'4' };
     std::fs::write(&file, &bytes).expect("written");
     up().fails(1, &[name, "does not match its checksum", "before they end", "backup"]);
-    // A whole key, of some other volume. An earlier version would have written it without a
-    // checksum.
-    let other: String = (0..64).map(|digit| if digit % 2 == 0 { 'a' } else { '7' }).collect();
-    std::fs::write(&file, &other).expect("written");
+    // A key without a checksum.
+    std::fs::write(&file, &good[..64]).expect("written");
+    up().fails(1, &[name, "and their checksum", "copy the file again", "before they end"]);
+    // A whole key, of some other volume.
+    std::fs::remove_file(&file).expect("removed");
+    KeyFile::create(&file).expect("made");
     up().fails(1, &["node0 runs with another key", name, "backup"]);
     std::fs::remove_file(&file).expect("removed");
-    up().fails(1, &[name, "No such file", "before they end", "od -An"]);
+    up().fails(1, &[name, "No such file", "before they end", "mktemp -d"]);
     // The daemons went on, and a copy of the file sets all right.
     let back = || {
         std::fs::write(&file, &good).expect("written");
@@ -144,10 +147,11 @@ fn a_bad_key_file_is_told_while_the_daemons_run() {
     // Without a copy the command that is told makes another key.
     std::fs::remove_file(&file).expect("removed");
     let said = up();
-    let line = said.err.lines().find(|line| line.contains("od -An")).expect("a command").trim();
+    let line = said.err.lines().find(|line| line.contains("mktemp -d")).expect("a command");
+    let line = line.trim().replace("tatami ", concat!(env!("CARGO_BIN_EXE_tatami"), " "));
     volume.run("down", NOTHING).works();
-    up().fails(1, &[name, "No such file", "od -An"]);
-    let made = std::process::Command::new("sh").arg("-c").arg(line).status().expect("sh runs");
+    up().fails(1, &[name, "No such file", "mktemp -d"]);
+    let made = std::process::Command::new("sh").arg("-c").arg(&line).status().expect("sh runs");
     assert!(made.success(), "{line}");
     up().works();
     volume.run("ls", NOTHING).works();

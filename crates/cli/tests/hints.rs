@@ -7,6 +7,7 @@ use common::users::{OTHER, OWNER, Users};
 use common::{Volume, tatami};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
+use tatami_cluster::KeyFile;
 
 const NOTHING: [&str; 0] = [];
 
@@ -188,9 +189,7 @@ fn a_crowd_at_the_door_keeps_no_mount_out_and_hides_no_wrong_key() {
     let (map, _) = map.split_once("# checksum").expect("its last line");
     let map = map.replace("/node0", "/not-here");
     std::fs::write(stranger.path("volume.toml"), map).expect("written");
-    std::fs::write(stranger.path("key"), format!("{}\n", "5a".repeat(32))).expect("written");
-    use std::os::unix::fs::PermissionsExt;
-    std::fs::set_permissions(stranger.path("key"), PermissionsExt::from_mode(0o600)).expect("set");
+    KeyFile::create(&stranger.path("key")).expect("made");
     stranger.run("ls", NOTHING).fails(3, &["key"]);
     std::fs::remove_file(stranger.path("volume.toml")).expect("removed");
     drop(here);

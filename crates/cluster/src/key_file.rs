@@ -120,7 +120,7 @@ impl KeyError {
 }
 
 /// Makes and reads key files, mode 0600: one line of 64 hexadecimal digits, a blank, and their
-/// CRC-32C as 8 digits. Key files of earlier versions have no checksum.
+/// CRC-32C as 8 digits.
 #[derive(Debug)]
 pub struct KeyFile;
 
@@ -201,22 +201,18 @@ enum KeyFileContent {
 fn parse(text: &[u8]) -> KeyFileContent {
     let Ok(text) = std::str::from_utf8(text) else { return KeyFileContent::Other };
     let mut words = text.split_ascii_whitespace();
-    let (digits, sum) = (words.next().unwrap_or_default(), words.next());
-    let (Ok(key), None) = (VolumeKey::from_hex(digits), words.next()) else {
+    let (Some(digits), Some(sum), None) = (words.next(), words.next(), words.next()) else {
         return KeyFileContent::Other;
     };
-    let is_sum = |sum: &str| sum.len() == 8 && sum.bytes().all(|b| b.is_ascii_hexdigit());
-    match sum {
-        None => KeyFileContent::Key(key),
-        Some(sum) if !is_sum(sum) => KeyFileContent::Other,
-        // The checksum covers the lower-case digits: a user that copies a key by hand may have used
-        // capitals.
-        Some(sum)
-            if u32::from_str_radix(sum, 16) == Ok(crc32c::crc32c(key.to_hex().as_bytes())) =>
-        {
-            KeyFileContent::Key(key)
-        }
-        Some(_) => KeyFileContent::Changed,
+    let is_sum = sum.len() == 8 && sum.bytes().all(|b| b.is_ascii_hexdigit());
+    let (Ok(key), true) = (VolumeKey::from_hex(digits), is_sum) else {
+        return KeyFileContent::Other;
+    };
+    // The checksum covers the lower-case digits: a user that copies a key by hand may have used
+    // capitals.
+    match u32::from_str_radix(sum, 16) == Ok(crc32c::crc32c(key.to_hex().as_bytes())) {
+        true => KeyFileContent::Key(key),
+        false => KeyFileContent::Changed,
     }
 }
 
@@ -304,13 +300,13 @@ mod tests {
     }
 
     #[test]
-    fn a_key_of_an_earlier_version_is_read() {
+    fn a_key_without_a_checksum_is_refused_with_the_remedy() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let path = dir.path().join("key");
-        let key = VolumeKey::new([0x5a; 32]);
-        let text = format!("{}\n", key.to_hex());
+        let text = format!("{}\n", VolumeKey::new([0x5a; 32]).to_hex());
         crate::atomic::write_atomically(&path, text.as_bytes(), Mode::RUSR).expect("written");
-        assert!(KeyFile::load(&path).expect("loads") == key);
+        let error = KeyFile::load(&path).expect_err("refused").to_string();
+        assert!(error.contains("checksum: copy the file again from another node"), "{error}");
     }
 
     proptest! {

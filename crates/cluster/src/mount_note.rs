@@ -18,14 +18,9 @@ pub fn seal_note(text: &str) -> String {
     format!("{text}{CHECKSUM}{:08x}\n", crc32c::crc32c(text.as_bytes()))
 }
 
-/// Returns the text of a note; `None` if it does not match its checksum. Notes of earlier versions
-/// have no checksum.
+/// Returns the text of a note; `None` if it has no checksum, or does not match it.
 pub fn unseal_note(note: &str) -> Option<&str> {
-    let Some((text, sum)) = note.rsplit_once(CHECKSUM) else {
-        // The rest of a damaged checksum line is still a comment, and notes without checksum have
-        // no comment.
-        return (!note.contains("\n#")).then_some(note);
-    };
+    let (text, sum) = note.rsplit_once(CHECKSUM)?;
     (sum.trim_end() == format!("{:08x}", crc32c::crc32c(text.as_bytes()))).then_some(text)
 }
 
@@ -114,9 +109,14 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let (path, other) = (Path::new("/mnt/a b"), Path::new("/mnt/other"));
         let text = "path = \"/mnt/a b\"\ndir = \"/vol\"\nnode = 3\n[process]\npid = 1\nstart = 2\nboot = \"b\"\n";
-        for at in [path, other] {
-            std::fs::write(place.path().join(mountinfo::as_file_name(at)), text).unwrap();
-        }
+        let write = |text: &str| {
+            for at in [path, other] {
+                std::fs::write(place.path().join(mountinfo::as_file_name(at)), text).unwrap();
+            }
+        };
+        write(text);
+        assert_eq!(MountNote::read_note(place.path(), path), None, "it has no checksum");
+        write(&seal_note(text));
         let home = MountNote { path: path.into(), dir: "/vol".into(), node: 3 };
         assert_eq!(MountNote::read_note(place.path(), path), Some(home));
         assert_eq!(MountNote::read_note(place.path(), other), None);

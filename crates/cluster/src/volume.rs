@@ -10,7 +10,7 @@ use tatami_wire::admin::{ClusterMap, Durability, NodeInfo};
 use tatami_wire::{EXECUTORS_MAX, ExecutorId, NodeId, SHARDS_MAX, VolumeId};
 
 /// The version of the file that this program writes and reads.
-pub const VOLUME_FORMAT: u32 = 4;
+pub const VOLUME_FORMAT: u32 = 1;
 /// Most nodes of a volume.
 pub const NODES_MAX: usize = 4096;
 /// Longest name of a volume or node, in bytes.
@@ -105,8 +105,6 @@ struct VolumeText {
     format: u32,
     volume: String,
     name: String,
-    /// Before format 3 each node's configuration had it.
-    #[serde(default)]
     durability: Durability,
     epoch: u64,
     shards: ShardsText,
@@ -114,45 +112,45 @@ struct VolumeText {
     nodes: Vec<NodeEntry>,
 }
 
-/// The node of each shard (format 1), or blocks of shards: a number of shards and their node
-/// (format 2), how many times they have moved (format 3), and the node's executor that serves them
-/// (format 4).
+/// The executor of each shard, in blocks.
 #[derive(Serialize, Deserialize)]
-#[serde(untagged)]
-enum ShardsText {
-    Each(Vec<u16>),
-    Blocks(Vec<(usize, u16)>),
-    Moved(Vec<(usize, u16, u32)>),
-    Executors(Vec<ShardRun>),
-}
+struct ShardsText(Vec<ShardRun>);
 
 /// A number of shards, their node, its executor, and how many times they have moved.
-type ShardRun = (usize, u16, u32, u32);
+#[derive(Serialize, Deserialize)]
+#[serde(try_from = "Vec<u64>")]
+struct ShardRun(usize, u16, u32, u32);
+
+impl TryFrom<Vec<u64>> for ShardRun {
+    type Error = &'static str;
+
+    // Not derived: the derived reader of a tuple ignores the numbers behind the last one.
+    fn try_from(numbers: Vec<u64>) -> Result<ShardRun, &'static str> {
+        let &[count, node, index, moves] = numbers.as_slice() else {
+            return Err("a block of shards has four numbers");
+        };
+        let block = || {
+            let (count, node) = (count.try_into().ok()?, node.try_into().ok()?);
+            Some(ShardRun(count, node, index.try_into().ok()?, moves.try_into().ok()?))
+        };
+        block().ok_or("a number of a block of shards is too large")
+    }
+}
 
 impl ShardsText {
     fn from_map(executors: &[ExecutorId], moves: &[u32]) -> ShardsText {
         let each: Vec<_> = executors.iter().zip(moves).collect();
         let block = |block: &[(&ExecutorId, &u32)]| {
             let (executor, moves) = block.first()?;
-            Some((block.len(), executor.node.0, executor.index.into(), **moves))
+            Some(ShardRun(block.len(), executor.node.0, executor.index.into(), **moves))
         };
-        ShardsText::Executors(each.chunk_by(|a, b| a == b).filter_map(block).collect())
+        ShardsText(each.chunk_by(|a, b| a == b).filter_map(block).collect())
     }
 
     /// Returns the executor of each shard, and how many times it has moved. A list that is too long
     /// is cut off after the first shard too many.
     fn executors_and_moves(&self) -> (Vec<ExecutorId>, Vec<u32>) {
-        let blocks: Vec<ShardRun> = match self {
-            ShardsText::Each(nodes) => nodes.iter().map(|node| (1, *node, 0, 0)).collect(),
-            ShardsText::Blocks(blocks) => {
-                blocks.iter().map(|(n, node)| (*n, *node, 0, 0)).collect()
-            }
-            ShardsText::Moved(blocks) => {
-                blocks.iter().map(|(n, node, moves)| (*n, *node, 0, *moves)).collect()
-            }
-            ShardsText::Executors(blocks) => blocks.clone(),
-        };
-        let each = blocks.iter().flat_map(|(n, node, index, moves)| {
+        let each = self.0.iter().flat_map(|ShardRun(n, node, index, moves)| {
             // A number that is too large stays too large, so that `check` refuses it.
             let index = u8::try_from(*index).unwrap_or(u8::MAX);
             std::iter::repeat_n((ExecutorId { node: NodeId(*node), index }, *moves), *n)
@@ -462,29 +460,18 @@ mod tests {
     }
 
     #[test]
-    fn earlier_formats_are_read() {
-        let text = sample().to_text().map_err(VolumeFault::Invalid).ok().expect("text");
-        assert!(text.contains("format = 4\n") && text.contains(SHARDS), "{text}");
-        let text = text.replacen("durability = \"sync\"\n", "", 1);
-        let read = |format: u32, shards: &str| {
-            let old = text.replacen("format = 4", &format!("format = {format}"), 1);
-            let old = old.replacen(SHARDS, &format!("shards = {shards}"), 1);
-            parse(&old).map_err(|_| "refused").expect("reads")
-        };
-        let file = read(1, "[0]");
-        assert_eq!((file.shards, file.moves), (vec![on(0, 0)], vec![0]));
-        assert_eq!(file.durability, Durability::Log);
-        let owners = [vec![on(0, 0); 5], vec![on(1, 0); 3]].concat();
-        let file = read(2, "[[5, 0], [3, 1]]");
-        assert_eq!((&file.shards, file.moves), (&owners, vec![0; 8]));
-        let file = read(3, "[[5, 0, 0], [3, 1, 2]]");
-        assert_eq!((&file.shards, &file.moves), (&owners, &sample().moves));
+    fn shards_are_written_in_blocks() {
+        let text = sample().to_text().expect("text");
+        assert!(text.contains("format = 1\n") && text.contains(SHARDS), "{text}");
+        let text = text.replacen(SHARDS, "shards = [[5, 0, 0, 0], [2, 1, 2, 7], [1, 1, 2, 7]]", 1);
+        let file = parse(&text).map_err(|_| "refused").expect("reads");
+        assert_eq!(
+            (file.shards[4], file.shards[5], file.shards[7]),
+            (on(0, 0), on(1, 2), on(1, 2))
+        );
+        assert_eq!((file.moves[4], file.moves[5], file.moves[7]), (0, 7, 7));
         let anew = file.to_text().expect("text");
-        assert!(anew.contains("format = 4\n"), "{anew}");
-        assert!(anew.contains("shards = [[5, 0, 0, 0], [3, 1, 0, 2]]"), "{anew}");
-        let file = read(4, "[[5, 0, 0, 0], [3, 1, 2, 7]]");
-        assert_eq!((file.shards[4], file.shards[5]), (on(0, 0), on(1, 2)));
-        assert_eq!((file.moves[4], file.moves[5]), (0, 7));
+        assert!(anew.contains("shards = [[5, 0, 0, 0], [3, 1, 2, 7]]"), "{anew}");
     }
 
     #[test]
@@ -524,19 +511,26 @@ mod tests {
             assert!(good.contains(from), "{from} is in {good}");
             refusal(&good.replacen(from, to, 1))
         };
-        assert_eq!(with("format = 4", "format = 5\nfuture = true"), "newer 5");
+        assert_eq!(with("format = 1", "format = 2\nfuture = true"), "newer 2");
+        assert!(with("format = 1", "format = 0").contains("there is no format 0"));
+        assert!(with("durability = \"sync\"\n", "").contains("missing field `durability`"));
         assert!(with("epoch = 3", "epoch = 3\ncolour = 1").contains("unknown field `colour`"));
-        assert!(with(SHARDS, "shards = [[1, 9]]").contains("node 9, which is not listed"));
-        assert!(with(SHARDS, "shards = [9]").contains("node 9, which is not listed"));
         assert!(with(SHARDS, "shards = [[1, 9, 1, 0]]").contains("node 9, which is not listed"));
         for beyond in [64, 256, u32::MAX] {
             let what = with(SHARDS, &format!("shards = [[1, 0, 0, 0], [1, 1, {beyond}, 0]]"));
             let said = "shard 1 is given to an executor that node 1 cannot have: their numbers are 0 to 63";
             assert!(what.contains(said), "{what}");
         }
-        for mixed in ["[[1, 0, 0], [1, 1, 0, 0]]", "[[1, 0, 0, 0, 0]]", "[[1]]", "[[1, 0, -1, 0]]"]
-        {
-            assert!(with(SHARDS, &format!("shards = {mixed}")).contains("shards"), "{mixed}");
+        for other in [
+            "[0]",
+            "[[1]]",
+            "[[1, 0]]",
+            "[[1, 0, 0]]",
+            "[[1, 0, 0, 0, 0]]",
+            "[[1, 0, -1, 0]]",
+            "[[1, 0, 0], [1, 1, 0, 0]]",
+        ] {
+            assert!(with(SHARDS, &format!("shards = {other}")).contains("shards"), "{other}");
         }
         let mut file = sample();
         file.shards[2].index = EXECUTORS_MAX;
@@ -544,9 +538,12 @@ mod tests {
             file.save(Path::new("/nowhere/volume.toml"))
                 .is_err_and(|e| e.to_string().contains("0 to 63"))
         );
-        for few in
-            ["[]", "[[3, 0]]", "[[3, 0, 1, 0]]", "[[4096, 0], [4096, 1]]", "[[1000000000000, 0]]"]
-        {
+        for few in [
+            "[]",
+            "[[3, 0, 1, 0]]",
+            "[[4096, 0, 0, 0], [4096, 1, 0, 0]]",
+            "[[1000000000000, 0, 0, 0]]",
+        ] {
             let what = with(SHARDS, &format!("shards = {few}"));
             assert!(what.contains("a power of two"), "{what}");
         }

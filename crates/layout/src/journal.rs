@@ -13,8 +13,7 @@ use crate::piece::PieceTiles;
 use crate::tile::Tile;
 use crate::view::View;
 
-const MAGIC_1: u64 = u64::from_le_bytes(*b"TATAMIJ1");
-const MAGIC_2: u64 = u64::from_le_bytes(*b"TATAMIJ2");
+const MAGIC: u64 = u64::from_le_bytes(*b"TATAMIJ1");
 const VIEW: u64 = 1;
 const TILE: u64 = 2;
 /// Words of the header.
@@ -46,18 +45,9 @@ pub struct Damage {
     pub what: &'static str,
 }
 
-/// The two forms of journals. The first had no seeds in its checksums and no checks of lengths, and
-/// is only read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum JournalForm {
-    First,
-    Second,
-}
-
 /// The header of a journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JournalHeader {
-    form: JournalForm,
     /// The number of the open in which the journal was written.
     pub open: u64,
     /// The rank that wrote it.
@@ -70,25 +60,14 @@ pub struct JournalHeader {
 impl JournalHeader {
     /// The header of a new journal of rank `rank` of open `open`.
     pub fn new(open: u64, rank: u32) -> JournalHeader {
-        JournalHeader::with_form(JournalForm::Second, open, rank)
-    }
-
-    /// The header of a journal as versions before the second form wrote it. For tests.
-    #[doc(hidden)]
-    pub fn new_first_form(open: u64, rank: u32) -> JournalHeader {
-        JournalHeader::with_form(JournalForm::First, open, rank)
-    }
-
-    fn with_form(form: JournalForm, open: u64, rank: u32) -> JournalHeader {
-        let mut header = JournalHeader { form, open, rank, seed: 0 };
+        let mut header = JournalHeader { open, rank, seed: 0 };
         header.seed = checksum_words(0, &header.words()[..HEADER_WORDS - 1]);
         header
     }
 
     /// Encodes the header.
     pub fn words(self) -> [u64; HEADER_WORDS] {
-        let magic = if self.form == JournalForm::First { MAGIC_1 } else { MAGIC_2 };
-        let mut words = [magic, self.open, u64::from(self.rank), 0, 0, 0, 0, 0];
+        let mut words = [MAGIC, self.open, u64::from(self.rank), 0, 0, 0, 0, 0];
         words[HEADER_WORDS - 1] = u64::from(checksum_words(0, &words[..HEADER_WORDS - 1]));
         words
     }
@@ -102,12 +81,10 @@ impl JournalHeader {
         if words[0] == 0 || words[HEADER_WORDS - 1] == 0 {
             return Ok(None);
         }
-        let form = match words[0] {
-            MAGIC_1 => JournalForm::First,
-            MAGIC_2 => JournalForm::Second,
-            _ => return Err(Damage { at: 0, what: "it does not begin as a journal does" }),
-        };
-        let header = JournalHeader::with_form(form, words[1], words[2] as u32);
+        if words[0] != MAGIC {
+            return Err(Damage { at: 0, what: "it does not begin as a journal does" });
+        }
+        let header = JournalHeader::new(words[1], words[2] as u32);
         match header.words() == *words {
             true => Ok(Some(header)),
             false => Err(Damage { at: 0, what: "the header does not fit its checksum" }),
@@ -130,19 +107,12 @@ impl JournalHeader {
         let len = bytes.len() as u64;
         bytes.resize(bytes.len().next_multiple_of(8), 0);
         let encoded = bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word));
-        let mut record = vec![0, self.view_word(number, len)];
+        let mut record = vec![0, (number as u64) << 32 | len];
         record.extend(encoded);
-        if self.form == JournalForm::Second {
-            // No record ends with a word of zeros, so that a torn record differs from a damaged
-            // one.
-            record.push(!len);
-        }
+        // No record ends with a word of zeros, so that a torn record differs from a damaged one.
+        record.push(!len);
         record[0] = self.first_word(at, VIEW, record.len(), &record[1..]);
         record
-    }
-
-    fn view_word(self, number: usize, len: u64) -> u64 {
-        if self.form == JournalForm::First { len } else { (number as u64) << 32 | len }
     }
 
     /// The record at byte `at` of the tile with number `slot`, which is new or replaces the earlier
@@ -158,10 +128,7 @@ impl JournalHeader {
     /// The last word of the record at byte `at` of a tile of `len` bytes, at most [`LENGTH_MAX`].
     /// Each write that makes the tile longer stores it by itself, so it has its own check.
     pub fn length_word(self, at: u64, len: u64) -> u64 {
-        match self.form {
-            JournalForm::First => len,
-            JournalForm::Second => len & LENGTH_MAX | self.length_check(at, len) << LENGTH_BITS,
-        }
+        len & LENGTH_MAX | self.length_check(at, len) << LENGTH_BITS
     }
 
     fn length_check(self, at: u64, len: u64) -> u64 {
@@ -172,16 +139,13 @@ impl JournalHeader {
     /// The length of the tile whose record at byte `at` ends with this word. `None` where it does
     /// not fit its check.
     fn decode_length(self, at: u64, word: u64) -> Option<u64> {
-        let len = if self.form == JournalForm::First { word } else { word & LENGTH_MAX };
+        let len = word & LENGTH_MAX;
         (self.length_word(at, len) == word).then_some(len)
     }
 
     /// The first word of a record: kind, length in words, checksum of the fixed part.
     fn first_word(self, at: u64, kind: u64, words: usize, fixed: &[u64]) -> u64 {
-        let sum = match self.form {
-            JournalForm::First => checksum_words(0, fixed),
-            JournalForm::Second => checksum_words(checksum_words(self.seed, &[at]), fixed),
-        };
+        let sum = checksum_words(checksum_words(self.seed, &[at]), fixed);
         kind | (words as u64) << 8 | u64::from(sum) << 32
     }
 
@@ -233,8 +197,8 @@ impl JournalHeader {
         let word = |place: usize| words.get(place).copied().unwrap_or(0);
         let whole = word(len - 1) != 0;
         if first & 0xff == VIEW && word(1) != 0 {
-            let bytes = self.view_len(word(1));
-            if bytes.is_none_or(|bytes| self.view_words(bytes) != len) {
+            let bytes = view_len(word(1));
+            if bytes.is_none_or(|bytes| bytes.div_ceil(8) + 3 != len) {
                 return damaged("the record of a view does not have the length that it tells");
             }
         }
@@ -243,22 +207,18 @@ impl JournalHeader {
         }
         Ok(())
     }
+}
 
-    fn view_len(self, word: u64) -> Option<usize> {
-        let len = if self.form == JournalForm::First { word } else { word & 0xffff_ffff };
-        usize::try_from(len).ok().filter(|len| *len <= VIEW_WORDS_MAX * 8)
-    }
-
-    fn view_words(self, bytes: usize) -> usize {
-        bytes.div_ceil(8) + if self.form == JournalForm::First { 2 } else { 3 }
-    }
+/// Returns the length of an encoded view in bytes, from the second word of its record.
+fn view_len(word: u64) -> Option<usize> {
+    usize::try_from(word & 0xffff_ffff).ok().filter(|len| *len <= VIEW_WORDS_MAX * 8)
 }
 
 /// Reports whether a record can begin with this word.
 fn can_begin_record(first: u64) -> bool {
     let len = record_len(first);
     match first & 0xff {
-        VIEW => (2..=VIEW_WORDS_MAX).contains(&len),
+        VIEW => (3..=VIEW_WORDS_MAX).contains(&len),
         TILE => len == TILE_WORDS,
         _ => false,
     }
@@ -312,11 +272,8 @@ impl JournalReplay {
         match first & 0xff {
             VIEW => {
                 let bytes: Vec<u8> = body.get(1..)?.iter().flat_map(|w| w.to_le_bytes()).collect();
-                let mut encoded = bytes.get(..self.header.view_len(body[0])?)?;
-                let number = match self.header.form {
-                    JournalForm::First => self.views.len(),
-                    JournalForm::Second => (body[0] >> 32) as usize,
-                };
+                let mut encoded = bytes.get(..view_len(body[0])?)?;
+                let number = (body[0] >> 32) as usize;
                 // Lost views have no more numbers than damaged words, so a forged number cannot
                 // claim much memory.
                 let missing = number.checked_sub(self.views.len())?;
@@ -421,19 +378,10 @@ impl JournalReplay {
         let mut piece = PieceTiles::new(rank);
         let add = |view: &Option<View>| piece.add_view(view.as_ref()?).ok();
         let numbers: Vec<Option<u32>> = self.views.iter().map(add).collect();
-        // Lengths have no check in the first form. The next tile's place has one, and tiles do not
-        // overlap.
-        let ends = if self.header.form == JournalForm::First {
-            self.tile_bounds(u64::MAX)
-        } else {
-            Vec::new()
-        };
         for tile in &self.tiles {
             if let Some(Some(view)) = numbers.get(tile.view as usize) {
-                let end = ends.get(ends.partition_point(|end| *end <= tile.at));
-                let len = end.map_or(tile.len, |end| tile.len.min(end - tile.at));
                 // A tile that is out of range was never written.
-                let _ = piece.push(Tile { view: *view, len, ..*tile });
+                let _ = piece.push(Tile { view: *view, ..*tile });
             }
         }
         piece
@@ -442,19 +390,14 @@ impl JournalReplay {
     /// Ends tiles of unknown length at the next tile, or at the end of the piece, which is `len`
     /// bytes long.
     fn bound_lengths(&mut self, len: u64) {
-        let ends = self.tile_bounds(len);
+        // Where tiles begin in the piece, and where it ends, in order.
+        let mut ends: Vec<u64> = self.tiles.iter().map(|tile| tile.at).collect();
+        ends.push(len);
+        ends.sort_unstable();
         for tile in self.tiles.iter_mut().filter(|tile| tile.len == UNKNOWN) {
             let next = ends.partition_point(|end| *end <= tile.at);
             tile.len = ends.get(next).map_or(0, |end| (*end).min(len).saturating_sub(tile.at));
         }
-    }
-
-    /// Where tiles begin in the piece, and `len`, where it ends, in order.
-    fn tile_bounds(&self, len: u64) -> Vec<u64> {
-        let mut ends: Vec<u64> = self.tiles.iter().map(|tile| tile.at).collect();
-        ends.push(len);
-        ends.sort_unstable();
-        ends
     }
 }
 
@@ -550,22 +493,17 @@ mod tests {
 
     const LEN: u64 = 390;
 
-    fn both_forms() -> [JournalHeader; 2] {
-        [JournalHeader::new(1, 3), JournalHeader::new_first_form(1, 3)]
-    }
-
     #[test]
     fn a_journal_tells_what_was_written() {
-        for header in both_forms() {
-            let mut bytes = encode_with_header(header, &piece());
-            assert_eq!(decode(&bytes), Ok(Some(piece())));
-            // Room that is not used yet.
-            bytes.extend([0; 4096]);
-            assert_eq!(decode(&bytes), Ok(Some(piece())));
-            let recovered = recover_records(&bytes, None, 90);
-            let right = RecoveredTiles { tiles: piece(), lost: Vec::new(), is_torn: false };
-            assert_eq!(recovered, right);
-        }
+        let mut bytes = encode_with_header(JournalHeader::new(1, 3), &piece());
+        assert_eq!(bytes[..8], *b"TATAMIJ1");
+        assert_eq!(decode(&bytes), Ok(Some(piece())));
+        // Room that is not used yet.
+        bytes.extend([0; 4096]);
+        assert_eq!(decode(&bytes), Ok(Some(piece())));
+        let recovered = recover_records(&bytes, None, 90);
+        let right = RecoveredTiles { tiles: piece(), lost: Vec::new(), is_torn: false };
+        assert_eq!(recovered, right);
         assert_eq!(decode(&[]), Ok(None));
         assert_eq!(decode(&[0; 4096]), Ok(None));
     }
@@ -614,46 +552,29 @@ mod tests {
         }
     }
 
-    /// In the first form only the length of the last tile has no check: then the end of the piece
-    /// bounds it.
-    #[test]
-    fn a_flipped_bit_of_a_journal_of_the_first_form_is_told_but_for_the_last_length() {
-        let (piece, good) = journal(JournalHeader::new_first_form(1, 3));
-        let last = good.len() - 256 - 8;
-        for bit in 0..last * 8 {
-            let mut bytes = good.clone();
-            bytes[bit / 8] ^= 1 << (bit % 8);
-            if let Ok(told) = decode(&bytes) {
-                assert_eq!(told, Some(piece.clone()), "bit {bit}");
-            }
-        }
-    }
-
     #[test]
     fn a_torn_end_is_no_damage() {
-        for header in both_forms() {
-            let (piece, good) = journal(header);
-            let end = good.len() - 256;
-            let end_of = |tiles: &PieceTiles| tiles.tiles().len();
-            for cut in (0..end).step_by(8) {
-                // The rest of the last record after a full disk or a power cut: sectors, so whole
-                // words.
-                let mut bytes = good[..cut].to_vec();
-                bytes.resize(good.len(), 0);
-                let told = decode(&bytes).unwrap_or_else(|damage| panic!("{cut}: {damage}"));
-                let tiles = told.as_ref().map_or(0, end_of);
-                assert!(tiles <= end_of(&piece));
-                let found = told.map_or(Vec::new(), |told| told.tiles().to_vec());
-                let whole = found.iter().zip(piece.tiles()).filter(|(a, b)| a != b).count();
-                // A cut within the length of a tile leaves a part of it.
-                assert!(whole <= 1, "{cut}");
-            }
-            // The rest after a kill: the first word is stored last.
-            let mut bytes = good.clone();
-            bytes[end - TILE_WORDS * 8..][..8].fill(0);
-            let told = decode(&bytes).expect("torn").expect("a journal");
-            assert_eq!(end_of(&told), end_of(&piece) - 1);
+        let (piece, good) = journal(JournalHeader::new(1, 3));
+        let end = good.len() - 256;
+        let end_of = |tiles: &PieceTiles| tiles.tiles().len();
+        for cut in (0..end).step_by(8) {
+            // The rest of the last record after a full disk or a power cut: sectors, so whole
+            // words.
+            let mut bytes = good[..cut].to_vec();
+            bytes.resize(good.len(), 0);
+            let told = decode(&bytes).unwrap_or_else(|damage| panic!("{cut}: {damage}"));
+            let tiles = told.as_ref().map_or(0, end_of);
+            assert!(tiles <= end_of(&piece));
+            let found = told.map_or(Vec::new(), |told| told.tiles().to_vec());
+            let whole = found.iter().zip(piece.tiles()).filter(|(a, b)| a != b).count();
+            // A cut within the length of a tile leaves a part of it.
+            assert!(whole <= 1, "{cut}");
         }
+        // The rest after a kill: the first word is stored last.
+        let mut bytes = good.clone();
+        bytes[end - TILE_WORDS * 8..][..8].fill(0);
+        let told = decode(&bytes).expect("torn").expect("a journal");
+        assert_eq!(end_of(&told), end_of(&piece) - 1);
     }
 
     #[test]
@@ -728,11 +649,10 @@ mod tests {
     proptest! {
         #[test]
         fn mutated_journals_are_read_or_refused(
-            first: bool,
             changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..5),
             cut: prop::sample::Index,
         ) {
-            let (_, mut bytes) = journal(both_forms()[usize::from(first)]);
+            let (_, mut bytes) = journal(JournalHeader::new(1, 3));
             let n = bytes.len();
             for (at, to) in changes {
                 bytes[at.index(n)] = to;
@@ -745,11 +665,10 @@ mod tests {
 
         #[test]
         fn any_words_behind_a_header_are_read_or_refused(
-            first: bool,
             kinds in prop::collection::vec((0u64..3, 0u64..20, any::<u64>(), 0u64..4), 0..40),
         ) {
             // Records with a right checksum and random contents.
-            let header = both_forms()[usize::from(first)];
+            let header = JournalHeader::new(1, 3);
             let mut words = header.words().to_vec();
             for (kind, len, word, small) in kinds {
                 let at = words.len() as u64 * 8;

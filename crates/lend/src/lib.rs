@@ -250,9 +250,8 @@ impl SpareTable {
     pub fn repair_slot(&self, slot: usize, has_bytes: bool) -> bool {
         let (at, check) = (&self.page().slots[slot], self.page().checks[slot].load(SeqCst));
         let found = at.load(SeqCst);
-        // A daemon of an earlier version made tables without checks. A file without bytes may have
-        // been returned.
-        if self.page().head.load(SeqCst) == 0 || found == FREE && !has_bytes {
+        // A file without bytes may have been returned.
+        if found == FREE && !has_bytes {
             return true;
         }
         match repair_word(found, check) {

@@ -145,15 +145,7 @@ impl EntryRecord {
 
 /// The version of the whole set of records. A store with a higher one was written by a newer
 /// program.
-///
-/// Version 1 had no log before the tables; versions 1 and 2 had no tiled files; 1 to 3 no files
-/// that were re-laid out; 1 to 4 one shard only; 1 to 6 no transactions whose new values come with
-/// the decision, no answers to batch operations, and no moved shards; 1 to 8 no shared state of the
-/// ranks of an open; 1 to 9 no journals whose records have seeds, which older programs would take
-/// for none.
-pub(crate) const FORMAT_VERSION: u32 = 10;
-/// The format since which a store belongs to one executor of several.
-const INDEX_SINCE: u32 = 8;
+pub(crate) const FORMAT_VERSION: u32 = 1;
 const SHARD_MAGIC: [u8; 8] = *b"TATAMI-M";
 
 /// The record of the store itself.
@@ -203,11 +195,11 @@ impl Shard {
         if r.read_array()? != SHARD_MAGIC {
             return Err(DamagedRecord("shard record").into());
         }
-        let format = match r.read_u32()? {
-            known @ 1..=FORMAT_VERSION => known,
-            newer if newer > FORMAT_VERSION => return Err(ShardError::Newer(newer)),
-            _ => return Err(DamagedRecord("shard record").into()),
-        };
+        match r.read_u32()? {
+            FORMAT_VERSION => {}
+            0 => return Err(DamagedRecord("shard record").into()),
+            newer => return Err(ShardError::Newer(newer)),
+        }
         let mut shard = Shard {
             volume: VolumeId(r.read_array()?),
             executor: ExecutorId::first_of_node(NodeId(r.read_u16()?)),
@@ -215,9 +207,7 @@ impl Shard {
             reserved: r.read_u64()?,
             inodes: r.read_u64()?,
         };
-        if format >= INDEX_SINCE {
-            shard.executor.index = r.read_u8()?;
-        }
+        shard.executor.index = r.read_u8()?;
         r.expect_end()?;
         Ok(shard)
     }
@@ -297,16 +287,12 @@ mod tests {
     fn the_format_is_the_one_written_down() {
         let entry = EntryRecord { ino: Ino(0x0102), kind: InodeKind::BlockDev };
         assert_eq!(entry.encode(), [1, 7, 2, 1, 0, 0, 0, 0, 0, 0]);
-        let mut shard = b"TATAMI-M\x0a\0\0\0".to_vec();
+        let mut shard = b"TATAMI-M\x01\0\0\0".to_vec();
         shard.extend([3; 16]);
         shard.extend([2, 0, 77, 0, 0, 0, 0, 0, 0, 0]);
         shard.extend([0, 0, 16, 0, 0, 0, 0, 0, 12, 0, 0, 0, 0, 0, 0, 0]);
-        let mut before = shard.clone();
         shard.push(3);
         assert_eq!(shard_record().encode(), shard);
-        before[8] = INDEX_SINCE as u8 - 1;
-        let first = Shard { executor: ExecutorId::first_of_node(NodeId(2)), ..shard_record() };
-        assert_eq!(Shard::decode(&before), Ok(first));
         let reply = encode_reply(5, &MetaReply::Removed { ino: Some(Ino(300)), last: true });
         // Variant 3, Some, 300 as a varint, true.
         assert_eq!(reply, Ok(vec![1, 5, 0, 0, 0, 0, 0, 0, 0, 3, 1, 0xac, 2, 1]));
@@ -315,8 +301,11 @@ mod tests {
     #[test]
     fn a_newer_format_is_told_apart_from_damage() {
         let mut bytes = shard_record().encode();
-        bytes[8] = 11;
-        assert_eq!(Shard::decode(&bytes), Err(ShardError::Newer(11)));
+        bytes[8] = 2;
+        assert_eq!(Shard::decode(&bytes), Err(ShardError::Newer(2)));
+        bytes[8] = 0;
+        assert!(matches!(Shard::decode(&bytes), Err(ShardError::Damaged(_))));
+        bytes[8] = 2;
         bytes[0] = b'X';
         assert!(matches!(Shard::decode(&bytes), Err(ShardError::Damaged(_))));
     }

@@ -61,7 +61,7 @@ pub struct OpenedVolumeFile {
     pub rank_nodes: Vec<NodeId>,
 }
 
-const MAGIC: u64 = u64::from_le_bytes(*b"TATAMIO2");
+const MAGIC: u64 = u64::from_le_bytes(*b"TATAMIO1");
 const WORDS: usize = 7;
 /// Bytes of a run of ranks on one node: the node, and how many.
 const RUN: usize = 2 + 4;

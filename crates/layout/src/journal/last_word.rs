@@ -6,8 +6,7 @@
 //! this needs no mark of the synced length.
 
 use super::{
-    Damage, HEADER_WORDS, JournalForm, JournalHeader, JournalReplay, TILE_WORDS, apply_records,
-    decode, to_words,
+    Damage, HEADER_WORDS, JournalHeader, JournalReplay, TILE_WORDS, apply_records, decode, to_words,
 };
 use crate::piece::PieceTiles;
 use crate::tile::Tile;
@@ -81,9 +80,7 @@ impl RecoveredTiles {
 }
 
 /// Returns the whole records of a damaged journal of a piece that is `len` bytes long. `rank` is
-/// the rank of the piece, if the caller knows it. A journal of the first form yields only the
-/// records before the damage: it has no numbers of views, and without them the records behind
-/// cannot be read.
+/// the rank of the piece, if the caller knows it.
 pub fn recover_records(bytes: &[u8], rank: Option<u32>, len: u64) -> RecoveredTiles {
     let mut lost = Vec::new();
     let words = to_words(bytes);
@@ -117,9 +114,7 @@ pub fn recover_records(bytes: &[u8], rank: Option<u32>, len: u64) -> RecoveredTi
         // A tile with a damaged length and a matching checksum is not lost.
         let is_tile = rest.get(..TILE_WORDS).is_some_and(|tile| header.matches_checksum(at, tile));
         let from = usize::from(told.skipped_words > 0 || !is_tile);
-        let next = header
-            .find_intact_record(at, rest, from)
-            .filter(|_| header.form == JournalForm::Second);
+        let next = header.find_intact_record(at, rest, from);
         // In a tile that is whole except for its length, only a length of 0, which was never
         // stored, can be a hole.
         let is_length = next == Some(0);

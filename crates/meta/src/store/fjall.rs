@@ -377,8 +377,8 @@ impl FjallStore {
         Err(e)
     }
 
-    /// Writes the first commit to the tables: versions before the log read them, and the version in
-    /// the shard's record then keeps them from the store.
+    /// Writes the first commit to the tables. So its records, the shard record among them, survive
+    /// the loss of the first log.
     fn commit_first(&mut self, batch: &[Change]) -> Result<(), StoreError> {
         let mut changes = Memtable::default();
         batch.iter().for_each(|(key, value)| changes.apply_change(key, value.as_deref()));

@@ -35,7 +35,7 @@ use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 const MAGIC: [u8; 8] = *b"TATAMI-L";
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 1;
 /// Bytes of the header.
 pub(super) const HEAD: u64 = 36;
 /// Bytes before a batch's changes.
@@ -568,7 +568,7 @@ mod tests {
         let sum = xxh3_64(&bytes[..28]).to_le_bytes();
         bytes[28..36].copy_from_slice(&sum);
         std::fs::write(&file, &bytes).expect("write");
-        assert!(matches!(changes(dir.path()), Err(ReadError::Format(258))));
+        assert!(matches!(changes(dir.path()), Err(ReadError::Format(257))));
     }
 
     #[test]

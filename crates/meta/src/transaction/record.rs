@@ -4,16 +4,12 @@
 use crate::record::DamagedRecord;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use tatami_wire::ExecutorId;
 use tatami_wire::meta::Bytes;
 use tatami_wire::transaction::{RecordItem, TransactionAge};
 
-/// Version of the record that counts incarnations.
 const VERSION: u8 = 1;
-/// Version of the others. Version 1 had no incarnations, and no locks whose new values come with
-/// the decision.
-const TRANSACTION_VERSION: u8 = 2;
 
 /// A participant's lock record: the locks and prepared writes of a transaction.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,54 +42,33 @@ pub(crate) struct DecisionRecord {
 
 impl LockRecord {
     pub fn encode(&self) -> Result<Vec<u8>, DamagedRecord> {
-        encode_as(TRANSACTION_VERSION, self)
+        encode_value(self)
     }
 
     pub fn decode(bytes: &[u8]) -> Result<LockRecord, DamagedRecord> {
-        // Records of version 1 may lie in a store that was not opened since the upgrade.
-        if bytes.first() != Some(&VERSION) {
-            return decode_as(TRANSACTION_VERSION, bytes);
-        }
-        let (age, reads, writes) = decode_value(bytes)?;
-        Ok(LockRecord { age, incarnation: 0, reads, intents: Vec::new(), writes })
+        decode_value(bytes)
     }
 }
 
 impl DecisionRecord {
     pub fn encode(&self) -> Result<Vec<u8>, DamagedRecord> {
-        encode_as(TRANSACTION_VERSION, self)
+        encode_value(self)
     }
 
     pub fn decode(bytes: &[u8]) -> Result<DecisionRecord, DamagedRecord> {
-        if bytes.first() != Some(&VERSION) {
-            return decode_as(TRANSACTION_VERSION, bytes);
-        }
-        let participants: BTreeSet<ExecutorId> = decode_value(bytes)?;
-        let participants = participants
-            .into_iter()
-            .map(|executor| (executor, ParticipantWrites::default()))
-            .collect();
-        Ok(DecisionRecord { participants })
+        decode_value(bytes)
     }
 }
 
 pub(crate) fn encode_value<T: Serialize>(value: &T) -> Result<Vec<u8>, DamagedRecord> {
-    encode_as(VERSION, value)
+    postcard::to_extend(value, vec![VERSION]).map_err(|_| DamagedRecord("transaction"))
 }
 
 pub(crate) fn decode_value<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, DamagedRecord> {
-    decode_as(VERSION, bytes)
-}
-
-fn encode_as<T: Serialize>(version: u8, value: &T) -> Result<Vec<u8>, DamagedRecord> {
-    postcard::to_extend(value, vec![version]).map_err(|_| DamagedRecord("transaction"))
-}
-
-fn decode_as<T: DeserializeOwned>(expected: u8, bytes: &[u8]) -> Result<T, DamagedRecord> {
     let bad = DamagedRecord("transaction");
     let (&version, rest) = bytes.split_first().ok_or(bad.clone())?;
     let (value, rest) = postcard::take_from_bytes(rest).map_err(|_| bad.clone())?;
-    if version == expected && rest.is_empty() { Ok(value) } else { Err(bad) }
+    if version == VERSION && rest.is_empty() { Ok(value) } else { Err(bad) }
 }
 
 #[cfg(test)]
@@ -102,24 +77,31 @@ mod tests {
     use tatami_wire::transaction::Txid;
     use tatami_wire::{NodeId, Timestamp};
 
+    /// The bytes of docs/reference/formats.md. If this fails, the format has changed: raise its
+    /// version and keep reading the old one.
     #[test]
-    fn records_of_version_1_are_read() {
+    fn the_format_is_the_one_written_down() {
         let first =
             Txid { executor: ExecutorId { node: NodeId(3), index: 1 }, incarnation: 2, number: 9 };
         let age = TransactionAge { since: Timestamp::from_sec(7), first_attempt: first };
         let reads = vec![Bytes::from(vec![1])];
+        let intents = vec![Bytes::from(vec![3])];
         let writes = vec![RecordItem { key: Bytes::from(vec![2]), value: None }];
-        let old = encode_value(&(age, reads.clone(), writes.clone())).expect("encodes");
-        let prepared = LockRecord { age, incarnation: 0, reads, intents: Vec::new(), writes };
-        assert_eq!(LockRecord::decode(&old), Ok(prepared.clone()));
-        let new = prepared.encode().expect("encodes");
-        assert_eq!(LockRecord::decode(&new), Ok(prepared));
-        let old = encode_value(&BTreeSet::from([NodeId(1)])).expect("encodes");
+        let part = ParticipantWrites { incarnation: 5, writes: writes.clone() };
+        let prepared = LockRecord { age, incarnation: 4, reads, intents, writes };
+        let bytes = prepared.encode().expect("encodes");
+        // The age: 7 s as a signed varint, no nanoseconds, executor 3 + 1 × 65,536, incarnation and
+        // number. Then the incarnation and the three lists.
+        let age = [14, 0, 0x83, 0x80, 4, 2, 9];
+        assert_eq!(bytes, [&[1], &age[..], &[4, 1, 1, 1, 1, 1, 3, 1, 1, 2, 0]].concat());
+        assert_eq!(LockRecord::decode(&bytes), Ok(prepared));
         let one = ExecutorId::first_of_node(NodeId(1));
-        let committed =
-            DecisionRecord { participants: [(one, ParticipantWrites::default())].into() };
-        assert_eq!(DecisionRecord::decode(&old), Ok(committed.clone()));
-        assert_eq!(DecisionRecord::decode(&committed.encode().expect("encodes")), Ok(committed));
-        assert!(DecisionRecord::decode(&[9, 0]).is_err());
+        let committed = DecisionRecord { participants: [(one, part)].into() };
+        let bytes = committed.encode().expect("encodes");
+        assert_eq!(bytes, [1, 1, 1, 5, 1, 1, 2, 0]);
+        assert_eq!(DecisionRecord::decode(&bytes), Ok(committed));
+        for other in [0, 2] {
+            assert!(DecisionRecord::decode(&[other, 0]).is_err(), "version {other}");
+        }
     }
 }
