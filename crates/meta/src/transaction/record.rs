@@ -15,8 +15,8 @@ const VERSION: u8 = 1;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LockRecord {
     pub age: TransactionAge,
-    /// The incarnation of this executor that granted the first of its locks; 0 if the record does
-    /// not have it.
+    /// The incarnation of this executor that granted the first of its locks; 0 for the lock of a
+    /// split, which is never stored.
     pub incarnation: u64,
     /// Keys that are only read.
     pub reads: Vec<Bytes>,
