@@ -1,5 +1,5 @@
-//! The lock session of this client at one executor: whether it is known there, and how long its lease
-//! lasts.
+//! The lock session of this client at one executor: whether it is known there, and how long its
+//! lease lasts.
 
 use crate::delegations::uptime;
 use parking_lot::RwLock;
