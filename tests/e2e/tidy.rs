@@ -1,5 +1,8 @@
 //! Checks the rules of the code base that a reader would otherwise have to remember.
 
+#[path = "tidy/imports.rs"]
+mod imports;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -178,6 +181,72 @@ fn crates_depend_downwards_only() {
         wrong.extend(unused.map(|other| format!("crates/{name} need not be allowed {other}")));
     }
     report("dependencies between crates", &wrong);
+}
+
+/// Crates whose files may still import one another, and how many of them.
+const FILES_IN_CYCLES: [(&str, usize); 12] = [
+    ("bench", 28),
+    ("cli", 8),
+    ("client", 22),
+    ("fuse", 2),
+    ("layout", 7),
+    ("meta", 31),
+    ("mount", 10),
+    ("node", 21),
+    ("object", 6),
+    ("sim", 5),
+    ("tiled", 10),
+    ("wire", 7),
+];
+
+/// A reader reads a crate from the lowest file upwards. That works where no two files need each
+/// other.
+#[test]
+fn files_of_a_crate_import_downwards_only() {
+    let mut wrong = Vec::new();
+    for entry in fs::read_dir(root().join("crates")).expect("crates") {
+        let name = entry.expect("an entry").file_name().to_string_lossy().into_owned();
+        let src = Path::new("crates").join(&name).join("src");
+        let sources: imports::Sources = with_extension(&["rs"])
+            .iter()
+            .filter_map(|p| Some((p.strip_prefix(&src).ok()?.to_owned(), text(p))))
+            .collect();
+        let found = match imports::find_imports(&sources, &crates_known_to(&name)) {
+            Ok(found) => found,
+            Err(errors) => {
+                wrong.extend(errors.into_iter().map(|error| format!("{name}: {error}")));
+                continue;
+            }
+        };
+        let cycles = imports::find_cycles(&found);
+        let files: BTreeSet<&PathBuf> =
+            cycles.iter().flatten().map(|import| &import.from).collect();
+        let may = FILES_IN_CYCLES.iter().find(|(of, _)| *of == name).map_or(0, |(_, may)| *may);
+        if files.len() > may {
+            wrong.push(format!("{name}: {} files in cycles, {may} allowed", files.len()));
+            for cycle in &cycles {
+                wrong.push(format!("{name}: a cycle"));
+                wrong.extend(cycle.iter().map(|import| format!("{name}:   {import}")));
+            }
+        } else if files.len() < may {
+            wrong.push(format!(
+                "{name}: {may} files are allowed in cycles, lower it to {}",
+                files.len()
+            ));
+        }
+    }
+    report("imports between the files of a crate", &wrong);
+}
+
+/// Returns the names of the crates that the code of the crate `name` may name.
+fn crates_known_to(name: &str) -> Vec<String> {
+    let manifest = text(&Path::new("crates").join(name).join("Cargo.toml"));
+    let word =
+        |line: &str| line.split(['.', ' ', '=']).next().unwrap_or_default().replace('-', "_");
+    let mut known: Vec<String> = ["std", "core", "alloc"].map(str::to_owned).to_vec();
+    known.extend(manifest.lines().map(word).filter(|word| !word.is_empty()));
+    known.push(format!("tatami_{name}"));
+    known
 }
 
 /// No source of different results for the same input. clippy.toml bans the calls; this test finds
