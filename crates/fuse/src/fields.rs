@@ -1,6 +1,20 @@
 //! A cursor over the fields of a request. It checks every length.
 
-use crate::request::ParseError;
+/// Bytes that are not a request. They are a bug of the kernel or of this crate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum ParseError {
+    #[error("request ends before its fields do")]
+    Short,
+    #[error("request header says {claimed} bytes, {got} were read")]
+    Length { claimed: u32, got: usize },
+    #[error("a name in the request has no end")]
+    Unterminated,
+    #[error("a name in the request is empty")]
+    EmptyName,
+    #[error("the extensions of the request do not fit in it")]
+    Extension,
+}
 
 /// The rest of a request.
 #[derive(Clone, Copy)]

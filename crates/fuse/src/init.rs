@@ -3,8 +3,8 @@
 use crate::abi::{self, init, op};
 use crate::device::Device;
 use crate::encode::FixedReply;
-use crate::fields::FieldReader;
-use crate::request::{ParseError, RequestHeader};
+use crate::fields::{FieldReader, ParseError};
+use crate::request::RequestHeader;
 use rustix::io::Errno;
 use std::io::IoSlice;
 

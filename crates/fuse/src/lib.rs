@@ -31,12 +31,13 @@ pub use backing::BackingId;
 pub use device::Device;
 pub use eio_log::note_cause;
 pub use encode::{CacheTimeouts, DirEntries, FuseAttr, FuseTime, OpenReply, StatFs};
+pub use fields::ParseError;
 pub use init::{NegotiatedFeatures, RequestedFeatures};
 pub use mounting::{
     Channel, FuseMountError, MountSettings, Restrictions, UnmountError, unmount_path,
 };
 pub use notify::Notifier;
 pub use reply::Reply;
-pub use request::{FuseOp, ParseError, Request};
+pub use request::{FuseOp, Request};
 pub use session::{FuseSession, Handler, ThreadLimits};
 pub use splice::SplicedReply;

@@ -2,23 +2,7 @@
 
 use crate::abi::{self, fattr, op};
 use crate::encode::FuseTime;
-use crate::fields::FieldReader;
-
-/// Bytes that are not a request. They are a bug of the kernel or of this crate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[allow(missing_docs)]
-pub enum ParseError {
-    #[error("request ends before its fields do")]
-    Short,
-    #[error("request header says {claimed} bytes, {got} were read")]
-    Length { claimed: u32, got: usize },
-    #[error("a name in the request has no end")]
-    Unterminated,
-    #[error("a name in the request is empty")]
-    EmptyName,
-    #[error("the extensions of the request do not fit in it")]
-    Extension,
-}
+use crate::fields::{FieldReader, ParseError};
 
 /// The header of every request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
