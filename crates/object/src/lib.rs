@@ -23,7 +23,7 @@ mod spares;
 mod store;
 
 pub use disk::{Disk, KernelDisk};
-pub use name::backing_path;
+pub use name::{OBJECTS_DIR, backing_path};
 pub use object::Object;
 pub use spares::boot_number;
-pub use store::{OBJECTS_DIR, ObjectListing, ObjectOpenError, ObjectStore};
+pub use store::{ObjectListing, ObjectOpenError, ObjectStore};

@@ -2,6 +2,9 @@
 
 use tatami_wire::{Ino, Piece};
 
+/// The directory of all objects, within the data directory.
+pub const OBJECTS_DIR: &str = "objects";
+
 /// Number of bucket directories. Inode numbers are handed out in sequence, so their low byte
 /// spreads objects evenly and keeps directories small.
 pub(crate) const BUCKETS: u16 = 256;
@@ -32,7 +35,7 @@ pub(crate) fn object_path(key: ObjectKey) -> String {
 /// Returns the path of an object's backing file, in the data directory `dir`, whether or not the
 /// file exists.
 pub fn backing_path(dir: &std::path::Path, ino: Ino, piece: Piece) -> std::path::PathBuf {
-    dir.join(crate::OBJECTS_DIR).join(object_path((ino, piece)))
+    dir.join(OBJECTS_DIR).join(object_path((ino, piece)))
 }
 
 /// Decodes a name that [`file_name`] made; `None` for any other name.

@@ -3,7 +3,7 @@
 use crate::cache::{CacheLookup, ObjectCache};
 use crate::disk::{Disk, KernelDisk};
 use crate::listing::{self, ListingWindow};
-use crate::name::{self, ObjectKey};
+use crate::name::{self, OBJECTS_DIR, ObjectKey};
 use crate::object::{Object, check_range, state_from_stat, to_errno};
 use crate::spares::SpareStore;
 use parking_lot::Mutex;
@@ -19,8 +19,6 @@ use tatami_wire::admin::DiskSpace;
 use tatami_wire::object::{AllocMode, ObjectState, SeekTarget};
 use tatami_wire::{Access, Errno, Ino, Piece};
 
-/// The directory of all objects, within the data directory.
-pub const OBJECTS_DIR: &str = "objects";
 /// Most backing files that are kept open.
 const OPEN_MAX: usize = 1024;
 /// One in `DESCRIPTOR_SHARE` of the process's descriptors is for objects.
