@@ -4,9 +4,10 @@
 //! offsets leaves a tile for each plane. Together these tiles are one view, and the encoding stores
 //! that view.
 
-use crate::piece::{MAX_VIEWS, encode_tile};
-use crate::shape::{Shape, ShapeBody, ShapeError, ShapeNode};
-use crate::tile::Tile;
+use crate::shape::Shape;
+use crate::shape_node::{ShapeBody, ShapeError, ShapeNode};
+use crate::tile::{MAX_VIEWS, Tile};
+use crate::tile_code::encode_tile;
 use crate::view::View;
 
 /// Fewer tiles than this are left as they are.

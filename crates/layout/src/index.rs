@@ -2,8 +2,7 @@
 
 use std::cmp::Reverse;
 
-use crate::piece::PieceTiles;
-use crate::scatter::PlacedRun;
+use crate::runs::PlacedRun;
 use crate::sweep::{TileSpan, select_winners, tile_spans};
 use crate::tile::Tile;
 use crate::tree::{OffsetRange, TileTree};
@@ -84,66 +83,11 @@ pub struct TileIndex {
     /// Sorted.
     view_tiles: Vec<ViewTile>,
     /// Bytes of the base that the cuts left.
-    base: u64,
-    size: u64,
+    pub(crate) base: u64,
+    pub(crate) size: u64,
 }
 
 impl TileIndex {
-    /// The index of a file with these pieces and truncations, and `base_size` bytes in its
-    /// base. The base has stamp 0: all cuts apply to it.
-    pub fn new(
-        pieces: Vec<(PieceId, PieceTiles)>,
-        cuts: Vec<TileCut>,
-        base_size: u64,
-    ) -> TileIndex {
-        TileIndex::with_base(pieces, cuts, base_size, 0)
-    }
-
-    /// The same for a base that was itself truncated and written after that. Cuts with stamps up to
-    /// and including `base_stamp` have been carried out on the base and no longer apply to it. (0:
-    /// none.)
-    pub fn with_base(
-        pieces: Vec<(PieceId, PieceTiles)>,
-        mut cuts: Vec<TileCut>,
-        base_size: u64,
-        base_stamp: u64,
-    ) -> TileIndex {
-        // The sort is stable: of cuts with equal stamps the later one in the list is the later cut.
-        cuts.sort_by_key(|c| c.stamp);
-        let mut size = cuts.last().map_or(0, |c| c.size);
-        let mut least = u64::MAX;
-        let mut limits: Vec<TileCut> = cuts;
-        // A tile is subject to all cuts at or after its stamp, so each cut's limit is the least
-        // size from it on.
-        for cut in limits.iter_mut().rev() {
-            least = least.min(cut.size);
-            cut.size = least;
-        }
-        let limit = |stamp: u64| {
-            limits.get(limits.partition_point(|c| c.stamp < stamp)).map_or(u64::MAX, |c| c.size)
-        };
-        let base_limit = match base_stamp {
-            0 => limit(0),
-            stamp => limit(stamp.saturating_add(1)),
-        };
-        let base = base_size.min(base_limit);
-        size = size.max(base);
-        let mut items: Vec<(u32, IndexedTile)> = Vec::new();
-        for (piece, tiles) in pieces {
-            for tile in tiles.tiles() {
-                let view = tiles.views()[tile.view as usize].clone();
-                items.extend(
-                    IndexedTile::new(piece, view, *tile, limit(tile.stamp))
-                        .map(|i| (tiles.rank(), i)),
-                );
-            }
-        }
-        let mut new = TileIndex::from_items(items);
-        new.base = base;
-        new.size = new.size.max(size);
-        new
-    }
-
     /// The index of these tiles of one piece.
     pub(crate) fn from_tiles(
         piece: PieceId,
@@ -153,7 +97,8 @@ impl TileIndex {
         TileIndex::from_items(items.map(|i| (0, i)).collect())
     }
 
-    fn from_items(mut items: Vec<(u32, IndexedTile)>) -> TileIndex {
+    /// The index of these tiles, each with the rank of its writer. The base is empty.
+    pub(crate) fn from_items(mut items: Vec<(u32, IndexedTile)>) -> TileIndex {
         // Reverse first, so that of equal keys the later tile comes first.
         items.reverse();
         items.sort_by_key(|(rank, i)| (Reverse(i.tile.stamp), *rank, Reverse(i.piece)));
@@ -449,7 +394,7 @@ impl TileIndex {
 impl IndexedTile {
     /// Makes the item of a tile whose bytes before `limit` survived the cuts; `None` where there
     /// are none.
-    fn new(piece: PieceId, view: View, tile: Tile, limit: u64) -> Option<IndexedTile> {
+    pub fn new(piece: PieceId, view: View, tile: Tile, limit: u64) -> Option<IndexedTile> {
         let lo = view.offset_of(tile.start);
         let hi = (view.offset_of(tile.end() - 1) + 1).min(limit);
         if lo >= hi {

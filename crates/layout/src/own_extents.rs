@@ -3,7 +3,6 @@
 use std::cmp::Reverse;
 
 use crate::index::{PieceId, TileIndex};
-use crate::piece::PieceTiles;
 use crate::sweep::{TileSpan, select_winners, tile_spans};
 use crate::tile::Tile;
 use crate::view::View;
@@ -86,21 +85,21 @@ struct OwnCandidate<'a> {
 }
 
 fn collect_own_candidates<'a>(
-    piece: &'a PieceTiles,
+    (views, tiles): (&'a [View], &'a [Tile]),
     older: &'a OldTileIndexes,
     view: &View,
     (stream, end): (u64, u64),
 ) -> Vec<OwnCandidate<'a>> {
     let file = (view.offset_of(stream), view.offset_of(end - 1).saturating_add(1));
-    let number = piece.views().iter().rposition(|v| v == view).map(|n| n as u32);
+    let number = views.iter().rposition(|v| v == view).map(|n| n as u32);
     let meets = |tile: &Tile, of: &View| match number {
         Some(number) if number == tile.view => tile.start < end && stream < tile.end(),
         _ => of.offset_of(tile.start) < file.1 && file.0 <= of.offset_of(tile.end() - 1),
     };
     let levels = older.levels.len();
     let mut all = Vec::new();
-    for (n, tile) in piece.tiles().iter().enumerate().skip(older.tile_count()) {
-        let of = &piece.views()[tile.view as usize];
+    for (n, tile) in tiles.iter().enumerate().skip(older.tile_count()) {
+        let of = &views[tile.view as usize];
         if meets(tile, of) {
             all.push(OwnCandidate {
                 view: of,
@@ -125,8 +124,10 @@ fn collect_own_candidates<'a>(
     all
 }
 
+/// Returns the places of the stream bytes `stream .. stream + len` of `view` in the piece that has
+/// these views and tiles.
 pub(crate) fn find_own_extents(
-    piece: &PieceTiles,
+    piece: (&[View], &[Tile]),
     older: &OldTileIndexes,
     view: &View,
     stream: u64,

@@ -1,16 +1,11 @@
 //! The contents of one writer's piece: tiles over views, found as the writes come.
 
-use crate::code::{
-    DecodeError, decode_byte, decode_count, decode_number, decode_signed, encode_number,
-    encode_signed,
-};
+use crate::code::{DecodeError, decode_byte, decode_count, decode_number, encode_number};
 use crate::compact::compact_tiles;
 use crate::own_extents::{OldTileIndexes, OwnExtent, find_own_extents};
-use crate::tile::{Tile, TileError, WriteFit};
+use crate::tile::{MAX_VIEWS, Tile, TileError, WriteFit};
+use crate::tile_code::{BEFORE_FIRST, decode_tile, encode_tile};
 use crate::view::View;
-
-/// How many views one piece may refer to.
-pub const MAX_VIEWS: usize = 1 << 20;
 
 /// The change that [`PieceTiles::append`] made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -168,7 +163,7 @@ impl PieceTiles {
     /// Returns where the writer's own piece has the stream bytes `stream .. stream + len` of
     /// `view`: without gaps, in stream order. Of several tiles over a byte the winning one counts.
     pub fn own_extents(&self, view: &View, stream: u64, len: u64) -> Vec<OwnExtent> {
-        find_own_extents(self, &self.older, view, stream, len)
+        find_own_extents((&self.views, &self.tiles), &self.older, view, stream, len)
     }
 
     /// Returns the encoding: see docs/reference/formats.md. It states the same place for each byte
@@ -230,78 +225,3 @@ impl PieceTiles {
 }
 
 const VERSION: u8 = 1;
-
-/// The first tile is encoded as a difference from this one.
-const BEFORE_FIRST: Tile = Tile { stamp: 0, view: 0, start: 0, block: 1, stride: 1, len: 0, at: 0 };
-
-/// The tile has the stamp of the one before it.
-const SAME_STAMP: u8 = 1;
-/// The tile has the view of the one before it.
-const SAME_VIEW: u8 = 2;
-/// Block and stride are 1.
-const CONTIGUOUS: u8 = 4;
-/// The tile has block, stride and length of the one before it.
-const SAME_FORM: u8 = 8;
-/// The tile follows the one before it in the piece.
-const FOLLOWS: u8 = 16;
-
-/// Appends a tile, as a difference from the one before it.
-pub(crate) fn encode_tile(out: &mut Vec<u8>, tile: &Tile, last: &Tile) {
-    let form = |t: &Tile| (t.block, t.stride, t.len);
-    let mut flags = 0;
-    for (flag, set) in [
-        (SAME_STAMP, tile.stamp == last.stamp),
-        (SAME_VIEW, tile.view == last.view),
-        (CONTIGUOUS, tile.block == 1 && tile.stride == 1),
-        (SAME_FORM, form(tile) == form(last)),
-        (FOLLOWS, tile.at == last.at + last.len),
-    ] {
-        if set {
-            flags |= flag;
-        }
-    }
-    out.push(flags);
-    if flags & SAME_STAMP == 0 {
-        encode_signed(out, tile.stamp.wrapping_sub(last.stamp) as i64);
-    }
-    if flags & SAME_VIEW == 0 {
-        encode_number(out, u64::from(tile.view));
-    }
-    encode_signed(out, tile.start.wrapping_sub(last.start) as i64);
-    if flags & SAME_FORM == 0 {
-        if flags & CONTIGUOUS == 0 {
-            encode_number(out, tile.block);
-            encode_number(out, tile.stride);
-        }
-        encode_number(out, tile.len);
-    }
-    if flags & FOLLOWS == 0 {
-        encode_number(out, tile.at);
-    }
-}
-
-fn decode_tile(from: &mut &[u8], last: &Tile) -> Result<Tile, DecodeError> {
-    let flags = decode_byte(from)?;
-    let has = |flag: u8| flags & flag != 0;
-    let mut tile = *last;
-    if !has(SAME_STAMP) {
-        tile.stamp = last.stamp.wrapping_add(decode_signed(from)? as u64);
-    }
-    if !has(SAME_VIEW) {
-        tile.view =
-            u32::try_from(decode_number(from)?).map_err(|_| DecodeError::Invalid("a view"))?;
-    }
-    tile.start = last.start.wrapping_add(decode_signed(from)? as u64);
-    if !has(SAME_FORM) {
-        (tile.block, tile.stride) = match has(CONTIGUOUS) {
-            true => (1, 1),
-            false => (decode_number(from)?, decode_number(from)?),
-        };
-        tile.len = decode_number(from)?;
-    }
-    tile.at = match has(FOLLOWS) {
-        true => last.at.wrapping_add(last.len),
-        false => decode_number(from)?,
-    };
-    Ok(tile)
-}

@@ -12,7 +12,8 @@
 //!   order ([`ProgramView::in_file_order`]). Of bytes that are written twice the later one in the
 //!   stream counts.
 
-use crate::shape::{BlockOrder, Shape, ShapeBody, ShapeNode};
+use crate::shape::Shape;
+use crate::shape_node::{BlockOrder, ShapeBody, ShapeNode};
 use crate::view::{MAX_OFFSET, View, ViewError, place_of_byte};
 
 /// Runs of the file that one stretch has at most.

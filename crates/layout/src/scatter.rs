@@ -5,7 +5,7 @@
 //! common multiple of their strides. So one period is resolved, not a million blocks.
 
 use crate::index::{FoundExtent, IndexedTile, PieceId, TileIndex};
-use crate::runs::StridedRun;
+use crate::runs::PlacedRun;
 use crate::view::View;
 
 /// Most strided runs of the reader's view that are compared with the tiles at once.
@@ -34,53 +34,6 @@ pub struct FoundRun {
     pub block: u64,
     /// Number of blocks, never 0.
     pub count: u64,
-}
-
-/// A strided run of the file with the place of its first byte in a piece or a request, where its
-/// blocks are contiguous.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct PlacedRun {
-    pub from: u64,
-    pub block: u64,
-    pub stride: u64,
-    pub count: u64,
-    pub place: u64,
-}
-
-impl PlacedRun {
-    pub fn from_run(run: StridedRun, place: u64) -> PlacedRun {
-        let StridedRun { disp, block, stride, count } = run;
-        PlacedRun { from: disp as u64, block, stride: stride as u64, count, place }
-    }
-
-    fn end(&self) -> u64 {
-        self.from + (self.count - 1) * self.stride + self.block
-    }
-
-    pub fn len(&self) -> u64 {
-        self.block * self.count
-    }
-
-    /// Returns the first block that ends after `at`: where it begins, and its place.
-    fn first_block_after(&self, at: u64) -> Option<(u64, u64)> {
-        let mut number = 0;
-        if at >= self.from + self.block {
-            if self.count == 1 {
-                return None;
-            }
-            number = (at - self.from) / self.stride;
-            if at - self.from - number * self.stride >= self.block {
-                number += 1;
-            }
-        }
-        let block = (self.from + number * self.stride, self.place + number * self.block);
-        (number < self.count).then_some(block)
-    }
-
-    /// Counts its bytes in `len` bytes of the file, a multiple of its stride.
-    fn data_len_in(&self, len: u64) -> u64 {
-        if self.count == 1 { len } else { len / self.stride * self.block }
-    }
 }
 
 impl TileIndex {

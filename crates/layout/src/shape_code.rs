@@ -4,7 +4,8 @@ use crate::code::{
     DecodeError, decode_byte, decode_count, decode_number, decode_signed, encode_number,
     encode_signed,
 };
-use crate::shape::{MAX_DEPTH, Shape, ShapeBody, ShapeError, ShapeNode};
+use crate::shape::Shape;
+use crate::shape_node::{MAX_DEPTH, ShapeBody, ShapeError, ShapeNode};
 
 const RUN: u8 = 0;
 const VECTOR: u8 = 1;

@@ -4,6 +4,9 @@ use thiserror::Error;
 
 use crate::view::{MAX_OFFSET, View};
 
+/// How many views one piece may refer to.
+pub const MAX_VIEWS: usize = 1 << 20;
+
 /// One strided stretch of a view, which lies in one run of a piece.
 ///
 /// Its stream bytes are the blocks `[start + i · stride, + block)`, contiguous in the piece from

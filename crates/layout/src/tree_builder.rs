@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::shape::{ShapeList, ShapeNode};
+use crate::shape_node::{ShapeList, ShapeNode};
 use crate::tile::Tile;
 use crate::tree::{ModuloNode, Pile, RangesNode, TileTree};
 use crate::view::View;

@@ -11,7 +11,8 @@ use thiserror::Error;
 
 use crate::code::{DecodeError, decode_number, encode_number};
 use crate::runs::{ShapeBlocks, StridedRun, StridedRuns};
-use crate::shape::{BlockOrder, Shape, ShapeBody, ShapeNode, mix_hash};
+use crate::shape::Shape;
+use crate::shape_node::{BlockOrder, ShapeBody, ShapeNode, mix_hash};
 
 /// The largest offset of a byte of a file.
 pub const MAX_OFFSET: u64 = i64::MAX as u64 - 1;
