@@ -16,7 +16,8 @@ use std::time::Duration;
 use tatami_wire::batch::BatchOp;
 use tatami_wire::delegation::PartitionAttr;
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply};
-use tatami_wire::partition::{HashRange, PartitionMaps, name_hash, name_seed};
+use tatami_wire::partition::{HashRange, name_hash, name_seed};
+use tatami_wire::partition_map::PartitionMaps;
 use tatami_wire::{Attr, Cred, Errno, Ino, InodeKind, ShardId, ShardMap, VolumeId};
 
 /// Corrections until a request fails with `ESTALE`. A partition map needs as many as a partition

@@ -1,21 +1,15 @@
 //! Clients: each slot has one operation under way, and repeats it until there is a reply.
 
+use crate::entry_names::{NAMES, NameNumber, hash_seed, name_bytes};
 use crate::history::ProcessNumber;
-use crate::spec::{NameNumber, SpecAnswer, SpecCall};
+use crate::spec::{SpecAnswer, SpecCall};
 use fastrand::Rng;
 use tatami_wire::batch::{BatchOp, BatchResult};
-use tatami_wire::meta::{Bytes, InodeTemplate, MetaOp, MetaReply, MetaResult, RenameMode};
-use tatami_wire::partition::{PartitionMaps, name_hash, name_seed};
+use tatami_wire::meta::{InodeTemplate, MetaOp, MetaReply, MetaResult, RenameMode};
+use tatami_wire::partition_map::PartitionMaps;
 use tatami_wire::{
     Attr, ClientId, Errno, ExecutorId, Ino, InodeKind, Layout, NodeId, READDIR_MAX, ShardMap,
-    VolumeId,
 };
-
-/// The volume.
-pub(crate) const VOLUME: VolumeId = VolumeId([1; 16]);
-
-/// Names in a directory: few, so that clients conflict.
-pub(crate) const NAMES: NameNumber = 4;
 
 /// A request of a client.
 #[derive(Clone, Debug)]
@@ -98,16 +92,6 @@ impl ClientSlot {
     }
 }
 
-/// Returns the seed of the hashes of names.
-pub(crate) fn hash_seed() -> u64 {
-    name_seed(VOLUME)
-}
-
-/// Returns the hash of a name, its position in the directory.
-pub(crate) fn hash_name(name: NameNumber) -> u64 {
-    name_hash(hash_seed(), &name_bytes(name))
-}
-
 /// Returns the operation as a batch, if that is possible.
 fn to_batch(op: MetaOp) -> MetaOp {
     let act = match op {
@@ -171,10 +155,6 @@ pub(crate) fn apply_correction(
         }
         _ => false,
     }
-}
-
-fn name_bytes(name: NameNumber) -> Bytes {
-    Bytes::from(format!("n{name}").into_bytes())
 }
 
 pub(crate) fn to_meta_op(call: &SpecCall) -> MetaOp {

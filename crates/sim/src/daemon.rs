@@ -2,7 +2,8 @@
 //! messages of other daemons, one commit for all of them, then the replies and messages. It can die
 //! at any step.
 
-use crate::client::{ClientReply, ClientRequest, VOLUME};
+use crate::client::{ClientReply, ClientRequest};
+use crate::entry_names::VOLUME;
 use fastrand::Rng;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;

@@ -1,18 +1,19 @@
 //! A run: plans the events, handles them, and checks the result.
 
 use crate::client::{
-    ClientReply, ClientRequest, ClientSlot, KnownInodes, NAMES, apply_correction, hash_seed,
-    single_result, to_answer, to_meta_op,
+    ClientReply, ClientRequest, ClientSlot, KnownInodes, apply_correction, single_result,
+    to_answer, to_meta_op,
 };
 use crate::cluster::{SimCluster, daemon_number, executor_id};
 use crate::daemon::{CrashPoint, DaemonInput, DaemonOutput, SimDefect, SimDurability};
+use crate::entry_names::{NAMES, hash_seed};
 use crate::history::History;
 use crate::inspect::{NamespaceWalk, make_island};
 use crate::network::{EventQueue, NetworkFaults, VirtualTime};
 use crate::spec::{SpecAnswer, SpecCall};
 use fastrand::Rng;
 use std::fmt::Debug;
-use tatami_wire::partition::PartitionMaps;
+use tatami_wire::partition_map::PartitionMaps;
 use tatami_wire::transaction::PeerMessage;
 use tatami_wire::{ClientId, Errno, Timestamp};
 

@@ -22,6 +22,7 @@
 mod client;
 mod cluster;
 mod daemon;
+mod entry_names;
 mod fault_world;
 mod history;
 mod inspect;

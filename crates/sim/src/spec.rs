@@ -4,14 +4,11 @@
 //! Replies are checked rather than computed: the shard chooses the number of a new inode, as long
 //! as it is new. The order in which errors are checked is Linux', see `meta::rename`.
 
-use crate::client::hash_name;
+use crate::entry_names::{NameNumber, hash_name};
 use std::collections::BTreeMap;
 use tatami_wire::meta::RenameMode;
 use tatami_wire::{Errno, Ino};
 use todc_utils::specifications::Specification;
-
-/// A name.
-pub(crate) type NameNumber = u8;
 
 /// An operation, as requested.
 #[derive(Clone, Debug, PartialEq, Eq)]

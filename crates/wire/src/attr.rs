@@ -1,6 +1,6 @@
 //! Attributes of inodes, and the credentials of a request.
 
-use crate::meta::DataState;
+use crate::bytes::Bytes;
 use crate::{GROUPS_MAX, Ino, Layout, NodeId};
 use serde::{Deserialize, Serialize};
 
@@ -305,6 +305,43 @@ impl Cred {
     pub fn is_valid(&self) -> bool {
         self.groups.len() <= GROUPS_MAX
     }
+}
+
+/// The kind of a new inode, with its contents.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum InodeTemplate {
+    /// An empty regular file. Its bytes will be at the locations of the layout. No object is
+    /// created.
+    File(Layout),
+    /// An empty directory.
+    Dir,
+    /// A symbolic link to this target, 1 to [`crate::PATH_MAX`] bytes.
+    Symlink(Bytes),
+    /// A named pipe.
+    Fifo,
+    /// The name of a socket.
+    Socket,
+    /// A character device with this number.
+    CharDev(u64),
+    /// A block device with this number.
+    BlockDev(u64),
+}
+
+/// The state of a file's bytes, which a writer sends at close and fsync.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DataState {
+    /// Exact size in bytes. It may be smaller than before, because a writer may have truncated the
+    /// file.
+    pub size: u64,
+    /// Allocated storage, in units of 512 bytes.
+    pub blocks: u64,
+    /// Last change of the bytes.
+    pub mtime: Timestamp,
+    /// The object's [`ObjectState::changed`](crate::object::ObjectState::changed).
+    /// The shard ignores a state that is older than its own, because two writers on two nodes may
+    /// send theirs in any order. Of two states with the same time, the longer one is later: a disk
+    /// records the time of a write before the new size.
+    pub changed: Timestamp,
 }
 
 #[cfg(test)]

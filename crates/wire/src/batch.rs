@@ -1,14 +1,15 @@
 //! Batches of operations in one request.
 //!
 //! A *batch operation* is an operation on one name or one inode. It behaves like a separate
-//! [`MetaOp`]: it is atomic by itself, has its own result, and follows the same rules. One node
+//! [`MetaOp`](crate::meta::MetaOp): it is atomic by itself, has its own result, and follows the same rules. One node
 //! executes the operations of a batch one after the other, and writes one reply and one log record
 //! for all. (Bulk insertion as in IndexFS, SC 2014, but visible at once.)
 //!
 //! A node does not execute an operation that needs other nodes. The result says so, and the client
 //! sends that operation alone.
 
-use crate::meta::{Bytes, DataState, InodeTemplate, MetaOp, MetaReply};
+use crate::attr::{DataState, InodeTemplate};
+use crate::bytes::Bytes;
 use crate::partition::{HashRange, name_hash};
 use crate::{Access, Attr, Cap, Errno, Ino, InodeKind, SetAttr};
 use serde::{Deserialize, Serialize};
@@ -21,17 +22,17 @@ pub const BATCH_BYTES_MAX: usize = 512 * 1024;
 /// Upper bound for the encoding of one operation without names and targets, in bytes.
 const BATCH_OP_BYTES: usize = 160;
 
-/// An operation of a batch. Each is the [`MetaOp`] of the same name.
+/// An operation of a batch. Each is the [`MetaOp`](crate::meta::MetaOp) of the same name.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs)] // as in MetaOp
 pub enum BatchOp {
-    /// See [`MetaOp::LookupEntry`].
+    /// See [`MetaOp::LookupEntry`](crate::meta::MetaOp::LookupEntry).
     LookupEntry { parent: Ino, name: Bytes },
-    /// See [`MetaOp::GetAttr`].
+    /// See [`MetaOp::GetAttr`](crate::meta::MetaOp::GetAttr).
     GetAttr { ino: Ino },
-    /// See [`MetaOp::SetAttr`].
+    /// See [`MetaOp::SetAttr`](crate::meta::MetaOp::SetAttr).
     SetAttr { ino: Ino, set: SetAttr },
-    /// See [`MetaOp::Create`].
+    /// See [`MetaOp::Create`](crate::meta::MetaOp::Create).
     Create {
         parent: Ino,
         name: Bytes,
@@ -41,32 +42,16 @@ pub enum BatchOp {
         exclusive: bool,
         open: Option<Access>,
     },
-    /// See [`MetaOp::Commit`].
+    /// See [`MetaOp::Commit`](crate::meta::MetaOp::Commit).
     Commit { ino: Ino, state: Option<DataState>, close: bool },
-    /// See [`MetaOp::Unlink`].
+    /// See [`MetaOp::Unlink`](crate::meta::MetaOp::Unlink).
     Unlink { parent: Ino, name: Bytes, keep: bool },
-    /// See [`MetaOp::Rmdir`].
+    /// See [`MetaOp::Rmdir`](crate::meta::MetaOp::Rmdir).
     Rmdir { parent: Ino, name: Bytes, keep: bool },
 }
 
-impl From<BatchOp> for MetaOp {
-    fn from(act: BatchOp) -> MetaOp {
-        match act {
-            BatchOp::LookupEntry { parent, name } => MetaOp::LookupEntry { parent, name },
-            BatchOp::GetAttr { ino } => MetaOp::GetAttr { ino },
-            BatchOp::SetAttr { ino, set } => MetaOp::SetAttr { ino, set },
-            BatchOp::Create { parent, name, node, mode, umask, exclusive, open } => {
-                MetaOp::Create { parent, name, node, mode, umask, exclusive, open }
-            }
-            BatchOp::Commit { ino, state, close } => MetaOp::Commit { ino, state, close },
-            BatchOp::Unlink { parent, name, keep } => MetaOp::Unlink { parent, name, keep },
-            BatchOp::Rmdir { parent, name, keep } => MetaOp::Rmdir { parent, name, keep },
-        }
-    }
-}
-
 impl BatchOp {
-    /// Calls `place` with the directory of the operation, like [`MetaOp::for_each_directory`].
+    /// Calls `place` with the directory of the operation, as for a separate request.
     pub fn for_each_directory(&mut self, seed: u64, place: &mut impl FnMut(&mut Ino, u64)) {
         let (BatchOp::LookupEntry { parent, name }
         | BatchOp::Create { parent, name, .. }
@@ -94,11 +79,11 @@ impl BatchOp {
 /// The result of an [`BatchOp`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum BatchResult {
-    /// See [`MetaReply::Attr`].
+    /// See [`MetaReply::Attr`](crate::meta::MetaReply::Attr).
     Attr(Attr),
-    /// See [`MetaReply::Referral`].
+    /// See [`MetaReply::Referral`](crate::meta::MetaReply::Referral).
     Referral(Ino),
-    /// See [`MetaReply::Created`].
+    /// See [`MetaReply::Created`](crate::meta::MetaReply::Created).
     Created {
         /// Its attributes.
         attr: Attr,
@@ -107,7 +92,7 @@ pub enum BatchResult {
         /// False if the entry existed.
         created: bool,
     },
-    /// See [`MetaReply::Removed`].
+    /// See [`MetaReply::Removed`](crate::meta::MetaReply::Removed).
     Removed {
         /// The inode that lost a name, if any.
         ino: Option<Ino>,
@@ -120,51 +105,15 @@ pub enum BatchResult {
     NeedsOtherNodes,
     /// Not done: another transaction is changing the records. Sent alone, the operation waits.
     Busy,
-    /// Not done: see [`MetaReply::WrongShard`].
+    /// Not done: see [`MetaReply::WrongShard`](crate::meta::MetaReply::WrongShard).
     WrongShard,
-    /// Not done: see [`MetaReply::WrongPartition`].
+    /// Not done: see [`MetaReply::WrongPartition`](crate::meta::MetaReply::WrongPartition).
     WrongPartition {
         /// The partition.
         part: Ino,
         /// The names of that partition.
         range: HashRange,
     },
-}
-
-impl BatchResult {
-    /// Converts the reply to a single operation. `None` for replies that a batch cannot contain.
-    pub fn from_reply(reply: MetaReply) -> Option<BatchResult> {
-        Some(match reply {
-            MetaReply::Attr(attr) => BatchResult::Attr(attr),
-            MetaReply::Referral(ino) => BatchResult::Referral(ino),
-            MetaReply::Created { attr, cap, created } => {
-                BatchResult::Created { attr, cap, created }
-            }
-            MetaReply::Removed { ino, last } => BatchResult::Removed { ino, last },
-            MetaReply::WrongPartition { part, range } => {
-                BatchResult::WrongPartition { part, range }
-            }
-            MetaReply::WrongShard { .. } => BatchResult::WrongShard,
-            _ => return None,
-        })
-    }
-
-    /// Converts to the result of a single operation. `None` if the operation was not done.
-    pub fn into_result(self) -> Option<Result<MetaReply, Errno>> {
-        Some(Ok(match self {
-            BatchResult::Attr(attr) => MetaReply::Attr(attr),
-            BatchResult::Referral(ino) => MetaReply::Referral(ino),
-            BatchResult::Created { attr, cap, created } => {
-                MetaReply::Created { attr, cap, created }
-            }
-            BatchResult::Removed { ino, last } => MetaReply::Removed { ino, last },
-            BatchResult::Failed(errno) => return Some(Err(errno)),
-            BatchResult::NeedsOtherNodes
-            | BatchResult::Busy
-            | BatchResult::WrongShard
-            | BatchResult::WrongPartition { .. } => return None,
-        }))
-    }
 }
 
 /// An entry that a clearing of a directory did not remove.
@@ -202,7 +151,7 @@ pub struct DirTotals {
 mod tests {
     use super::*;
     use crate::frame::BODY_MAX;
-    use crate::meta::MetaCall;
+    use crate::meta::{MetaCall, MetaOp};
     use crate::{Cred, GROUPS_MAX, NAME_MAX, PATH_MAX, ShardId};
     use tatami_layout::{Layout, NodeId};
 
@@ -234,19 +183,5 @@ mod tests {
             };
             assert!(postcard::to_allocvec(&call).expect("plain data").len() < BODY_MAX);
         }
-    }
-
-    #[test]
-    fn an_act_is_answered_as_the_operation_is() {
-        let reply = MetaReply::Removed { ino: Some(Ino(5)), last: true };
-        assert_eq!(
-            BatchResult::from_reply(reply.clone()).and_then(BatchResult::into_result),
-            Some(Ok(reply))
-        );
-        assert_eq!(BatchResult::Failed(Errno::ENOENT).into_result(), Some(Err(Errno::ENOENT)));
-        for not_done in [BatchResult::NeedsOtherNodes, BatchResult::Busy, BatchResult::WrongShard] {
-            assert_eq!(not_done.into_result(), None);
-        }
-        assert_eq!(BatchResult::from_reply(MetaReply::Done), None);
     }
 }

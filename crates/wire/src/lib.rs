@@ -9,6 +9,7 @@
 pub mod admin;
 pub mod attr;
 pub mod batch;
+mod bytes;
 pub mod cap;
 pub mod delegation;
 pub mod errno;
@@ -23,6 +24,7 @@ pub mod meta;
 pub mod object;
 pub mod operation_table;
 pub mod partition;
+pub mod partition_map;
 pub mod repair;
 pub mod shards;
 pub mod tiles;

@@ -8,13 +8,12 @@ use crate::repair::{LocatedEntry, PartitionRecord, Repair};
 use crate::tiles::{Cut, NewPiece, PieceUpdate, TilePage};
 use crate::{
     Access, Attr, Cap, Cred, Errno, ExecutorId, Ino, InodeKind, Layout, NodeId, Piece, SetAttr,
-    ShardId, Timestamp,
+    ShardId,
 };
 use serde::{Deserialize, Serialize};
 
-/// Name of an entry or attribute, value of an attribute, or target of a link: bytes, as in POSIX,
-/// not text.
-pub type Bytes = serde_bytes::ByteBuf;
+pub use crate::attr::{DataState, InodeTemplate};
+pub use crate::bytes::Bytes;
 
 /// Most inodes in one [`MetaOp::ReportClosed`], all lists together.
 pub const REPORT_CLOSED_MAX: usize = 128;
@@ -42,26 +41,6 @@ pub struct MetaCall {
     pub op: MetaOp,
 }
 
-/// The kind of a new inode, with its contents.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum InodeTemplate {
-    /// An empty regular file. Its bytes will be at the locations of the layout. No object is
-    /// created.
-    File(Layout),
-    /// An empty directory.
-    Dir,
-    /// A symbolic link to this target, 1 to [`crate::PATH_MAX`] bytes.
-    Symlink(Bytes),
-    /// A named pipe.
-    Fifo,
-    /// The name of a socket.
-    Socket,
-    /// A character device with this number.
-    CharDev(u64),
-    /// A block device with this number.
-    BlockDev(u64),
-}
-
 /// How rename(2) treats an existing target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RenameMode {
@@ -82,23 +61,6 @@ pub enum XattrMode {
     Create,
     /// Fail with `ENODATA` if absent (`XATTR_REPLACE`).
     Replace,
-}
-
-/// The state of a file's bytes, which a writer sends at close and fsync.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DataState {
-    /// Exact size in bytes. It may be smaller than before, because a writer may have truncated the
-    /// file.
-    pub size: u64,
-    /// Allocated storage, in units of 512 bytes.
-    pub blocks: u64,
-    /// Last change of the bytes.
-    pub mtime: Timestamp,
-    /// The object's [`ObjectState::changed`](crate::object::ObjectState::changed).
-    /// The shard ignores a state that is older than its own, because two writers on two nodes may
-    /// send theirs in any order. Of two states with the same time, the longer one is later: a disk
-    /// records the time of a write before the new size.
-    pub changed: Timestamp,
 }
 
 /// An operation on one shard. An operation that changes something takes effect once, even if the
@@ -604,3 +566,75 @@ pub struct Finding {
 
 /// A reply, or an error.
 pub type MetaResult = Result<MetaReply, Errno>;
+
+/// The operation of a batch, as a separate request.
+impl From<BatchOp> for MetaOp {
+    fn from(act: BatchOp) -> MetaOp {
+        match act {
+            BatchOp::LookupEntry { parent, name } => MetaOp::LookupEntry { parent, name },
+            BatchOp::GetAttr { ino } => MetaOp::GetAttr { ino },
+            BatchOp::SetAttr { ino, set } => MetaOp::SetAttr { ino, set },
+            BatchOp::Create { parent, name, node, mode, umask, exclusive, open } => {
+                MetaOp::Create { parent, name, node, mode, umask, exclusive, open }
+            }
+            BatchOp::Commit { ino, state, close } => MetaOp::Commit { ino, state, close },
+            BatchOp::Unlink { parent, name, keep } => MetaOp::Unlink { parent, name, keep },
+            BatchOp::Rmdir { parent, name, keep } => MetaOp::Rmdir { parent, name, keep },
+        }
+    }
+}
+
+impl BatchResult {
+    /// Converts the reply to a single operation. `None` for replies that a batch cannot contain.
+    pub fn from_reply(reply: MetaReply) -> Option<BatchResult> {
+        Some(match reply {
+            MetaReply::Attr(attr) => BatchResult::Attr(attr),
+            MetaReply::Referral(ino) => BatchResult::Referral(ino),
+            MetaReply::Created { attr, cap, created } => {
+                BatchResult::Created { attr, cap, created }
+            }
+            MetaReply::Removed { ino, last } => BatchResult::Removed { ino, last },
+            MetaReply::WrongPartition { part, range } => {
+                BatchResult::WrongPartition { part, range }
+            }
+            MetaReply::WrongShard { .. } => BatchResult::WrongShard,
+            _ => return None,
+        })
+    }
+
+    /// Converts to the result of a single operation. `None` if the operation was not done.
+    pub fn into_result(self) -> Option<Result<MetaReply, Errno>> {
+        Some(Ok(match self {
+            BatchResult::Attr(attr) => MetaReply::Attr(attr),
+            BatchResult::Referral(ino) => MetaReply::Referral(ino),
+            BatchResult::Created { attr, cap, created } => {
+                MetaReply::Created { attr, cap, created }
+            }
+            BatchResult::Removed { ino, last } => MetaReply::Removed { ino, last },
+            BatchResult::Failed(errno) => return Some(Err(errno)),
+            BatchResult::NeedsOtherNodes
+            | BatchResult::Busy
+            | BatchResult::WrongShard
+            | BatchResult::WrongPartition { .. } => return None,
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_act_is_answered_as_the_operation_is() {
+        let reply = MetaReply::Removed { ino: Some(Ino(5)), last: true };
+        assert_eq!(
+            BatchResult::from_reply(reply.clone()).and_then(BatchResult::into_result),
+            Some(Ok(reply))
+        );
+        assert_eq!(BatchResult::Failed(Errno::ENOENT).into_result(), Some(Err(Errno::ENOENT)));
+        for not_done in [BatchResult::NeedsOtherNodes, BatchResult::Busy, BatchResult::WrongShard] {
+            assert_eq!(not_done.into_result(), None);
+        }
+        assert_eq!(BatchResult::from_reply(MetaReply::Done), None);
+    }
+}

@@ -6,7 +6,7 @@
 //! stays valid while the inode has the version of the count, because every change of an inode's
 //! names also changes its version.
 
-use crate::meta::Bytes;
+use crate::bytes::Bytes;
 use crate::partition::HashRange;
 use crate::{Ino, InodeKind};
 use serde::{Deserialize, Serialize};

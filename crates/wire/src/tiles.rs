@@ -6,7 +6,7 @@
 //! tiles than the shard.
 
 use crate::NodeId;
-use crate::meta::Bytes;
+use crate::bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 /// Longest encoding of the tiles of one piece, in bytes. A writer with more tiles starts another

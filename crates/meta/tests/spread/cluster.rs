@@ -8,7 +8,8 @@ use tatami_meta::{
 use tatami_wire::admin::ClusterMap;
 use tatami_wire::frame::{self, FrameClass};
 use tatami_wire::meta::{DirEntry, MetaOp, MetaReply, MetaResult};
-use tatami_wire::partition::{PartitionMaps, name_seed};
+use tatami_wire::partition::name_seed;
+use tatami_wire::partition_map::PartitionMaps;
 use tatami_wire::transaction::PeerMessage;
 use tatami_wire::{
     ClientId, Cred, Errno, ExecutorId, Ino, Layout, NodeId, ShardId, ShardMap, Timestamp, VolumeId,

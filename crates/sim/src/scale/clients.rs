@@ -2,7 +2,8 @@
 
 use super::costs::OperationKind;
 use tatami_wire::meta::{Bytes, InodeTemplate, MetaOp, MetaReply, MetaResult};
-use tatami_wire::partition::{HashRange, PartitionMaps};
+use tatami_wire::partition::HashRange;
+use tatami_wire::partition_map::PartitionMaps;
 use tatami_wire::{ClientId, Errno, Ino, Layout, NodeId};
 
 /// The meaning of a reply.

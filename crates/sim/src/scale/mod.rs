@@ -2,10 +2,10 @@
 //! operations.
 //!
 //! Each of up to 1,024 servers has a real [`Meta`](tatami_meta::Meta), and each client process real
-//! partition maps ([`Directories`](tatami_wire::partition::Directories)). So the set of requests
-//! and messages, the redirected requests, and the splits with their delays are not assumed: they
-//! happen. The costs come from measurements elsewhere ([`ScaleCosts`]); the delays of messages are
-//! assumptions ([`NetworkDelay`]).
+//! partition maps ([`PartitionMaps`](tatami_wire::partition_map::PartitionMaps)). So the set of
+//! requests and messages, the redirected requests, and the splits with their delays are not
+//! assumed: they happen. The costs come from measurements elsewhere ([`ScaleCosts`]); the delays of
+//! messages are assumptions ([`NetworkDelay`]).
 //!
 //! A server works as the executor of `crates/node` does, one round after the other. A round takes
 //! the arrived requests and messages, up to 1,024, commits once, then sends the messages to other
@@ -20,48 +20,20 @@ mod clients;
 mod costs;
 mod scale_world;
 mod server;
+mod setting;
 mod split;
 mod spread;
 mod store;
 mod sums;
 
 pub use costs::{Machines, NetworkDelay, OperationKind, ScaleCosts};
+pub use setting::{SERVERS_MAX, ScaleSetting};
 pub use split::DirectorySplit;
-pub use sums::ScaleSums;
+pub use sums::{ScalePhase, ScaleSums};
 
 use clients::PhaseNames;
 use scale_world::{PhaseEnd, PhaseWork, ScaleWorld};
 use tatami_wire::Ino;
-
-/// Most servers of a prediction: each of them has four shards.
-pub const SERVERS_MAX: u16 = 1024;
-
-/// The setting of a prediction.
-#[derive(Clone, Copy, Debug)]
-pub struct ScaleSetting {
-    /// Number of servers, 1 to [`SERVERS_MAX`].
-    pub servers: u16,
-    /// Number of client processes, all together.
-    pub processes: u32,
-    /// Requests that each process has under way at the same time.
-    pub depth: u32,
-    /// Most processes that make files in a new directory until it has spread, with one request
-    /// under way each.
-    pub growers: u32,
-    /// The delays of messages.
-    pub network: NetworkDelay,
-    /// The costs of operations.
-    pub costs: ScaleCosts,
-    /// The CPUs of servers and clients.
-    pub machines: Machines,
-    /// Partitions with more entries than this split, if the limit differs from a volume's.
-    pub split_above: Option<u64>,
-    /// Servers take messages of other servers before requests, unlike the executor, to see the
-    /// effect of that order.
-    pub peers_first: bool,
-    /// The seed of all random decisions.
-    pub seed: u64,
-}
 
 /// The number of counted operations in each phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,39 +47,6 @@ pub struct CountWindow {
 impl CountWindow {
     fn operation_count(self, servers: u16) -> u64 {
         (self.each * u64::from(servers)).max(self.least)
-    }
-}
-
-/// The figures of operations of one kind.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ScalePhase {
-    /// The kind of the operations …
-    pub kind: OperationKind,
-    /// … and whether the files were made before the directory had spread: many of those inodes are
-    /// elsewhere than their names.
-    pub old: bool,
-    /// Number of servers.
-    pub servers: u16,
-    /// Virtual time in seconds.
-    pub seconds: f64,
-    /// Busy share of the busiest server: 0 to 1 and a little more, since a round counts when it
-    /// begins.
-    pub busiest: f64,
-    /// Most requests and messages that waited at one server at the same time.
-    pub longest: u64,
-    /// The counts.
-    pub sums: ScaleSums,
-}
-
-impl ScalePhase {
-    /// Returns operations per second.
-    pub fn ops_per_sec(&self) -> f64 {
-        self.sums.done as f64 / self.seconds
-    }
-
-    /// Returns CPU time in ns divided by that of all servers, 0 to 1.
-    pub fn cpu_share(&self, cpu: u64) -> f64 {
-        cpu as f64 / 1e9 / self.seconds / f64::from(self.servers)
     }
 }
 

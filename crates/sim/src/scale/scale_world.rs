@@ -3,14 +3,15 @@
 use super::clients::{PhaseNames, ReceivedAnswer, ScaleProcess, ScaleSlot, build_request};
 use super::costs::{Machines, OperationKind};
 use super::server::{ScaleServer, ServerInput};
+use super::setting::ScaleSetting;
 use super::spread::DirectorySpread;
-use super::sums::ScaleSums;
-use super::{ScalePhase, ScaleSetting};
+use super::sums::{ScalePhase, ScaleSums};
 use crate::network::{EventQueue, VirtualTime};
 use fastrand::Rng;
 use std::collections::VecDeque;
 use tatami_wire::meta::MetaOp;
-use tatami_wire::partition::{PartitionMaps, name_seed};
+use tatami_wire::partition::name_seed;
+use tatami_wire::partition_map::PartitionMaps;
 use tatami_wire::transaction::PeerMessage;
 use tatami_wire::{ClientId, Errno, ExecutorId, Ino, NodeId, ShardMap, VolumeId};
 

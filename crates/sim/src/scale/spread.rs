@@ -1,7 +1,8 @@
 //! The spread of a directory over the servers, seen from outside.
 
 use std::collections::{BTreeMap, BTreeSet};
-use tatami_wire::partition::{HashRange, PartitionMaps};
+use tatami_wire::partition::HashRange;
+use tatami_wire::partition_map::PartitionMaps;
 use tatami_wire::{ExecutorId, Ino, ShardMap};
 
 /// A directory has spread when no server has more than this times its final share.

@@ -87,3 +87,36 @@ impl ScaleSums {
         }
     }
 }
+
+/// The figures of operations of one kind.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ScalePhase {
+    /// The kind of the operations …
+    pub kind: OperationKind,
+    /// … and whether the files were made before the directory had spread: many of those inodes are
+    /// elsewhere than their names.
+    pub old: bool,
+    /// Number of servers.
+    pub servers: u16,
+    /// Virtual time in seconds.
+    pub seconds: f64,
+    /// Busy share of the busiest server: 0 to 1 and a little more, since a round counts when it
+    /// begins.
+    pub busiest: f64,
+    /// Most requests and messages that waited at one server at the same time.
+    pub longest: u64,
+    /// The counts.
+    pub sums: ScaleSums,
+}
+
+impl ScalePhase {
+    /// Returns operations per second.
+    pub fn ops_per_sec(&self) -> f64 {
+        self.sums.done as f64 / self.seconds
+    }
+
+    /// Returns CPU time in ns divided by that of all servers, 0 to 1.
+    pub fn cpu_share(&self, cpu: u64) -> f64 {
+        cpu as f64 / 1e9 / self.seconds / f64::from(self.servers)
+    }
+}
