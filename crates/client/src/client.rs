@@ -1,20 +1,22 @@
 //! The session of a client: its identity, the nodes and executors of the volume, and the routing of
 //! requests to them.
 
+use crate::away_nodes::AwayNodes;
 use crate::cause::record_cause;
-use crate::connection::{Caller, ConnectError, Connection, Endpoint};
+use crate::connection::{Caller, ConnectError, Connection};
 use crate::delegations::DelegationCache;
+use crate::endpoint::Endpoint;
 use crate::executor::ExecutorClient;
-use crate::locks::ClientLocks;
-use crate::lost::LossTracker;
-use crate::node::{NodeClient, Retry};
-use crate::partitions::PartitionCache;
+use crate::held_locks::ClientLocks;
+use crate::loss_tracker::LossTracker;
+use crate::node::NodeClient;
+use crate::node_spaces::NodeSpaces;
+use crate::partition_cache::PartitionCache;
 use crate::remote::WriteStreams;
-use crate::room::{RoomCache, WhenFull};
-use crate::space::NodeSpaces;
-use crate::tiles::TiledFiles;
+use crate::retry::Retry;
+use crate::room_cache::{RoomCache, WhenFull};
+use crate::tiled_files::TiledFiles;
 use crate::unsynced::UnsyncedNames;
-use crate::written::AwayNodes;
 use parking_lot::{Condvar, Mutex, RwLock};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};

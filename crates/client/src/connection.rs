@@ -1,42 +1,20 @@
 //! One blocking connection to one daemon.
 
-use crate::node::Retry;
+use crate::retry::Retry;
 use crate::socket::ClientSocket;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use std::fmt;
 use std::io::{self, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
 use std::time::Duration;
 use tatami_wire::frame::{self, FrameClass, FrameError, FrameHeader, HEADER_LEN};
 use tatami_wire::handshake::{self, HandshakeError, Hello, Role, Welcome};
 use tatami_wire::object::{OPEN_DESCRIPTORS_MAX, ObjectResult};
-use tatami_wire::{ClientId, Errno, NodeId, VolumeId, VolumeKey};
+use tatami_wire::{ClientId, Errno, VolumeId, VolumeKey};
 
-/// The address of a daemon.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Endpoint {
-    /// A UNIX socket on this machine. The node behind it is the client's home: its files are read
-    /// and written without the daemon.
-    Unix(PathBuf),
-    /// `host:port`.
-    Tcp(String),
-    /// Another node, through the daemon that listens on a UNIX socket of this machine.
-    Through(PathBuf, NodeId),
-}
-
-impl fmt::Display for Endpoint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Endpoint::Unix(path) => write!(f, "{}", path.display()),
-            Endpoint::Tcp(address) => f.write_str(address),
-            Endpoint::Through(path, node) => write!(f, "node {node} through {}", path.display()),
-        }
-    }
-}
+pub use crate::endpoint::Endpoint;
 
 /// The identity of the client that connects, and the volume that it expects.
 #[derive(Clone, Debug)]

@@ -12,10 +12,11 @@ use crate::descriptors::is_reserved_descriptor;
 use crate::lost::ShortObject;
 use crate::node::NodeClient;
 use crate::remote::{SeenFailures, WriteStream};
-use crate::tiled_file::TiledFile;
+use crate::tiled_files::SharedTiles;
 use crate::waiting::lock_interruptibly;
 use parking_lot::Mutex;
 use rustix::fs::{FallocateFlags, MemfdFlags, SeekFrom};
+use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -48,6 +49,34 @@ enum DataLocation {
     Remote { peer: Arc<NodeClient>, stream: Arc<WriteStream>, told: Mutex<SeenFailures> },
     /// The file is tiled: its objects are on many nodes.
     Tiled(Box<TiledFile>),
+}
+
+/// One open tiled file: a file of files. Its pieces and its base are [`DataFile`]s of their own, so
+/// both types are here; its operations are in `tiled_file`.
+pub(crate) struct TiledFile {
+    pub(crate) client: Arc<Client>,
+    pub(crate) ino: Ino,
+    pub(crate) cap: Cap,
+    /// The node of the base when the file was opened.
+    pub(crate) peer: Arc<NodeClient>,
+    pub(crate) base: Mutex<OpenBase>,
+    pub(crate) shared: Arc<SharedTiles>,
+    pub(crate) pieces: Mutex<HashMap<Piece, OpenPiece>>,
+    /// The base had all its bytes when it was checked, before the first change.
+    pub(crate) is_whole: AtomicBool,
+}
+
+/// The base, as the last request knew it.
+pub(crate) struct OpenBase {
+    pub(crate) at: (NodeId, Piece),
+    pub(crate) data: Arc<DataFile>,
+}
+
+/// One open piece.
+pub(crate) struct OpenPiece {
+    pub(crate) data: Arc<DataFile>,
+    pub(crate) written: bool,
+    pub(crate) used: u64,
 }
 
 impl Client {

@@ -4,7 +4,8 @@
 use crate::connection::{ConnectError, Connection};
 use crate::delegations::DelegationCache;
 use crate::lock_session::LockSession;
-use crate::node::{NodeRoute, Retry};
+use crate::retry::Retry;
+use crate::route::NodeRoute;
 use crate::waiting::GRACE;
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;

@@ -12,16 +12,22 @@
 //! open for writing, when its objects wait for removal, or when all agrees now.
 
 mod journals;
+mod name_fault;
 mod names;
 mod objects;
 mod partitions;
 mod paths;
 mod repair;
+mod report;
 mod scan;
+mod state;
+
+pub use report::{FINDINGS_MAX, FindingKind, FsckError, FsckFinding, FsckReport, LostBytes};
 
 use crate::{Client, Tiles};
 use objects::{expected_objects, file_size, is_consistent, short_objects};
 use scan::{InodeScan, ObjectScan};
+use state::Fsck;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tatami_wire::admin::{AdminCall, AdminReply};
@@ -33,106 +39,6 @@ use tatami_wire::{
 
 /// Inodes that an executor verifies in one request.
 const CHECK_STEP: u32 = 16 * 1024;
-/// Most findings that are kept; more are only counted.
-pub const FINDINGS_MAX: usize = 100_000;
-
-/// The kind of a finding.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum FindingKind {
-    /// The records of a shard contradict each other: link counts, entries without inodes, inodes
-    /// without names.
-    Names,
-    /// An object whose inode does not exist.
-    NoInode,
-    /// An object on a node, or with a number, where its file has none.
-    Misplaced,
-    /// A file with bytes whose object is missing, in whole or in part.
-    NoObject,
-    /// A file whose object is longer than the inode says.
-    Size,
-    /// A damaged journal of a piece that its writer has not closed.
-    Journal,
-}
-
-/// One fault, repaired or not.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FsckFinding {
-    /// Its kind.
-    pub wrong: FindingKind,
-    /// The inode concerned.
-    pub ino: Ino,
-    /// A path of the inode from the root, where one leads to it. Only of faults that were not
-    /// repaired.
-    pub path: Option<String>,
-    /// The node whose disk is concerned; `None` for names.
-    pub node: Option<NodeId>,
-    /// The lost part of an object.
-    pub lost: Option<LostBytes>,
-    /// The object with the journal that is damaged. Only a decision of the file's owner settles
-    /// that ([`crate::accept_loss`]): a repair leaves it as it is.
-    pub journal: Option<Piece>,
-    /// What is wrong, in a sentence.
-    pub what: String,
-    /// Whether it was repaired.
-    pub repaired: bool,
-}
-
-impl FsckFinding {
-    /// Whether bytes are lost that no repair brings back.
-    pub fn is_loss(&self) -> bool {
-        self.lost.is_some() || self.journal.is_some()
-    }
-}
-
-/// Bytes that a file has and its object has not. A repair leaves them as they are: reading them
-/// fails, until the file is written anew, or cut to what is left.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LostBytes {
-    /// Which object of the file.
-    pub piece: Piece,
-    /// Bytes that it should have at least.
-    pub least: u64,
-    /// Bytes that it has.
-    pub has: u64,
-}
-
-/// The result of a check.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct FsckReport {
-    /// Inodes checked.
-    pub inodes: u64,
-    /// Objects checked.
-    pub objects: u64,
-    /// The faults, at most [`FINDINGS_MAX`].
-    pub findings: Vec<FsckFinding>,
-    /// The number of further faults.
-    pub more: u64,
-    /// Suspicions that a second look dispelled.
-    pub dispelled: u64,
-}
-
-/// Why a check could not be finished.
-#[derive(Debug, thiserror::Error)]
-#[allow(missing_docs)] // the texts say it
-pub enum FsckError {
-    #[error("shard {} on executor {executor}: cannot {what}: {errno}", shard.0)]
-    Shard { shard: ShardId, executor: ExecutorId, what: &'static str, errno: Errno },
-    #[error("executor {executor}: cannot {what}: {errno}")]
-    Executor { executor: ExecutorId, what: &'static str, errno: Errno },
-    #[error("node {node}: cannot {what}: {errno}")]
-    Node { node: NodeId, what: &'static str, errno: Errno },
-}
-
-impl FsckError {
-    /// Returns the error number.
-    pub fn errno(&self) -> Errno {
-        match self {
-            FsckError::Shard { errno, .. }
-            | FsckError::Executor { errno, .. }
-            | FsckError::Node { errno, .. } => *errno,
-        }
-    }
-}
 
 /// Times that a check starts again because shards have moved.
 const ATTEMPTS: usize = 20;
@@ -181,15 +87,6 @@ pub fn check_volume(
     let (node, what) =
         (client.home().unwrap_or(NodeId(0)), "keep its shards while they are checked");
     Err(FsckError::Node { node, what, errno: Errno::EAGAIN })
-}
-
-struct Fsck<'a> {
-    client: &'a Arc<Client>,
-    repair: bool,
-    report: FsckReport,
-    progress: &'a mut dyn FnMut(u64, u64),
-    /// The directory `lost+found`, once it was needed.
-    lost: Option<Ino>,
 }
 
 impl Fsck<'_> {

@@ -2,7 +2,7 @@
 //! operation is one request to the shard that has the inode.
 
 use crate::Client;
-use crate::delegations::uptime;
+use crate::uptime::uptime;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;

@@ -7,7 +7,7 @@
 //! wait for the threads that work in the directory, and these may wait for this client. So names
 //! are cached for a short time only, and the client waits until it has passed.
 
-use crate::delegations::uptime;
+use crate::uptime::uptime;
 use std::collections::HashMap;
 use std::time::Duration;
 use tatami_wire::{Ino, hash};

@@ -1,10 +1,8 @@
-//! The lock session of this client at one executor: whether it is known there, and how long its
-//! lease lasts.
+//! The session of a client with an executor about locks, and its lease.
 
-use crate::delegations::uptime;
+use crate::uptime::uptime;
 use parking_lot::RwLock;
-use std::sync::atomic::Ordering::SeqCst;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
 /// One part in `MARGIN` of each lease stays unused, because clocks run at different speeds.

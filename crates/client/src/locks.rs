@@ -6,19 +6,19 @@
 //! time, so that the client's record agrees with the executor's.
 
 use crate::Client;
-use crate::delegations::uptime;
 use crate::executor::ExecutorClient;
-use crate::node::Retry;
-use parking_lot::{Condvar, Mutex, RwLockReadGuard, RwLockWriteGuard};
-use std::collections::{BTreeSet, HashMap};
-use std::sync::Arc;
+use crate::held_locks::{FileLocks, LockNotices};
+use crate::retry::Retry;
+use crate::uptime::uptime;
+use parking_lot::{RwLockReadGuard, RwLockWriteGuard};
+use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 use tatami_lock::LockTable;
 use tatami_wire::admin::ClusterMap;
 use tatami_wire::lock::{ByteRange, Conflict, LOCKS_MAX, Lock, LockOp, LockOpReply, LockSort};
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply};
-use tatami_wire::{Cred, Errno, ExecutorId, Ino, hash};
+use tatami_wire::{Cred, Errno, ExecutorId, Ino};
 
 /// Times that a request is repeated because the executor did not know the session.
 const ATTEMPTS: usize = 16;
@@ -60,108 +60,6 @@ pub enum LockOutcome {
     /// Another lock is in the way: the caller asks again when [`LockNotices`] say so, and every
     /// [`LOCK_RETRY_INTERVAL`].
     Waits,
-}
-
-/// Notifications from executors about locks.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct LockNotices {
-    /// Files whose locks must be given back, by [`Client::return_locks`].
-    pub wanted: BTreeSet<Ino>,
-    /// Waits that have come to their end.
-    pub ready: BTreeSet<u64>,
-    /// Executors that need all locks again, by [`Client::reclaim_locks`].
-    pub reclaim: BTreeSet<ExecutorId>,
-}
-
-impl LockNotices {
-    fn is_empty(&self) -> bool {
-        self.wanted.is_empty() && self.ready.is_empty() && self.reclaim.is_empty()
-    }
-}
-
-/// The data that is stored with a lock.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct LockTag {
-    /// The open file through which it was taken.
-    handle: u64,
-    pid: u32,
-}
-
-/// The locks of this client on one file.
-#[derive(Default)]
-struct FileLocks {
-    whole: LockTable<u64, LockTag>,
-    range: LockTable<u64, LockTag>,
-    delegated: bool,
-    /// Calls that got a lock from the executor and have not yet dropped the bytes that were read
-    /// before.
-    stale: u32,
-    /// The table of files has no record of it any more.
-    gone: bool,
-}
-
-impl FileLocks {
-    fn table(&mut self, sort: LockSort) -> &mut LockTable<u64, LockTag> {
-        match sort {
-            LockSort::Whole => &mut self.whole,
-            LockSort::Range => &mut self.range,
-        }
-    }
-
-    fn record_lock(&mut self, lock: &Lock, handle: u64) {
-        let tag = LockTag { handle, pid: lock.pid };
-        self.table(lock.sort).set_lock(lock.owner, lock.span, lock.kind, tag);
-    }
-
-    fn list_locks(&self) -> impl Iterator<Item = (Lock, u64)> + '_ {
-        let tables = [(LockSort::Whole, &self.whole), (LockSort::Range, &self.range)];
-        tables.into_iter().flat_map(|(sort, table)| {
-            table.iter().map(move |held| {
-                let (owner, span, kind) = (held.owner, held.span, held.kind);
-                (Lock { sort, owner, pid: held.tag.pid, span, kind }, held.tag.handle)
-            })
-        })
-    }
-
-    fn len(&self) -> usize {
-        self.whole.len() + self.range.len()
-    }
-
-    fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-}
-
-/// See the module.
-#[derive(Default)]
-pub(crate) struct ClientLocks {
-    files: Mutex<HashMap<Ino, Arc<Mutex<FileLocks>>, hash::HashBuilder>>,
-    notices: Mutex<LockNotices>,
-    notified: Condvar,
-}
-
-impl ClientLocks {
-    fn find_file(&self, ino: Ino) -> Option<Arc<Mutex<FileLocks>>> {
-        self.files.lock().get(&ino).cloned()
-    }
-
-    fn enter_file(&self, ino: Ino) -> Arc<Mutex<FileLocks>> {
-        self.files.lock().entry(ino).or_default().clone()
-    }
-
-    /// Removes the record of a file without locks.
-    fn remove_idle(&self, ino: Ino, file: &mut FileLocks) {
-        if file.is_empty() && !file.delegated && !file.gone && file.stale == 0 {
-            file.gone = true;
-            self.files.lock().remove(&ino);
-        }
-    }
-
-    /// Adds a notification and wakes the callers of [`Client::take_lock_notices`].
-    pub(crate) fn notify_waiters(&self, note: impl FnOnce(&mut LockNotices)) {
-        note(&mut self.notices.lock());
-        self.notified.notify_all();
-    }
 }
 
 /// The right to send a request about one file.

@@ -1,9 +1,9 @@
 //! Operations on names and inodes, one method each, as requests to the shard.
 
 use crate::Client;
-use crate::delegations::uptime;
-use crate::node::Retry;
+use crate::retry::Retry;
 use crate::unsynced::SyncTargets;
+use crate::uptime::uptime;
 use std::collections::BTreeSet;
 use tatami_wire::meta::{
     Bytes, DataState, DirEntry, InodeTemplate, MetaCall, MetaOp, MetaReply, RenameMode, XattrMode,

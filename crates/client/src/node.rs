@@ -1,111 +1,23 @@
 //! One node, as a client reaches it: pools of connections, its executors, and the timeout while its
 //! daemon is away.
 
-use crate::connection::{Caller, ConnectError, Connection, Endpoint};
+use crate::connection::{Caller, ConnectError, Connection};
+use crate::endpoint::Endpoint;
 use crate::executor::ExecutorClient;
-use crate::waiting::{self, GRACE, Silence};
+use crate::retry::Retry;
+use crate::route::NodeRoute;
 use parking_lot::Mutex;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use std::fmt;
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tatami_wire::frame::{FrameClass, FrameError};
 use tatami_wire::handshake::Role;
 use tatami_wire::{ClientId, EXECUTORS_MAX, Errno, NodeId};
 
-/// First and longest pause between attempts to reach a daemon that is away.
-const PAUSE_FIRST: Duration = Duration::from_millis(2);
-const PAUSE_LONGEST: Duration = Duration::from_millis(250);
 /// Most idle data connections that are kept for later use.
 const IDLE_DATA_MAX: usize = 64;
-
-/// The advice in the log when an operation has given up.
-pub(crate) const AWAY: &str =
-    "the daemon did not come back; start it with `tatami up` or `tatami node start`";
-
-/// The route to a node.
-pub(crate) struct NodeRoute {
-    pub(crate) node: NodeId,
-    pub(crate) endpoint: Endpoint,
-    caller: Caller,
-    patience: Duration,
-    /// A thread has waited for the node for the whole timeout, and no reply has come since.
-    is_away: AtomicBool,
-}
-
-impl NodeRoute {
-    pub(crate) fn new(
-        node: NodeId,
-        endpoint: Endpoint,
-        caller: Caller,
-        patience: Duration,
-    ) -> NodeRoute {
-        NodeRoute { node, endpoint, caller, patience, is_away: AtomicBool::new(false) }
-    }
-
-    /// Opens a connection; `executor` is 0 for requests to no executor in particular.
-    pub(crate) fn connect(
-        &self,
-        executor: u8,
-        role: Role,
-        slot: u32,
-    ) -> Result<Connection, ConnectError> {
-        self.connect_within(self.timeout(), executor, role, slot)
-    }
-
-    /// As [`NodeRoute::connect`]; no single wait is longer than `patience`.
-    pub(crate) fn connect_within(
-        &self,
-        patience: Duration,
-        executor: u8,
-        role: Role,
-        slot: u32,
-    ) -> Result<Connection, ConnectError> {
-        Connection::open_to(&self.endpoint, executor, &self.caller, role, slot, patience)
-    }
-
-    /// Returns how long the node is waited for. After one wait in vain, the time is short until the
-    /// node answers again. Otherwise a program that goes on after an error (it closes its files, it
-    /// opens the next one) would wait the whole time for each.
-    pub(crate) fn timeout(&self) -> Duration {
-        if self.is_away.load(Relaxed) { self.patience.min(GRACE) } else { self.patience }
-    }
-
-    /// Records that the node has answered.
-    pub(crate) fn mark_reachable(&self) {
-        // Only the first thread writes the flag: all threads read it with each request, and a write
-        // would take the cache line from them. Relaxed: the flag guards no other data.
-        if self.is_away.load(Relaxed) {
-            self.is_away.store(false, Relaxed);
-        }
-    }
-
-    /// Reports that the node did not answer since `retry` began. Returns the error of the
-    /// operation.
-    pub(crate) fn report_timeout(&self, who: &dyn fmt::Display, retry: &Retry) -> Errno {
-        if waiting::is_asker_ending() {
-            tracing::debug!(node = %who, "the program that waited for it is being ended");
-            return Errno::EHOSTDOWN;
-        }
-        // Only a silence of the whole timeout counts: the time of this wait may have been cut by
-        // the operation's deadline.
-        if retry.silence.elapsed() >= self.patience {
-            self.is_away.store(true, Relaxed);
-        }
-        let seconds = retry.silence.elapsed().as_secs_f64();
-        tracing::error!(node = %who, endpoint = %self.endpoint, seconds, "{AWAY}");
-        Errno::EHOSTDOWN
-    }
-
-    /// Reports that a node refuses the connection, and that waiting cannot help.
-    pub(crate) fn report_refusal(&self, who: &dyn fmt::Display, e: &ConnectError) -> Errno {
-        tracing::error!(node = %who, error = %e, "connection refused for good");
-        e.errno()
-    }
-}
 
 /// A node and the connections to it.
 pub(crate) struct NodeClient {
@@ -120,41 +32,6 @@ pub(crate) struct NodeClient {
 }
 
 type OtherExecutors = Box<[OnceLock<Box<ExecutorClient>>]>;
-
-/// Repeats attempts until a deadline, with growing pauses.
-pub(crate) struct Retry {
-    silence: Silence,
-    patience: Duration,
-    pause: Duration,
-}
-
-impl Retry {
-    pub(crate) fn new(patience: Duration) -> Retry {
-        Retry { silence: Silence::new(Duration::ZERO), patience, pause: PAUSE_FIRST }
-    }
-
-    /// Returns how long an attempt may still wait.
-    pub(crate) fn time_left(&self) -> Duration {
-        self.silence.time_left(self.patience)
-    }
-
-    /// Waits a little. Returns false when the time is over, or when the program that asked is being
-    /// ended.
-    pub(crate) fn pause(&mut self) -> bool {
-        if self.silence.continue_waiting(self.patience).is_err() {
-            return false;
-        }
-        #[allow(clippy::disallowed_methods)] // a daemon that is down sends no event
-        std::thread::sleep(self.pause.min(self.time_left()));
-        self.pause = (self.pause * 2).min(PAUSE_LONGEST);
-        true
-    }
-
-    /// Records that a reply came.
-    pub(crate) fn record_answer(&self) {
-        self.silence.record_answer();
-    }
-}
 
 impl NodeClient {
     pub(crate) fn new(

@@ -8,17 +8,14 @@
 //! paths through a large directory cost no request, as long as no client changes it.
 
 use crate::Client;
-use crate::delegations::{self, to_uptime, uptime};
-use parking_lot::Mutex;
-use std::collections::HashMap;
+use crate::delegations;
+use crate::partition_cache::AttrRequests;
+use crate::uptime::{to_uptime, uptime};
 use std::sync::Arc;
 use std::time::Duration;
-use tatami_wire::batch::BatchOp;
 use tatami_wire::delegation::PartitionAttr;
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply};
-use tatami_wire::partition::{HashRange, name_hash, name_seed};
-use tatami_wire::partition_map::PartitionMaps;
-use tatami_wire::{Attr, Cred, Errno, Ino, InodeKind, ShardId, ShardMap, VolumeId};
+use tatami_wire::{Attr, Cred, Errno, Ino, InodeKind, ShardId};
 
 /// Corrections until a request fails with `ESTALE`. A partition map needs as many as a partition
 /// has split times, and some more if it splits meanwhile.
@@ -34,74 +31,6 @@ const QUIET: Duration = Duration::from_secs(2);
 const PARTS_MAX: usize = 256;
 /// Most directories whose requests are counted.
 const ASKED_MAX: usize = 1024;
-
-/// The partition maps that servers have sent.
-pub(crate) struct PartitionCache {
-    seed: u64,
-    /// Used for the number of shards, which never changes.
-    shard_map: ShardMap,
-    table: Mutex<PartitionTable>,
-}
-
-#[derive(Default)]
-struct PartitionTable {
-    directories: PartitionMaps,
-    /// The parent of a directory that has been listed: only its first partition returns the parent.
-    above: HashMap<Ino, Ino>,
-    /// Directories whose attributes were asked for.
-    asked: HashMap<Ino, AttrRequests>,
-}
-
-/// Requests for the attributes of a directory.
-#[derive(Default)]
-struct AttrRequests {
-    /// Requests since its partitions were asked last.
-    times: u32,
-    /// The partitions are not asked again before this time, by [`uptime`].
-    not_before: Duration,
-}
-
-impl PartitionCache {
-    pub(crate) fn new(volume: VolumeId, ring: ShardMap) -> PartitionCache {
-        PartitionCache { seed: name_seed(volume), shard_map: ring, table: Mutex::default() }
-    }
-
-    /// Returns the operation with partitions in the place of directories; `None` where it stays the
-    /// same.
-    pub(crate) fn locate(&self, op: &MetaOp) -> Option<MetaOp> {
-        let told = self.table.lock();
-        if told.directories.is_empty() {
-            return None;
-        }
-        let mut located = op.clone();
-        told.directories.locate_op(&self.shard_map, self.seed, &mut located);
-        (located != *op).then_some(located)
-    }
-
-    /// Returns the partition that has a name of the directory, as far as known.
-    pub(crate) fn partition_of_name(&self, dir: Ino, name: &[u8]) -> Ino {
-        self.table.lock().directories.find_partition(
-            &self.shard_map,
-            dir,
-            name_hash(self.seed, name),
-        )
-    }
-
-    /// Returns the batch operation with a partition in the place of its directory.
-    pub(crate) fn locate_batch_op(&self, act: &BatchOp) -> BatchOp {
-        let (mut act, told) = (act.clone(), self.table.lock());
-        told.directories.locate_batch_op(&self.shard_map, self.seed, &mut act);
-        act
-    }
-
-    pub(crate) fn record_partition(&self, part: Ino, range: HashRange) {
-        self.table.lock().directories.record_partition(&self.shard_map, part, range);
-    }
-
-    fn forget_partitions(&self, op: &MetaOp) {
-        self.table.lock().directories.forget_directories(self.seed, op);
-    }
-}
 
 impl Client {
     /// Sends one request to the shard that it concerns. The request takes effect once, even if the

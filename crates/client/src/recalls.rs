@@ -2,9 +2,9 @@
 
 use crate::Client;
 use crate::connection::Connection;
-use crate::delegations::uptime;
 use crate::executor::ExecutorClient;
 use crate::kernel_table::KernelCache;
+use crate::uptime::uptime;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd};

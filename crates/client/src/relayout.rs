@@ -5,7 +5,7 @@
 //! began. So readers see the same bytes at any time. A writer finds its bytes, or prevents the
 //! replacement. The leftovers of a crash are garbage that the shard knows of.
 
-use crate::node::Retry;
+use crate::retry::Retry;
 use crate::{Client, DataFile};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -9,7 +9,8 @@
 
 use crate::cause::record_cause;
 use crate::connection::Connection;
-use crate::node::{NodeClient, Retry};
+use crate::node::NodeClient;
+use crate::retry::Retry;
 use crate::waiting::{self, lock_interruptibly};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, VecDeque};

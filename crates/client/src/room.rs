@@ -2,8 +2,7 @@
 //! node's disk is full.
 
 use crate::Client;
-use parking_lot::Mutex;
-use std::collections::HashMap;
+use crate::room_cache::WhenFull;
 use std::path::Path;
 use std::time::{Duration, Instant};
 use tatami_wire::admin::{AdminCall, AdminReply, ClusterMap};
@@ -15,29 +14,6 @@ const FULL: u64 = 64 << 20;
 const SMALL_SHARE: u64 = 16;
 /// How long the reply of another node about its room counts; also a missing reply.
 const ASKED: Duration = Duration::from_secs(2);
-
-/// Where new files go when the disk of their home node is full.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum WhenFull {
-    /// To the next node that has room, by number; to the home node where none has.
-    #[default]
-    Next,
-    /// To the home node: then writes fail with `ENOSPC`.
-    Refuse,
-}
-
-/// The known room of other nodes.
-#[derive(Default)]
-pub(crate) struct RoomCache {
-    when_full: WhenFull,
-    asked: Mutex<HashMap<NodeId, (Instant, bool)>>,
-}
-
-impl RoomCache {
-    pub(crate) fn new(when_full: WhenFull) -> RoomCache {
-        RoomCache { when_full, ..RoomCache::default() }
-    }
-}
 
 impl Client {
     /// Returns the layout of a new file: whole, on the home node, or on the first node where there

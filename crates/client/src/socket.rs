@@ -1,7 +1,7 @@
 //! The socket of a connection. Each wait on it has an end, and checks whether the waiting program
 //! is being ended (see `waiting`).
 
-use crate::connection::Endpoint;
+use crate::endpoint::Endpoint;
 use crate::waiting::{Silence, TICK};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};

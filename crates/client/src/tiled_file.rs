@@ -2,18 +2,17 @@
 //! no tile covers it. Writes go in place, so a file that is written through here gets no new tiles.
 
 use crate::Client;
-use crate::data::DataFile;
+use crate::data::{DataFile, OpenBase, OpenPiece, TiledFile};
 use crate::lost::ShortObject;
 use crate::node::NodeClient;
-use crate::tiles::{SharedTiles, Tiles};
+use crate::tiled_files::Tiles;
 use parking_lot::Mutex;
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tatami_layout::FoundExtent;
 use tatami_wire::frame::PAYLOAD_MAX;
 use tatami_wire::object::{AllocMode, ObjectState, SeekTarget};
-use tatami_wire::{Attr, Cap, Errno, Ino, NodeId, Piece};
+use tatami_wire::{Attr, Cap, Errno, Piece};
 
 /// How often a read is repeated because the file was re-laid out meanwhile.
 const ATTEMPTS: usize = 8;
@@ -21,32 +20,6 @@ const ATTEMPTS: usize = 8;
 const OPEN_MAX: usize = 64;
 /// Longest stretch of a piece, in bytes, that is read in one request for many small tiles.
 const GATHER_MAX: u64 = PAYLOAD_MAX as u64;
-
-/// One open tiled file.
-pub(crate) struct TiledFile {
-    client: Arc<Client>,
-    ino: Ino,
-    cap: Cap,
-    /// The node of the base when the file was opened.
-    peer: Arc<NodeClient>,
-    base: Mutex<OpenBase>,
-    shared: Arc<SharedTiles>,
-    pieces: Mutex<HashMap<Piece, OpenPiece>>,
-    /// The base had all its bytes when it was checked, before the first change.
-    is_whole: AtomicBool,
-}
-
-/// The base, as the last request knew it.
-struct OpenBase {
-    at: (NodeId, Piece),
-    data: Arc<DataFile>,
-}
-
-struct OpenPiece {
-    data: Arc<DataFile>,
-    written: bool,
-    used: u64,
-}
 
 /// Bytes of a request that are contiguous in one piece, or nearly so.
 struct PieceRun {

@@ -23,7 +23,7 @@ const NAMES_MAX: usize = 1 << 18;
 /// Shortest time between two sweeps of durable names.
 const SWEEP: Duration = Duration::from_secs(1);
 
-/// Executors, and when each reported the name last, by [`uptime`](crate::delegations::uptime).
+/// Executors, and when each reported the name last, by [`uptime`](crate::uptime::uptime).
 type UnsyncedExecutors = BTreeMap<ExecutorId, Duration>;
 
 /// See the module.

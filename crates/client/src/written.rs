@@ -5,32 +5,11 @@
 //! bytes.
 
 use crate::Client;
-use crate::node::Retry;
-use parking_lot::Mutex;
-use std::collections::HashMap;
-use std::time::{Duration, Instant};
+use crate::retry::Retry;
 use tatami_wire::frame::FrameClass;
 use tatami_wire::meta::DataState;
 use tatami_wire::object::{ObjectCall, ObjectOp, ObjectReply, ObjectResult, ObjectState};
-use tatami_wire::{Access, Attr, Cap, Cred, Errno, NodeId, Timestamp};
-
-/// A node that did not answer is not asked again for this long. Meanwhile the last state that the
-/// shard knows counts, and the node's space does not.
-const AWAY: Duration = Duration::from_secs(5);
-
-/// Nodes that did not answer, and when.
-#[derive(Default)]
-pub(crate) struct AwayNodes(Mutex<HashMap<NodeId, Instant>>);
-
-impl AwayNodes {
-    pub(crate) fn is_away(&self, node: NodeId) -> bool {
-        self.0.lock().get(&node).is_some_and(|since| since.elapsed() < AWAY)
-    }
-
-    pub(crate) fn record_away(&self, node: NodeId) {
-        self.0.lock().insert(node, Instant::now());
-    }
-}
+use tatami_wire::{Access, Attr, Cap, Cred, Errno, Timestamp};
 
 impl Client {
     /// Returns the attributes of a file that other clients write, with the present state of its
@@ -153,13 +132,5 @@ mod tests {
         let now = merge_object_state(attr(0, 100, 100), &state(5, 40));
         assert!(now.mtime > Timestamp::from_sec(100) && now.ctime >= now.mtime, "{now:?}");
         assert_eq!(merge_object_state(now.clone(), &state(5, 40)), now, "one change, one time");
-    }
-
-    #[test]
-    fn a_node_that_is_away_is_not_asked_for_a_while() {
-        let away = AwayNodes::default();
-        assert!(!away.is_away(NodeId(1)));
-        away.record_away(NodeId(1));
-        assert!(away.is_away(NodeId(1)) && !away.is_away(NodeId(2)));
     }
 }

@@ -1,6 +1,7 @@
 //! The delegation cache and the kernel's copies are never old, in any order of events.
 
 use super::*;
+use tatami_wire::Timestamp;
 use tatami_wire::delegation::DelegatedEntries;
 use tatami_wire::partition::HashRange;
 

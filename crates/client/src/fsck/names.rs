@@ -5,12 +5,12 @@
 //! no transaction is about to write any of these records, the inode had these names, and no others,
 //! at one moment.
 
-use super::repair::{NameFault, Suspicion, Suspicions, UNREACHABLE};
+use super::name_fault::{InodeFacts, LeadShards, NameFault, Suspicion, Suspicions, UNREACHABLE};
 use super::{FindingKind, Fsck, FsckError, FsckFinding};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
-use tatami_wire::meta::{BACK_POINTERS_MAX, BackPointer, InodeEntries, MetaOp, MetaReply};
-use tatami_wire::{Cred, Errno, ExecutorId, Ino, InodeKind, ShardId};
+use tatami_wire::meta::{BACK_POINTERS_MAX, BackPointer, MetaOp, MetaReply};
+use tatami_wire::{Cred, Errno, Ino, InodeKind, ShardId};
 
 const WHAT: &str = "tell names and inodes";
 /// Most looks at an inode that does not stop changing.
@@ -20,15 +20,6 @@ const REST: Duration = Duration::from_millis(10);
 /// Deepest directory from which the walk upwards goes to the root.
 const DEPTH_MAX: usize = 1 << 20;
 
-/// All records of the executors about one inode.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct InodeFacts {
-    /// Records of the inode, normally one.
-    pub inodes: Vec<BackPointer>,
-    names: Vec<InodeEntries>,
-}
-
-pub(super) type LeadShards = [(ShardId, ExecutorId)];
 type FactsByInode = BTreeMap<Ino, InodeFacts>;
 
 impl Fsck<'_> {
@@ -341,6 +332,7 @@ impl InodeFacts {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tatami_wire::meta::InodeEntries;
 
     const INO: Ino = Ino(77);
 

@@ -5,7 +5,7 @@
 //! [`tatami_wire::partition`]. They are repaired before the executors verify their own records:
 //! these would lose the entries of a partition without a record.
 
-use super::names::LeadShards;
+use super::name_fault::LeadShards;
 use super::repair::RepairOutcome;
 use super::{Fsck, FsckError};
 use std::collections::BTreeMap;
