@@ -5,39 +5,19 @@
 //! reply of the shard.
 
 use crate::filesystem::FileSystem;
-use crate::open::{OpenInode, OpenKind};
+use crate::open::OpenKind;
+use crate::open_dir::{ListingState, OpenDir};
 use crate::{attr, caller};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use tatami_client::lock_interruptibly;
 use tatami_fuse::{DirEntries, OpenReply, Request};
-use tatami_wire::meta::DirEntry;
 use tatami_wire::{Cred, Errno, Ino, READDIR_MAX};
 
 /// Offsets after "." and "..".
 const DOT: u64 = 1;
 const DOT_DOT: u64 = 2;
-
-/// An open directory.
-pub(crate) struct OpenDir {
-    inode: Arc<OpenInode>,
-    /// The thread that opened the directory. Its groups are read from `/proc`.
-    pid: u32,
-    state: Mutex<ListingState>,
-}
-
-struct ListingState {
-    cred: Cred,
-    parent: Option<Ino>,
-    /// Entries after offset `at`, in order.
-    buffered: VecDeque<DirEntry>,
-    position: u64,
-    /// `ahead` is the end of the listing.
-    end: bool,
-    /// `ahead` was requested with attributes.
-    plus: bool,
-}
 
 fn offset_of_cookie(cookie: u64) -> u64 {
     cookie.saturating_add(DOT_DOT).min(i64::MAX as u64)

@@ -1,10 +1,11 @@
 //! Files: open, read, write, close.
 
+use crate::backing::Backing;
 use crate::deferred_close::DeferredClose;
 use crate::errno::to_kernel_errno;
 use crate::filesystem::FileSystem;
-use crate::locks::FileLockState;
-use crate::open::{Backing, CommitMark, OpenInode, OpenKind};
+use crate::open::{CommitMark, OpenInode, OpenKind};
+use crate::open_file::{FileLockState, OpenFile};
 use crate::size::{self, CommitReason};
 use crate::spare_pool::SparePoolMoment;
 use crate::{attr, caller};
@@ -28,16 +29,6 @@ const COPY_MAX: u64 = 64 << 20;
 /// Shortest read of a remote file, in bytes, that is spliced past this process. For shorter reads,
 /// a copy is cheaper than the additional system calls.
 const SPLICE_MIN: usize = 64 << 10;
-
-/// An open file.
-pub(crate) struct OpenFile {
-    pub(crate) inode: Arc<OpenInode>,
-    pub(crate) data: Arc<DataFile>,
-    pub(crate) access: Access,
-    /// Size at the open, in bytes.
-    opened_size: u64,
-    pub(crate) lock_state: FileLockState,
-}
 
 /// Splices bytes from a node's socket to the kernel, without a copy in this process.
 struct PassageSink<'a, 'b>(&'a mut SplicedReply<'b>);

@@ -8,11 +8,11 @@
 //! mount frees its locks at its RELEASE.
 
 use crate::errno::to_kernel_errno;
-use crate::file::OpenFile;
 use crate::filesystem::FileSystem;
+use crate::lock_waits::{EARLY_INTERRUPTS_MAX, LockWait};
+use crate::open_file::OpenFile;
 use crate::size::CommitReason;
-use parking_lot::{Condvar, Mutex};
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread::JoinHandle;
@@ -21,76 +21,13 @@ use tatami_client::{LOCK_RETRY_INTERVAL, LockNotices, LockOutcome, LockedBytes};
 use tatami_fuse::request::FileLock;
 use tatami_fuse::{Notifier, Reply, reply::DeferredReply};
 use tatami_wire::lock::{ByteRange, Lock, LockKind, LockSort};
-use tatami_wire::{Errno, Ino, hash};
+use tatami_wire::{Errno, Ino};
 
-/// Most remembered interruptions of requests that have not arrived yet.
-const EARLY_INTERRUPTS_MAX: usize = 1024;
 /// The kernel sends RELEASE after close(2) has returned. A lock of an open file with a close since
 /// it was locked may be about to be freed. A request waits for that for this time before it fails.
 const CLOSE_WAIT: Duration = Duration::from_millis(500);
-/// Most files in the table of files with locks. It is cleared when full.
-const USED_MAX: usize = 64 * 1024;
 /// Longest wait of the notification thread for news or for an executor.
 const NOTICE_WAIT: Duration = Duration::from_secs(1);
-
-/// The locks of an open file.
-#[derive(Debug, Default)]
-pub(crate) struct FileLockState {
-    /// A lock was acquired through the file.
-    taken: AtomicBool,
-    /// A descriptor was closed since.
-    closed: AtomicBool,
-    /// The locks were lost, and other owners may have had them.
-    lost: AtomicBool,
-    /// The kernel sends no FLUSH for the file.
-    silent: bool,
-}
-
-impl FileLockState {
-    pub(crate) fn new(silent: bool) -> FileLockState {
-        FileLockState { silent, ..FileLockState::default() }
-    }
-
-    /// Checks whether the file may have been closed without a FLUSH.
-    fn may_be_closed(&self) -> bool {
-        self.silent || self.closed.load(SeqCst)
-    }
-}
-
-/// A pending request for a lock.
-struct LockWait {
-    ino: Ino,
-    lock: Lock,
-    handle: u64,
-    /// `None` while the request is being repeated.
-    reply: Option<DeferredReply>,
-    /// The lock may be free now.
-    ready: bool,
-    interrupted: bool,
-    /// Time of the next repetition.
-    retry_at: Instant,
-}
-
-#[derive(Default)]
-struct LockWaitTable {
-    /// By the unique number of the FUSE request.
-    waits: HashMap<u64, LockWait, hash::HashBuilder>,
-    early_interrupts: VecDeque<u64>,
-    ended: bool,
-}
-
-/// All pending requests for locks.
-#[derive(Default)]
-pub(crate) struct LockWaits {
-    waits: Mutex<LockWaitTable>,
-    changed: Condvar,
-    /// Files with locks of this mount, now or earlier.
-    used: Mutex<HashSet<Ino, hash::HashBuilder>>,
-    any_used: AtomicBool,
-    /// Counts released open files, for the requests that wait for one.
-    releases: Mutex<u64>,
-    released: Condvar,
-}
 
 /// The threads that repeat lock requests and return delegations. Dropping them ends them.
 pub(crate) struct LockThreads {
@@ -413,86 +350,6 @@ impl LockedBytes for FileSystem {
     }
 }
 
-impl LockWaits {
-    fn record_used(&self, ino: Ino) {
-        let mut used = self.used.lock();
-        if used.len() >= USED_MAX {
-            used.clear();
-        }
-        used.insert(ino);
-        self.any_used.store(true, SeqCst);
-    }
-
-    /// Checks whether locks of the file were used through this mount.
-    pub(crate) fn are_used(&self, ino: Ino) -> bool {
-        self.any_used.load(SeqCst) && self.used.lock().contains(&ino)
-    }
-
-    /// Registers a request that may have to wait. Returns false if it was interrupted before.
-    fn begin_wait(&self, unique: u64, ino: Ino, lock: Lock, handle: u64) -> bool {
-        let mut waits = self.waits.lock();
-        if let Some(at) = waits.early_interrupts.iter().position(|early| *early == unique) {
-            waits.early_interrupts.remove(at);
-            return false;
-        }
-        let (reply, ready, interrupted, next) = (None, false, false, Instant::now());
-        let wait = LockWait { ino, lock, handle, reply, ready, interrupted, retry_at: next };
-        waits.waits.insert(unique, wait);
-        true
-    }
-
-    fn end_wait(&self, unique: u64) {
-        self.waits.lock().waits.remove(&unique);
-    }
-
-    fn mark_ready(&self, ready: &BTreeSet<u64>) {
-        let mut waits = self.waits.lock();
-        for unique in ready {
-            if let Some(wait) = waits.waits.get_mut(unique) {
-                wait.ready = true;
-            }
-        }
-        self.changed.notify_all();
-    }
-
-    /// Returns the next request to repeat; `None` at the end.
-    fn next_retry(&self) -> Option<(u64, Ino, Lock, u64, DeferredReply)> {
-        let mut waits = self.waits.lock();
-        loop {
-            if waits.ended {
-                return None;
-            }
-            let now = Instant::now();
-            let idle = waits.waits.iter_mut().filter(|(_, wait)| wait.reply.is_some());
-            let first =
-                idle.min_by_key(|(_, wait)| if wait.ready { now } else { wait.retry_at.max(now) });
-            let Some((unique, wait)) = first else {
-                self.changed.wait(&mut waits);
-                continue;
-            };
-            if !wait.ready && wait.retry_at > now {
-                let next = wait.retry_at;
-                self.changed.wait_until(&mut waits, next);
-                continue;
-            }
-            wait.ready = false;
-            if let Some(reply) = wait.reply.take() {
-                return Some((*unique, wait.ino, wait.lock, wait.handle, reply));
-            }
-        }
-    }
-
-    /// Waits for the release of an open file after `before`. Returns false at the deadline.
-    fn wait_for_release(&self, before: u64, deadline: Instant) -> bool {
-        let mut ends = self.releases.lock();
-        while *ends == before {
-            if self.released.wait_until(&mut ends, deadline).timed_out() {
-                return *ends != before;
-            }
-        }
-        true
-    }
-}
 /// Returns the error for open files with lost locks.
 fn lost_locks_error() -> Errno {
     tatami_client::record_cause(Errno::EIO, || {

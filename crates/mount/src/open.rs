@@ -3,17 +3,14 @@
 //! All handles of an inode share one [`OpenInode`]. The kernel accepts only one backing file for an
 //! inode at a time, and the commits to the shard concern all writers together.
 
-use crate::spare_pool::{SpareInUse, UnwrittenTimes};
+use crate::backing::Backing;
 use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard};
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
-use tatami_client::{DataFile, stat_file};
-use tatami_fuse::BackingId;
-use tatami_wire::object::ObjectState;
-use tatami_wire::{Errno, Ino, Piece, Timestamp, hash};
+use tatami_client::DataFile;
+use tatami_wire::{Ino, Timestamp, hash};
 
 const SHARDS: usize = 16;
 
@@ -100,31 +97,6 @@ pub(crate) struct OpenState {
     /// This client created the file without file capabilities. So the kernel's query before a write
     /// needs no request to the shard.
     pub(crate) no_capability: bool,
-}
-
-/// A local file that the kernel reads and writes directly.
-#[derive(Clone)]
-pub(crate) struct Backing {
-    pub(crate) id: BackingId,
-    /// Open while a handle of this mount may write. The kernel has its own descriptor for readers.
-    pub(crate) file: Option<Arc<OwnedFd>>,
-    /// The object of the inode, existing or future.
-    pub(crate) base: Piece,
-    /// Set while the file is a spare file and not yet an object.
-    pub(crate) spare: Option<SpareInUse>,
-    pub(crate) unwritten: Option<UnwrittenTimes>,
-}
-
-impl Backing {
-    /// Returns size, storage and times. `None` if no handle of this mount can have changed the
-    /// file.
-    ///
-    /// # Errors
-    /// Those of fstat(2).
-    pub(crate) fn current_state(&self) -> Result<Option<ObjectState>, Errno> {
-        let Some(file) = &self.file else { return Ok(None) };
-        Ok(Some(UnwrittenTimes::adjust_time(self.unwritten, stat_file(file)?)))
-    }
 }
 
 /// The state by which a change of a backing file is detected.

@@ -5,13 +5,15 @@
 //! write it.
 
 mod bytes;
+mod error;
 mod names;
 
 use crate::error::MountError;
 use crate::mountpoint;
 use crate::serving;
 use bytes::OverlayFile;
-use names::{PathTable, io_errno};
+use error::{OverlayResult, io_errno};
+use names::PathTable;
 use parking_lot::RwLock;
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -91,8 +93,6 @@ struct OverlayFileSystem {
     next: AtomicU64,
     valid: CacheTimeouts,
 }
-
-type OverlayResult<T> = Result<T, i32>;
 
 impl OverlayFileSystem {
     fn insert_handle(&self, opening: OverlayHandle) -> u64 {

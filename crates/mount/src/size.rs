@@ -1,10 +1,10 @@
 //! Sizes and times of open files: the state at the shard, the newer state of this
 //! mount, and its commit.
 
+use crate::backing::UnwrittenTimes;
 use crate::deferred_close::DeferredClose;
 use crate::filesystem::FileSystem;
 use crate::open::{CommitMark, OpenInode};
-use crate::spare_pool::UnwrittenTimes;
 use crate::{attr, caller};
 use rustix::fs::{Timespec, Timestamps, UTIME_OMIT};
 use std::sync::Arc;

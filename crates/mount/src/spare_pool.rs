@@ -5,43 +5,16 @@
 //! disk and the registration. All of it is wasted if the file is closed without a byte. A spare
 //! file costs that once, and is reused until a program writes to it.
 
-use crate::open::Backing;
+use crate::backing::{Backing, SpareInUse, UnwrittenTimes};
 use parking_lot::Mutex;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use tatami_client::{BorrowedSpares, DataFile, SpareFile};
 use tatami_fuse::{BackingId, Device};
-use tatami_wire::object::ObjectState;
 use tatami_wire::{Errno, Ino, Piece, Timestamp};
 
 /// Most consecutive refusals of a table. After these, the mount requests no further table.
 const TABLE_REFUSALS_MAX: u32 = 8;
-
-/// A spare file that is in use for an inode. It must be returned, or turned into an object.
-#[derive(Clone)]
-pub(crate) struct SpareInUse {
-    loan: Arc<BorrowedSpares>,
-    slot: usize,
-}
-
-/// Times of a spare file in use.
-///
-/// The spare file is older than its inode. Until the first byte it shows the time of the inode.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct UnwrittenTimes {
-    pub(crate) real: Timestamp,
-    pub(crate) shown: Timestamp,
-}
-
-impl UnwrittenTimes {
-    /// Replaces the time in `state` if the file has not been written to.
-    pub(crate) fn adjust_time(this: Option<UnwrittenTimes>, mut state: ObjectState) -> ObjectState {
-        if let Some(unwritten) = this.filter(|u| state.size == 0 && state.mtime == u.real) {
-            state.mtime = unwritten.shown;
-        }
-        state
-    }
-}
 
 /// A registered spare file that is free.
 struct ReadySpare {
@@ -283,6 +256,7 @@ fn unregister_backing(device: &Device, id: BackingId) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tatami_wire::object::ObjectState;
 
     #[test]
     fn a_spare_shows_the_time_of_its_inode_until_it_is_written_to() {

@@ -1,7 +1,6 @@
 //! The bytes of an open file, ordinary or container.
 
-use super::OverlayResult;
-use super::names::io_errno;
+use super::error::{OverlayResult, io_errno};
 use parking_lot::Mutex;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};

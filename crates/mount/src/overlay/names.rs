@@ -1,7 +1,7 @@
 //! Names and attributes: those of the shown directory, except for containers.
 
-use super::OverlayResult;
 use super::bytes::{self, OverlayFile};
+use super::error::{OverlayResult, io_errno};
 use parking_lot::RwLock;
 use rustix::fs::{AtFlags, CWD, Gid, Mode, RenameFlags, Timespec, Timestamps, Uid};
 use std::collections::HashMap;
@@ -12,11 +12,6 @@ use std::path::{Path, PathBuf};
 use tatami_fuse::abi::ROOT_ID;
 use tatami_fuse::request::{FuseSetAttr, FuseSetTime};
 use tatami_fuse::{FuseAttr, FuseTime};
-
-/// Returns the error number of a system error.
-pub(super) fn io_errno(error: std::io::Error) -> i32 {
-    error.raw_os_error().unwrap_or(libc::EIO)
-}
 
 fn system_errno(errno: rustix::io::Errno) -> i32 {
     errno.raw_os_error()
