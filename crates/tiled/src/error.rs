@@ -92,3 +92,19 @@ impl<T> ErrorContext<T> for std::io::Result<T> {
         })
     }
 }
+
+/// Converts the error number of a daemon to that of a system call.
+pub(crate) fn to_system_errno(errno: tatami_wire::Errno) -> rustix::io::Errno {
+    rustix::io::Errno::from_raw_os_error(errno.0)
+}
+
+/// Adds the operation and the path to the error of a daemon.
+pub(crate) trait DaemonErrorContext<T> {
+    fn daemon_context(self, operation: &'static str, path: &Path) -> Result<T>;
+}
+
+impl<T> DaemonErrorContext<T> for std::result::Result<T, tatami_wire::Errno> {
+    fn daemon_context(self, operation: &'static str, path: &Path) -> Result<T> {
+        self.map_err(|errno| TiledError::new(operation, path, to_system_errno(errno)))
+    }
+}

@@ -2,6 +2,7 @@
 //! lock of atomic mode, over an engine that stores the bytes.
 
 use crate::claim::{self, Claim};
+use crate::collective_open::CollectiveOpen;
 use crate::container_engine::{self, ContainerEngine};
 use crate::engine::Engine;
 use crate::error::{ErrorContext, Result, TiledError};
@@ -23,28 +24,6 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use tatami_client::JobMember;
 use tatami_layout::{ProgramView, Shape, View};
-
-/// A collective open, as rank 0 begins it.
-#[derive(Clone, Debug)]
-pub struct CollectiveOpen<'a> {
-    /// The file, as the program names it.
-    pub path: &'a Path,
-    /// The requested access.
-    pub flags: Flags,
-    /// Permissions of a new file, before umask.
-    pub mode: u32,
-    /// The hints of the program.
-    pub hints: &'a Hints,
-    /// The settings of the environment.
-    pub environment: &'a Environment,
-    /// Processes that take part.
-    pub ranks: u32,
-    /// The machine of all of them, 0 if there are several.
-    pub machine: u32,
-    /// For each rank, the number of its node, from 1, where the path lies on a mount of a volume.
-    /// Empty where all ranks are on this node.
-    pub nodes: &'a [u32],
-}
 
 /// Begins an open: creates the file if requested, checks that it can be opened, and recovers dead
 /// opens.

@@ -18,6 +18,7 @@
 //! ```
 
 pub mod claim;
+pub mod collective_open;
 pub mod container;
 pub mod container_engine;
 pub mod container_state;
@@ -53,8 +54,9 @@ pub mod wholelock;
 
 mod mapping;
 
+pub use collective_open::CollectiveOpen;
 pub use error::{Result, TiledError};
-pub use file::{CollectiveOpen, RankFile, begin_open};
+pub use file::{RankFile, begin_open};
 pub use flags::Flags;
 pub use hints::{Environment, Hints};
 pub use memory::Buffer;

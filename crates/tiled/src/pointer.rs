@@ -6,13 +6,12 @@
 //! that ranks of several mounts have open, the shard keeps the pointer, and each operation is one
 //! request.
 
-use crate::error::{ErrorContext, Result};
+use crate::error::{DaemonErrorContext, ErrorContext, Result};
 use crate::file_mutex::FileMutex;
 use crate::machine;
 use crate::shared::SharedWords;
 use crate::sharing;
 use crate::token::{EngineKind, OpenToken};
-use crate::volume::DaemonErrorContext;
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use std::fs::{File, OpenOptions};

@@ -5,10 +5,9 @@
 //! the file mutex is taken, too. For a volume's file that ranks of several mounts have open, the
 //! shard keeps the lock and grants it in the order of the requests.
 
-use crate::error::{ErrorContext, Result};
+use crate::error::{DaemonErrorContext, ErrorContext, Result};
 use crate::file_mutex::{FileMutex, FileMutexGuard};
 use crate::sharing;
-use crate::volume::DaemonErrorContext;
 use parking_lot::{Condvar, Mutex};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;

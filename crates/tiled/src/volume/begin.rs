@@ -1,16 +1,15 @@
 //! The beginning of an open of a volume's file, by rank 0.
 
+use super::open_file::{LookedUpFile, OpenVolumeFile};
 use super::session::{VolumeSession, WriteHold};
-use super::{DaemonErrorContext, LookedUpFile, OpenVolumeFile};
-use crate::error::{ErrorContext, Result, TiledError};
-use crate::file::CollectiveOpen;
+use crate::collective_open::CollectiveOpen;
+use crate::error::{DaemonErrorContext, ErrorContext, Result, TiledError};
 use crate::flags::Flags;
 use crate::machine;
 use crate::token::{EngineKind, OpenToken, OpenedVolumeFile};
 use parking_lot::Mutex;
 use rustix::fs::{FileType, Mode};
 use rustix::io::Errno;
-use std::fs::{File, OpenOptions};
 use std::path::Path;
 use tatami_wire::{Access, Cred, NodeId};
 
@@ -124,19 +123,5 @@ fn create_file(path: &Path, flags: Flags, mode: u32) -> Result<bool> {
     match rustix::fs::mknodat(rustix::fs::CWD, path, FileType::RegularFile, mode, 0) {
         Err(Errno::EXIST) if !flags.contains(Flags::EXCL) => Ok(false),
         other => other.context("create", path).map(|()| true),
-    }
-}
-
-/// Checks by open(2) whether the file may be opened with the requested access. Reading and writing
-/// are checked by two opens: the mount refuses both at once while a program has the file open since
-/// before it had tiles. No bytes pass through these descriptors.
-pub(super) fn check_open_permission(path: &Path, flags: Flags) -> Result<()> {
-    let read = match flags.can_read() || !flags.can_write() {
-        true => Some(File::open(path).context("open", path)?),
-        false => None,
-    };
-    match (flags.can_write(), read) {
-        (false, Some(_)) => Ok(()),
-        _ => OpenOptions::new().write(true).open(path).context("open", path).map(drop),
     }
 }

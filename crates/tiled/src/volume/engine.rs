@@ -3,12 +3,12 @@
 use super::begin::{BegunVolumeOpen, take_begun_open};
 use super::joined::{is_scattered, join_tiles};
 use super::neighbors::Neighbors;
+use super::open_file::OpenVolumeFile;
 use super::rank_table::OwnRankTable;
 use super::session::{VolumeSession, WriteHold};
 use super::state::{OwnRankPosition, OwnVolumePiece, VolumeState};
-use super::{DaemonErrorContext, OpenVolumeFile};
 use crate::engine::Engine;
-use crate::error::{ErrorContext, Result, TiledError};
+use crate::error::{DaemonErrorContext, ErrorContext, Result, TiledError};
 use crate::flags::Flags;
 use crate::hints::Hints;
 use crate::journal;

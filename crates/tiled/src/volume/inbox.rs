@@ -10,8 +10,8 @@
 //! A message can be sent before the receiver accepts the connection, and it outlives the sender. So
 //! no rank depends on another rank being inside a call of this library.
 
+use super::claim_table::ClaimTable;
 use super::mounts;
-use super::neighbors::ClaimTable;
 use crate::machine;
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};

@@ -163,7 +163,7 @@ impl FetchedWords {
         self.bytes.resize(before + FETCH, 0);
         let got = match self.object.read_at(&mut self.bytes[before..], before as u64) {
             Err(tatami_wire::Errno::ENOENT) => Ok(0),
-            other => other.map_err(super::to_system_errno),
+            other => other.map_err(crate::error::to_system_errno),
         };
         self.bytes.truncate(before + *got.as_ref().unwrap_or(&0));
         self.ended = got? < FETCH;

@@ -7,9 +7,9 @@
 
 use super::begin::distinct_nodes;
 use super::joined::NumberedPiece;
+use super::open_file::{BaseSource, OpenVolumeFile};
 use super::rank_table::{FetchedWords, NodeRankTable};
-use super::{BaseSource, DaemonErrorContext, OpenVolumeFile};
-use crate::error::{ACCEPT_LOSS, ErrorContext, Result, TiledError};
+use crate::error::{ACCEPT_LOSS, DaemonErrorContext, ErrorContext, Result, TiledError};
 use crate::journal::{self, JournalError};
 use crate::plain::read_full;
 use crate::reader::PieceSource;
