@@ -1,9 +1,9 @@
 //! Batches of operations in one request.
 //!
 //! A *batch operation* is an operation on one name or one inode. It behaves like a separate
-//! [`MetaOp`](crate::meta::MetaOp): it is atomic by itself, has its own result, and follows the same rules. One node
-//! executes the operations of a batch one after the other, and writes one reply and one log record
-//! for all. (Bulk insertion as in IndexFS, SC 2014, but visible at once.)
+//! [`MetaOp`](crate::meta::MetaOp): it is atomic by itself, has its own result, and follows the
+//! same rules. One node executes the operations of a batch one after the other, and writes one
+//! reply and one log record for all. (Bulk insertion as in IndexFS, SC 2014, but visible at once.)
 //!
 //! A node does not execute an operation that needs other nodes. The result says so, and the client
 //! sends that operation alone.

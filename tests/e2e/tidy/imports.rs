@@ -53,7 +53,8 @@ pub fn find_imports(sources: &Sources, externals: &[String]) -> Result<Vec<Impor
 /// Returns the groups of files that import one another, each as the imports inside it.
 pub fn find_cycles(imports: &[Import]) -> Vec<Vec<Import>> {
     let mut reached: BTreeMap<&Path, BTreeSet<&Path>> = BTreeMap::new();
-    for start in imports.iter().map(|import| import.from.as_path()) {
+    let starts: BTreeSet<&Path> = imports.iter().map(|import| import.from.as_path()).collect();
+    for start in starts {
         let mut found = BTreeSet::new();
         let mut open = vec![start];
         while let Some(file) = open.pop() {

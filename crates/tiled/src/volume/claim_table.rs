@@ -1,5 +1,5 @@
-//! The claim table: the ranks of one node agree through it on the rank that requests the descriptors
-//! of all.
+//! The claim table: the ranks of one node agree through it on the rank that requests the
+//! descriptors of all.
 
 use crate::mapping::Mapping;
 use rustix::fs::{MemfdFlags, SealFlags};

@@ -1,5 +1,5 @@
-//! One file of a volume, as a handle of one rank has it open: its names on the mount, its objects on
-//! the nodes.
+//! One file of a volume, as a handle of one rank has it open: its names on the mount, its objects
+//! on the nodes.
 
 use super::rank_table::OwnRankTable;
 use super::session::VolumeSession;
