@@ -1,7 +1,7 @@
 //! Finds out why a node cannot be reached, as far as this machine can see, and names a remedy. Each
 //! case looks like a stopped daemon. For most of them `tatami up` does not help.
 
-use crate::daemon;
+use crate::daemon_files;
 use crate::volume_dir::VolumeDir;
 use std::io::ErrorKind;
 use std::net::{TcpStream, ToSocketAddrs};
@@ -47,7 +47,7 @@ impl Absence {
         if !error.is_transient() {
             return Absence::new(
                 error.to_string(),
-                format!("see its log, {}", daemon::log_file(&entry.dir).display()),
+                format!("see its log, {}", daemon_files::log_file(&entry.dir).display()),
             );
         }
         if socket_failed == Some(ErrorKind::PermissionDenied) {
@@ -63,7 +63,7 @@ impl Absence {
                 ),
             );
         }
-        let process = daemon::running_daemon(entry);
+        let process = daemon_files::running_daemon(entry);
         let no_socket = [Some(ErrorKind::NotFound), Some(ErrorKind::ConnectionRefused)];
         if no_socket.contains(&socket_failed)
             && place.is_here(entry)
@@ -86,7 +86,7 @@ impl Absence {
                 format!("its daemon (process {}) runs and does not answer ({error})", process.pid),
                 format!(
                     "see its log, {}; to end it: tatami node stop --force{flag} {}",
-                    daemon::log_file(&entry.dir).display(),
+                    daemon_files::log_file(&entry.dir).display(),
                     entry.name
                 ),
             );
@@ -107,7 +107,7 @@ impl Absence {
     /// Returns the absence of a node that accepted the request and did not reply within `timeout`.
     pub fn from_timeout(place: &VolumeDir, entry: &NodeEntry, timeout: Duration) -> Absence {
         let silent = format!("silent for {} s", timeout.as_secs());
-        let why = match daemon::running_daemon(entry) {
+        let why = match daemon_files::running_daemon(entry) {
             Some(process) => {
                 format!("its daemon (process {}) runs and does not answer ({silent})", process.pid)
             }
@@ -116,7 +116,7 @@ impl Absence {
         let remedy = match place.is_here(entry) {
             true => format!(
                 "see its log, {}; to end it: tatami node stop --force{} {}",
-                daemon::log_file(&entry.dir).display(),
+                daemon_files::log_file(&entry.dir).display(),
                 place.dir_flag(),
                 entry.name
             ),

@@ -6,8 +6,8 @@
 
 use crate::error::{CommandFailure, CommandResult, FailureContext};
 use crate::process::ProcessRecord;
+use crate::replace_file::replace_file;
 use crate::term::{self, BAD, HEAD, TermOutput};
-use crate::volume_dir::replace_file;
 use parking_lot::Mutex;
 use rustix::fs::Mode;
 use serde::{Deserialize, Serialize};

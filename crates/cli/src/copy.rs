@@ -1,17 +1,17 @@
 //! `tatami cp`: copies between the volume and this machine, or within the volume.
 
+use crate::copy_trees::{
+    CopySink, CopyTrees, FileFacts, append_name, copy_bytes, last_name, volume_identity,
+};
 use crate::error::{CommandFailure, CommandResult};
-use crate::files::{CHUNK, open_volume};
+use crate::files::open_volume;
 use crate::import::{self, ImportItem};
 use crate::term;
 use crate::volume_dir::VolumeArgs;
-use crate::volume_path::{AnyPath, last_component, read_umask};
+use crate::volume_path::{AnyPath, read_umask};
 use indicatif::ProgressBar;
-use std::io::{Read, Write};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
-use tatami_client::tree::{FileHandle, VolumeTree, join_path};
-use tatami_wire::{Errno, Ino, InodeKind, Timestamp};
+use std::os::unix::ffi::OsStrExt;
+use tatami_wire::{Errno, Ino, InodeKind};
 
 /// `tatami cp`
 #[derive(Debug, clap::Args)]
@@ -30,167 +30,6 @@ pub struct CpArgs {
     /// The sources, and last the destination. At least one is in the volume, with a colon in front
     #[arg(required = true, num_args = 2.., value_name = "PATH")]
     paths: Vec<AnyPath>,
-}
-
-/// The attributes of a file that a copy needs.
-#[derive(Clone, Copy)]
-pub struct FileFacts {
-    pub kind: InodeKind,
-    pub mode: u16,
-    pub size: u64,
-    pub mtime: Timestamp,
-    /// Equal for two paths of one file.
-    pub identity: (u64, u64),
-}
-
-/// The identity of an inode of the volume, for [`FileFacts::identity`].
-fn volume_identity(ino: Ino) -> (u64, u64) {
-    (u64::MAX, ino.0)
-}
-
-/// A file being written, in the volume or on this machine.
-enum CopySink {
-    Local(std::fs::File),
-    Volume(Box<FileHandle>),
-}
-
-/// The same operations on the volume and on this machine.
-pub struct CopyTrees<'a> {
-    pub tree: &'a VolumeTree,
-    pub umask: u16,
-}
-
-impl CopyTrees<'_> {
-    pub fn read_facts(&self, path: &AnyPath, follow: bool) -> Result<FileFacts, Errno> {
-        match path {
-            AnyPath::Volume(path) => {
-                let a = self.tree.stat(path, follow)?;
-                let identity = volume_identity(a.ino);
-                Ok(FileFacts { kind: a.kind, mode: a.mode, size: a.size, mtime: a.mtime, identity })
-            }
-            AnyPath::Local(path) => {
-                let m = if follow { path.metadata()? } else { path.symlink_metadata()? };
-                Ok(FileFacts {
-                    kind: InodeKind::from_mode(m.mode()).ok_or(Errno::EINVAL)?,
-                    mode: (m.mode() & 0o7777) as u16,
-                    size: m.size(),
-                    mtime: Timestamp { sec: m.mtime(), nsec: m.mtime_nsec() as u32 },
-                    identity: (m.dev(), m.ino()),
-                })
-            }
-        }
-    }
-
-    fn list_names(&self, path: &AnyPath) -> Result<Vec<Vec<u8>>, Errno> {
-        match path {
-            AnyPath::Volume(path) => {
-                let entries = self.tree.read_dir(path, false)?;
-                Ok(entries.into_iter().map(|e| e.name.into_vec()).collect())
-            }
-            AnyPath::Local(path) => {
-                let mut names = Vec::new();
-                for entry in std::fs::read_dir(path)? {
-                    names.push(entry?.file_name().into_vec());
-                }
-                names.sort_unstable();
-                Ok(names)
-            }
-        }
-    }
-
-    pub fn open_source(&self, path: &AnyPath) -> Result<Box<dyn Read>, Errno> {
-        Ok(match path {
-            AnyPath::Volume(path) => Box::new(self.tree.open(path)?),
-            AnyPath::Local(path) => Box::new(std::fs::File::open(path)?),
-        })
-    }
-
-    fn create_sink(&self, path: &AnyPath, mode: u16) -> Result<CopySink, Errno> {
-        Ok(match path {
-            AnyPath::Volume(path) => {
-                CopySink::Volume(Box::new(self.tree.create(path, mode & 0o777, self.umask)?))
-            }
-            AnyPath::Local(path) => CopySink::Local(
-                std::fs::OpenOptions::new()
-                    .write(true)
-                    .create(true)
-                    .truncate(true)
-                    .mode(u32::from(mode & 0o777))
-                    .open(path)?,
-            ),
-        })
-    }
-
-    fn mkdir(&self, path: &AnyPath, mode: u16) -> Result<(), Errno> {
-        // The copy must be able to fill it, regardless of the mode of the original.
-        let mode = (mode & 0o777) | 0o700;
-        let made = match path {
-            AnyPath::Volume(path) => self.tree.mkdir(path, mode, self.umask).map(drop),
-            AnyPath::Local(path) => std::os::unix::fs::DirBuilderExt::mode(
-                &mut std::fs::DirBuilder::new(),
-                u32::from(mode),
-            )
-            .create(path)
-            .map_err(Errno::from),
-        };
-        match made {
-            Err(Errno::EEXIST) if self.read_facts(path, true)?.kind == InodeKind::Dir => Ok(()),
-            other => other,
-        }
-    }
-
-    fn copy_link(&self, from: &AnyPath, to: &AnyPath) -> Result<(), Errno> {
-        let target = match from {
-            AnyPath::Volume(path) => self.tree.read_link(path)?,
-            AnyPath::Local(path) => std::fs::read_link(path)?.into_os_string().into_vec(),
-        };
-        match to {
-            AnyPath::Volume(path) => self.tree.symlink(path, &target).map(drop),
-            AnyPath::Local(path) => {
-                let target = std::ffi::OsStr::from_bytes(&target);
-                std::os::unix::fs::symlink(target, path).map_err(Errno::from)
-            }
-        }
-    }
-
-    fn preserve_attrs(&self, path: &AnyPath, facts: &FileFacts) -> Result<(), Errno> {
-        match path {
-            AnyPath::Volume(path) => self.tree.set_attrs(path, facts.preserved_attrs()).map(drop),
-            AnyPath::Local(path) => {
-                let mode = std::fs::Permissions::from_mode(u32::from(facts.mode));
-                std::fs::set_permissions(path, mode)?;
-                let time = rustix::fs::Timespec {
-                    tv_sec: facts.mtime.sec,
-                    tv_nsec: i64::from(facts.mtime.nsec),
-                };
-                let omit = rustix::fs::Timespec { tv_sec: 0, tv_nsec: libc::UTIME_OMIT };
-                let times = rustix::fs::Timestamps { last_access: omit, last_modification: time };
-                let flags = rustix::fs::AtFlags::empty();
-                rustix::fs::utimensat(rustix::fs::CWD, path, &times, flags)
-                    .map_err(|e| Errno(e.raw_os_error()))
-            }
-        }
-    }
-}
-
-/// Returns `path` with `name` appended, in the volume or on this machine.
-pub fn append_name(path: &AnyPath, name: &[u8]) -> AnyPath {
-    match path {
-        AnyPath::Volume(path) => AnyPath::Volume(join_path(path, name)),
-        AnyPath::Local(path) => AnyPath::Local(path.join(std::ffi::OsStr::from_bytes(name))),
-    }
-}
-
-fn last_name(path: &AnyPath) -> Vec<u8> {
-    match path {
-        AnyPath::Volume(path) => last_component(path).to_vec(),
-        AnyPath::Local(path) => {
-            let name = path.file_name().map(|n| n.as_bytes().to_vec());
-            // `.` and `..` have a name only after they are resolved.
-            let resolved = || path.canonicalize().ok()?.file_name().map(|n| n.as_bytes().to_vec());
-            name.or_else(resolved).unwrap_or_default()
-        }
-    }
 }
 
 /// Copies files.
@@ -327,45 +166,4 @@ fn copy_file(
         file.close().map_err(|e| to.operation_failure("cannot write", e))?;
     }
     Ok(())
-}
-
-/// Copies the bytes of one file. `size` is its expected size and bounds the buffer.
-///
-/// # Errors
-/// Those of reading and writing.
-pub fn copy_bytes(
-    (from, to): (&AnyPath, &AnyPath),
-    size: u64,
-    source: &mut dyn Read,
-    sink: &mut dyn Write,
-    bar: &ProgressBar,
-) -> CommandResult {
-    bar.set_message(term::escape_name(&last_name(from)));
-    let mut buffer = vec![0; CHUNK.min(size.max(64 << 10) as usize)];
-    loop {
-        let n = match source.read(&mut buffer) {
-            Ok(0) => return Ok(()),
-            Ok(n) => n,
-            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
-            Err(e) => return Err(from.operation_failure("cannot read", Errno::from(e))),
-        };
-        sink.write_all(&buffer[..n])
-            .map_err(|e| to.operation_failure("cannot write", Errno::from(e)))?;
-        bar.inc(n as u64);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_are_put_below_either_side() {
-        let volume = AnyPath::Volume(b"/a".to_vec());
-        assert_eq!(append_name(&volume, b"b"), AnyPath::Volume(b"/a/b".to_vec()));
-        assert_eq!(last_name(&volume), b"a");
-        let local = AnyPath::Local("/x".into());
-        assert_eq!(append_name(&local, b"b"), AnyPath::Local("/x/b".into()));
-        assert!(!last_name(&AnyPath::Local(".".into())).is_empty());
-    }
 }

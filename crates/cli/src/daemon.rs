@@ -1,12 +1,13 @@
 //! Daemons of nodes: running one in this process, starting and stopping them in the background.
 
 use crate::absence::Absence;
+use crate::daemon_files::{log_file, pid_file, running_daemon};
 use crate::error::{CommandFailure, CommandResult, FailureContext};
 use crate::keys::name;
-use crate::process::{self, ProcessRecord};
+use crate::process::ProcessRecord;
 use crate::start_process::{self, ReadyPipe, StartingProcess};
 use crate::term;
-use crate::volume_dir::{AdminCallError, VolumeArgs, VolumeDir};
+use crate::volume_dir::{AdminCallError, VolumeArgs, VolumeDir, in_use_key};
 use rustix::fs::Mode;
 use rustix::process::Signal;
 use std::ffi::OsString;
@@ -52,16 +53,6 @@ pub struct RunArgs {
     /// Descriptor of a pipe for the report that the process is ready
     #[arg(long, value_name = "FD", hide = true)]
     pub ready_fd: Option<i32>,
-}
-
-/// Returns the file in which a daemon records its process.
-pub fn pid_file(node_dir: &Path) -> PathBuf {
-    node_dir.join("pid")
-}
-
-/// Returns the log file of a daemon in the background.
-pub fn log_file(node_dir: &Path) -> PathBuf {
-    node_dir.join("log")
 }
 
 /// Runs a daemon in this process until a signal or a request ends it.
@@ -154,11 +145,6 @@ fn select_node<'a>(
         }),
         _ => Err(CommandFailure::usage("the volume has several nodes").try_this("--node N")),
     }
-}
-
-/// Returns the process of the node's daemon, if it runs on this machine.
-pub fn running_daemon(entry: &NodeEntry) -> Option<process::RunningProcess> {
-    process::find_recorded(&pid_file(&entry.dir))
 }
 
 /// Returns whether the daemon of this node runs and answers. Waits for the end of a daemon that is
@@ -266,11 +252,6 @@ fn register_directory(register: &Path, volume: &VolumeFile) -> CommandResult {
 /// Returns whether a node of this volume is registered as having, or having had, a data directory.
 fn is_registered(register: &Path, volume: &VolumeFile) -> bool {
     std::fs::read_to_string(register).is_ok_and(|text| text.trim_end() == volume.volume.to_string())
-}
-
-/// Returns the key under which `up` remembers that the node's data directory is in use.
-pub fn in_use_key(entry: &NodeEntry) -> String {
-    format!("made-{}", entry.id)
 }
 
 /// Records that the node's data directory is in use. From now on a missing directory is an error

@@ -1,6 +1,6 @@
 //! `tatami fsck`: the check of [`tatami_client::fsck`], for people and scripts.
 
-use crate::daemon;
+use crate::daemon_files;
 use crate::error::{CommandFailure, CommandResult, ExitStatus, FailureContext};
 use crate::offline::OfflineVolume;
 use crate::status;
@@ -107,7 +107,8 @@ fn check_volume(place: &VolumeDir, args: &FsckArgs) -> CommandResult<(VolumeFile
 /// Connects to the running daemons.
 fn connect_client(place: &VolumeDir, volume: &VolumeFile) -> CommandResult<Arc<Client>> {
     refuse_absent(place, volume)?;
-    let all_down = || volume.nodes.iter().all(|entry| daemon::running_daemon(entry).is_none());
+    let all_down =
+        || volume.nodes.iter().all(|entry| daemon_files::running_daemon(entry).is_none());
     place.connect_client(None).map_err(|e| match all_down() {
         true => e.try_this(format!(
             "start them: tatami up{0}; or check the volume while they are stopped: tatami fsck \

@@ -1,6 +1,6 @@
 //! `tatami cp -r` into the volume: creates and closes the entries of a directory in batches.
 
-use crate::copy::{CopyTrees, FileFacts, append_name, copy_bytes};
+use crate::copy_trees::{CopyTrees, FileFacts, append_name, copy_bytes};
 use crate::error::CommandResult;
 use crate::volume_path::AnyPath;
 use indicatif::ProgressBar;
@@ -9,7 +9,7 @@ use tatami_client::tree::FileHandle;
 use tatami_client::{CreateItem, Created};
 use tatami_wire::batch::BatchOp;
 use tatami_wire::meta::InodeTemplate;
-use tatami_wire::{Access, Errno, Ino, InodeKind, SetAttr};
+use tatami_wire::{Access, Errno, Ino, InodeKind};
 
 /// Entries created by one request. This is also the number of files open at a time.
 const ENTRIES_PER_REQUEST: usize = 256;
@@ -177,17 +177,6 @@ fn close_files(
         }
     }
     result
-}
-
-impl FileFacts {
-    /// Returns the attributes that `--preserve` copies.
-    pub fn preserved_attrs(self) -> SetAttr {
-        SetAttr {
-            mode: Some(self.mode),
-            mtime: Some(tatami_wire::SetTime::At(self.mtime)),
-            ..SetAttr::default()
-        }
-    }
 }
 
 /// Returns the items to copy from a directory of this machine: those of `names` that still exist.

@@ -7,9 +7,12 @@ mod background;
 mod bench_cmd;
 mod config;
 mod config_cmd;
+mod connect;
 mod container_cmd;
 mod copy;
+mod copy_trees;
 mod daemon;
+mod daemon_files;
 mod dir_cmd;
 mod down;
 mod error;
@@ -31,6 +34,7 @@ mod process;
 mod rebalance_cmd;
 mod recover_cmd;
 mod relayout_cmd;
+mod replace_file;
 mod session;
 mod start_process;
 mod status;
@@ -43,7 +47,7 @@ mod volume_path;
 mod where_cmd;
 
 use args::{Cli, CliCommand};
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use error::{CommandResult, ExitStatus};
 use std::process::ExitCode;
 use tatami_cluster::mountinfo;
@@ -102,7 +106,7 @@ fn run(command: &CliCommand) -> CommandResult {
         CliCommand::Mpirun(args) => mpi_cmd::mpirun(args),
         CliCommand::MpiCheck(args) => mpi_cmd::check_program(args),
         CliCommand::Config(args) => config_cmd::run(args),
-        CliCommand::Completions(args) => manual::print_completions(args),
-        CliCommand::Man(args) => manual::write_pages(args),
+        CliCommand::Completions(args) => manual::print_completions(args, Cli::command()),
+        CliCommand::Man(args) => manual::write_pages(args, Cli::command()),
     }
 }

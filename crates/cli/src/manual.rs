@@ -1,9 +1,7 @@
 //! Completion scripts and manual pages, generated from the definition of the command line.
 
-use crate::args::Cli;
 use crate::error::{CommandResult, FailureContext};
 use crate::keys::KEYS;
-use clap::CommandFactory;
 use clap_mangen::Man;
 use std::fmt::Write as _;
 use std::io::{self, Write};
@@ -30,9 +28,9 @@ pub struct ManArgs {
 ///
 /// # Errors
 /// Those of the output.
-pub fn print_completions(args: &CompletionsArgs) -> CommandResult {
+pub fn print_completions(args: &CompletionsArgs, mut command: clap::Command) -> CommandResult {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "tatami", &mut script);
+    clap_complete::generate(args.shell, &mut command, "tatami", &mut script);
     let mut out = io::stdout().lock();
     out.write_all(&script)?;
     out.flush()?;
@@ -43,15 +41,14 @@ pub fn print_completions(args: &CompletionsArgs) -> CommandResult {
 ///
 /// # Errors
 /// Those of the output or the directory.
-pub fn write_pages(args: &ManArgs) -> CommandResult {
-    let mut command = Cli::command();
-    command.build();
+pub fn write_pages(args: &ManArgs, mut command: clap::Command) -> CommandResult {
     if args.markdown {
         let mut out = io::stdout().lock();
-        out.write_all(render_reference_page().as_bytes())?;
+        out.write_all(render_reference_page(command).as_bytes())?;
         out.flush()?;
         return Ok(());
     }
+    command.build();
     match &args.dir {
         None => {
             let mut out = io::stdout().lock();
@@ -79,8 +76,8 @@ fn write_page_tree(dir: &Path, command: &clap::Command, top: bool) -> io::Result
 const PAGE_COLUMNS: usize = 90;
 
 /// Returns the help of all commands as one Markdown page: `docs/reference/command-line.md`.
-fn render_reference_page() -> String {
-    let mut command = Cli::command().term_width(PAGE_COLUMNS);
+fn render_reference_page(command: clap::Command) -> String {
+    let mut command = command.term_width(PAGE_COLUMNS);
     command.build();
     let mut page = String::from(
         "# The command line\n\n\
@@ -221,6 +218,8 @@ fn render_overview() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::args::Cli;
+    use clap::CommandFactory;
 
     #[test]
     fn text_that_looks_like_roff_means_itself() {
@@ -232,7 +231,7 @@ mod tests {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/command-line.md");
         let page = std::fs::read_to_string(path).expect("the page is there");
         assert!(
-            page == render_reference_page(),
+            page == render_reference_page(Cli::command()),
             "it is out of date: tatami man --markdown > docs/reference/command-line.md"
         );
     }

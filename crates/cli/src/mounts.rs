@@ -7,9 +7,9 @@
 use crate::error::{CommandFailure, CommandResult, FailureContext};
 use crate::mountinfo::{self, FS_TYPE, MountEntry};
 use crate::process::{ProcessRecord, RunningProcess};
+use crate::replace_file::replace_file;
 use crate::term;
 use crate::users;
-use crate::volume_dir::replace_file;
 use rustix::fs::Mode;
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};

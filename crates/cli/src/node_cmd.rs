@@ -1,6 +1,7 @@
 //! `tatami node`: commands on single daemons.
 
 use crate::daemon::{self, RunArgs};
+use crate::daemon_files;
 use crate::error::{CommandFailure, CommandResult};
 use crate::rebalance_cmd::{self, AddArgs, DrainArgs, RebalanceArgs};
 use crate::term::{BAD, DIM, GOOD, TermOutput, TextTable};
@@ -191,7 +192,7 @@ fn list_nodes(args: &ListArgs) -> CommandResult {
                 dir: n.dir.display().to_string(),
                 shards: of_node().map(|(shard, _)| shard).collect(),
                 executors: of_node().map(|(_, e)| e).collect::<BTreeSet<_>>().len(),
-                pid: daemon::running_daemon(n).map(|r| r.pid),
+                pid: daemon_files::running_daemon(n).map(|r| r.pid),
             }
         })
         .collect();

@@ -2,7 +2,7 @@
 //! at addresses and sockets that no other process knows. The locks of the data directories keep
 //! others from starting a daemon meanwhile.
 
-use crate::daemon;
+use crate::daemon_files;
 use crate::error::{CommandFailure, CommandResult, FailureContext};
 use crate::keys::name;
 use crate::ports;
@@ -37,7 +37,7 @@ impl OfflineVolume {
                 place,
                 &entry.name,
                 &entry.dir,
-                daemon::running_daemon(entry).is_some(),
+                daemon_files::running_daemon(entry).is_some(),
             )?;
         }
         let key =

@@ -5,7 +5,7 @@
 //! reach a different process.
 
 use crate::error::{CommandResult, FailureContext};
-use crate::volume_dir::replace_file;
+use crate::replace_file::replace_file;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};

@@ -1,7 +1,7 @@
 //! `tatami status`: reports whether everything works, and the faults if not.
 
 use crate::absence::Absence;
-use crate::daemon;
+use crate::daemon_files;
 use crate::error::{CommandFailure, CommandResult, ExitStatus};
 use crate::mounts::MountRecord;
 use crate::term::{self, BAD, DIM, GOOD, HEAD, TermOutput, TextTable, WARN};
@@ -223,7 +223,7 @@ pub(crate) fn ask_all_nodes(
         Err(e) => Err(odd(e.to_string())),
     };
     let is_busy =
-        |entry| daemon::running_daemon(entry).is_some_and(|process| !process.is_stopped());
+        |entry| daemon_files::running_daemon(entry).is_some_and(|process| !process.is_stopped());
     let ask = |entry| match ask_within(HEALTH_TIMEOUT, entry) {
         Err(absence) if absence.is_silence && is_busy(entry) => ask_within(ADMIN_TIMEOUT, entry),
         answer => answer,
@@ -366,8 +366,10 @@ fn print_report(out: &mut TermOutput, report: &StatusReport) -> CommandResult {
     for node in &report.nodes {
         // This is no fault of the volume: any program can try to connect.
         if let Some(RefusedConnections { wrong_key: n @ 1.., .. }) = node.turned_away {
-            let (tries, log) =
-                (if n == 1 { "try" } else { "tries" }, daemon::log_file(Path::new(&node.dir)));
+            let (tries, log) = (
+                if n == 1 { "try" } else { "tries" },
+                daemon_files::log_file(Path::new(&node.dir)),
+            );
             writeln!(
                 out,
                 "\n{}: {n} {tries} to connect with a wrong key; see its log, {}",

@@ -2,15 +2,17 @@
 //! missing steps.
 
 use crate::daemon;
+use crate::daemon_files;
 use crate::error::{CommandFailure, CommandResult, FailureContext};
 use crate::keys::{KEYS, name};
 use crate::mount_cmd;
 use crate::mounts;
 use crate::ports;
 use crate::rebalance_cmd;
+use crate::replace_file::replace_file;
 use crate::start_process::StartingProcess;
 use crate::term::{self, HEAD, TermOutput};
-use crate::volume_dir::{VolumeArgs, VolumeDir, replace_file};
+use crate::volume_dir::{VolumeArgs, VolumeDir};
 use indicatif::ProgressBar;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -365,7 +367,7 @@ fn verify_key(place: &VolumeDir, volume: &VolumeFile) -> CommandResult {
     let path = place.key_file();
     let path = path.display();
     let here: Vec<&NodeEntry> =
-        volume.nodes.iter().filter(|entry| daemon::running_daemon(entry).is_some()).collect();
+        volume.nodes.iter().filter(|entry| daemon_files::running_daemon(entry).is_some()).collect();
     let key = match KeyFile::load(&place.key_file()) {
         Ok(key) => key,
         // A user without permission to read the key has requested no part that needs it.

@@ -1,23 +1,21 @@
 //! The directory of a volume on this machine, and the files in it.
 
-use crate::absence::Absence;
 use crate::config::{self, ConfigLayers, ConfigOverrides, VolumeConfig};
-use crate::daemon;
 use crate::error::{CommandFailure, CommandResult, ExitStatus, FailureContext};
 use crate::keys::name;
+use crate::replace_file::replace_file;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 use tatami_client::connection::{Caller, ConnectError, Connection, Endpoint};
-use tatami_client::{Client, ClientOptions, WhenFull};
+use tatami_client::{ClientOptions, WhenFull};
 use tatami_cluster::trusted;
 use tatami_cluster::{KeyFile, NodeEntry, VolumeFile};
 use tatami_wire::admin::{AdminCall, AdminReply, AdminResult};
 use tatami_wire::frame::FrameClass;
-use tatami_wire::{ClientId, ExecutorId, NodeId, VolumeKey};
+use tatami_wire::{ClientId, ExecutorId, VolumeKey};
 
 /// Longest wait for the reply to an administrative request.
 pub const ADMIN_TIMEOUT: Duration = Duration::from_secs(10);
@@ -214,7 +212,7 @@ impl VolumeDir {
 
     /// Returns whether a node belongs to this machine: its directory is here, or was.
     pub fn is_here(&self, entry: &NodeEntry) -> bool {
-        entry.dir.exists() || self.remembered_setting(&daemon::in_use_key(entry)).is_some()
+        entry.dir.exists() || self.remembered_setting(&in_use_key(entry)).is_some()
     }
 
     /// Returns whether the directory belongs to this user and no other user can change it.
@@ -228,56 +226,6 @@ impl VolumeDir {
             Ok(default) if default == self.dir => String::new(),
             _ => format!(" --dir {}", self.dir.display()),
         }
-    }
-
-    /// Opens a session with the volume, with `node` as its home node. Without `node`, the first
-    /// node that answers becomes the home node.
-    ///
-    /// # Errors
-    /// No daemon answers.
-    pub fn connect_client(&self, node: Option<NodeId>) -> CommandResult<Arc<Client>> {
-        let volume = self.load_volume()?;
-        let mut said: Vec<String> = Vec::new();
-        let mut remedies: Vec<String> = Vec::new();
-        let meant = |entry: &&NodeEntry| node.is_none_or(|n| n.0 == entry.id);
-        // Nodes that do not reply are retried with the full timeout only when no other answers.
-        let mut silent: Vec<&NodeEntry> = Vec::new();
-        for entry in volume.nodes.iter().filter(meant) {
-            let options = self.client_options(&volume, entry)?;
-            match Client::connect_within(options.patience.min(HEALTH_TIMEOUT), options) {
-                Ok(client) => return Ok(Arc::new(client)),
-                Err(e) if e.is_timeout() => silent.push(entry),
-                Err(tatami_client::ClientError::Connect(e)) => {
-                    let Absence { why, remedy, .. } = Absence::from_connect_error(self, entry, &e);
-                    said.push(format!("{}: {why}", entry.name));
-                    if !remedies.contains(&remedy) {
-                        remedies.push(remedy);
-                    }
-                }
-                Err(e) => said.push(format!("{}: {e}", entry.name)),
-            }
-        }
-        for entry in silent {
-            match Client::connect(self.client_options(&volume, entry)?) {
-                Ok(client) => return Ok(Arc::new(client)),
-                Err(_) => {
-                    let Absence { why, remedy, .. } = Absence::from_timeout(
-                        self,
-                        entry,
-                        self.config.duration_value(name::CLIENT_PATIENCE),
-                    );
-                    said.push(format!("{}: {why}", entry.name));
-                    remedies.push(remedy);
-                }
-            }
-        }
-        remedies.push(format!("see also: tatami status{}", self.dir_flag()));
-        Err(CommandFailure::degraded(match node {
-            Some(_) => "the node cannot be reached".to_owned(),
-            None => format!("no node of volume {} can be reached", volume.name),
-        })
-        .because(said.join("\n"))
-        .try_this(remedies.join("\n")))
     }
 
     /// Returns the options of a client that reaches the volume through this node.
@@ -432,6 +380,11 @@ fn node_endpoint(entry: &NodeEntry, with_key: bool) -> Endpoint {
     Endpoint::Unix(entry.socket.clone())
 }
 
+/// Returns the key under which `up` remembers that the node's data directory is in use.
+pub fn in_use_key(entry: &NodeEntry) -> String {
+    format!("made-{}", entry.id)
+}
+
 /// Why a daemon did not answer a request.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
@@ -464,12 +417,4 @@ impl AdminCallError {
             AdminCallError::Frame(_) | AdminCallError::Errno(_) => false,
         }
     }
-}
-
-/// Replaces a file atomically: a crash leaves the old one or the new one.
-///
-/// # Errors
-/// Those of the file system.
-pub fn replace_file(path: &Path, text: &str) -> CommandResult {
-    Ok(trusted::replace_file(path, text.as_bytes(), Mode::from_raw_mode(0o644), false)?)
 }
