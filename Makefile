@@ -43,16 +43,16 @@ soak: packages tools lint ## the end-to-end tests, SCALE (20) times as much of e
 	@scripts/test-libraries.sh
 
 bench: packages ## measure Tatami and the plain disk side by side
-	cargo build --quiet --locked --release --bin tatami
+	cargo build --quiet --locked --release --bin tatami --bin tatami-bench
 	target/release/tatami bench suite
 
 predict: packages ## predict the rates of up to 1,024 servers from what things take here
-	cargo build --quiet --locked --release --bin tatami
+	cargo build --quiet --locked --release --bin tatami --bin tatami-bench
 	target/release/tatami bench predict
 
 bench-mpi: ## measure shared files of MPI programs, with the layer and without
 	@scripts/packages.sh build mpi
-	cargo build --quiet --locked --release -p tatami-cli -p tatami-capi
+	cargo build --quiet --locked --release -p tatami-cli -p tatami-bench -p tatami-capi
 	$(MAKE) --silent -C mpi IO=../target/release BUILD=../target/release/mpi
 	$(MAKE) --silent -C mpi-bench
 	target/release/tatami bench mpi

@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Installs tatami, the MPI-IO layer, its workloads, man pages and shell completions below a prefix.
+# Installs tatami, the programs of `tatami bench`, the MPI-IO layer, man pages and shell completions
+# below a prefix.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 prefix=$(realpath -m "${1:-/usr/local}")
 
-cargo build --quiet --locked --release --bin tatami
+cargo build --quiet --locked --release --bin tatami --bin tatami-bench
 cargo build --quiet --locked --release -p tatami-capi
 tatami=target/release/tatami
-install -D "$tatami" "$prefix/bin/tatami"
+install -D -t "$prefix/bin" "$tatami" "$tatami-bench"
 # The MPI-IO layer, for the MPI libraries whose development packages are installed.
 make --silent -C mpi BUILD=../target/mpi-release IO=../target/release
 install -D -t "$prefix/lib/tatami" target/mpi-release/libtatami_*.so

@@ -22,7 +22,7 @@ pub enum BenchError {
     #[error(transparent)]
     Mount(#[from] tatami_mount::MountError),
     #[error(transparent)]
-    Unmount(#[from] tatami_mount::UnmountError),
+    Unmount(#[from] tatami_fuse::UnmountError),
     #[error("{0}")]
     Usage(String),
     #[error("process {rank} of the workload: {message}")]
@@ -34,6 +34,8 @@ pub enum BenchError {
     Verify { path: String, offset: u64, expected: u8, found: u8 },
     #[error("{path}: {got} bytes instead of {wanted} at offset {offset}")]
     Short { path: String, offset: u64, wanted: usize, got: usize },
+    #[error("drawing {path}: {problem}")]
+    Plot { path: PathBuf, problem: String },
     #[error("'{program}' {problem}")]
     Program { program: String, problem: String },
 }

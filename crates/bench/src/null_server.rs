@@ -6,7 +6,7 @@
 //! the `Bytes` depth the frame goes back unread: that measures the socket alone.
 
 use crate::error::{BenchError, io_error};
-use crate::worker::{PhaseTotals, Workload};
+use crate::workload::{PhaseTotals, Workload};
 use rustix::event::epoll;
 use serde::{Deserialize, Serialize};
 use std::io::{self, Read, Write};

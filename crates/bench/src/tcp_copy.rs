@@ -6,7 +6,7 @@
 //! clock counts.
 
 use crate::error::{BenchError, io_error, path_error};
-use crate::worker::{PhaseTotals, Workload};
+use crate::workload::{PhaseTotals, Workload};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{self, Read, Write};

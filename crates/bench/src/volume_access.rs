@@ -3,60 +3,98 @@
 
 use crate::error::BenchError;
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
-use std::time::Duration;
+use std::path::{Path, PathBuf};
+use tatami_bench_args::BenchVolumeArgs;
 use tatami_client::{Client, ClientOptions, Endpoint};
-use tatami_wire::{VolumeId, VolumeKey};
+use tatami_cluster::{KeyFile, VolumeFile, default_volume_dir};
+use tatami_wire::{Cred, VolumeId, VolumeKey};
+
+/// The way to a node, as plain data.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+enum AccessEndpoint {
+    /// By the socket of a node on this machine.
+    Unix(PathBuf),
+    /// By the network.
+    Tcp(String),
+}
 
 /// [`ClientOptions`] of a client, as plain data.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct VolumeAccess {
-    unix: Option<PathBuf>,
-    tcp: Option<String>,
+    endpoint: AccessEndpoint,
     key: Option<String>,
-    volume: Option<VolumeId>,
-    patience_ms: u64,
+    volume: VolumeId,
 }
 
 impl std::fmt::Debug for VolumeAccess {
     /// Omits the key.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Reach({:?}, {:?})", self.unix, self.tcp)
+        write!(f, "VolumeAccess({:?})", self.endpoint)
     }
 }
 
-impl From<&ClientOptions> for VolumeAccess {
-    fn from(options: &ClientOptions) -> VolumeAccess {
-        let (unix, tcp) = match &options.endpoint {
-            Endpoint::Unix(path) | Endpoint::Through(path, _) => (Some(path.clone()), None),
-            Endpoint::Tcp(address) => (None, Some(address.clone())),
-        };
-        VolumeAccess {
-            unix,
-            tcp,
-            key: options.key.as_ref().map(VolumeKey::to_hex),
-            volume: options.volume,
-            patience_ms: options.patience.as_millis() as u64,
-        }
+/// Returns the user of this process.
+pub fn own_cred() -> Cred {
+    let groups = rustix::process::getgroups().unwrap_or_default();
+    Cred {
+        uid: rustix::process::geteuid().as_raw(),
+        gid: rustix::process::getegid().as_raw(),
+        groups: groups.into_iter().map(|g| g.as_raw()).collect(),
     }
 }
 
 impl VolumeAccess {
-    /// Returns the options again.
+    /// Returns the way to the volume of the command line.
     ///
     /// # Errors
-    /// A value from elsewhere without an endpoint, or with a bad key.
-    pub fn to_options(&self) -> Result<ClientOptions, BenchError> {
-        let endpoint = match (&self.unix, &self.tcp) {
-            (Some(path), _) => Endpoint::Unix(path.clone()),
-            (None, Some(address)) => Endpoint::Tcp(address.clone()),
-            (None, None) => return Err(BenchError::Usage("no endpoint was given".into())),
+    /// As [`VolumeAccess::from_dir`], and no default directory.
+    pub fn from_args(args: &BenchVolumeArgs) -> Result<VolumeAccess, BenchError> {
+        let dir = args.dir.clone().or_else(default_volume_dir).ok_or_else(|| {
+            BenchError::Usage("name the directory of the volume: --dir DIR".into())
+        })?;
+        VolumeAccess::from_dir(&dir)
+    }
+
+    /// Returns the way to the volume in this directory, through its first node.
+    ///
+    /// # Errors
+    /// A directory without a volume, and a damaged key.
+    pub fn from_dir(dir: &Path) -> Result<VolumeAccess, BenchError> {
+        let volume = VolumeFile::load(&dir.join("volume.toml"));
+        let volume = volume.map_err(|e| BenchError::Usage(e.to_string()))?;
+        let key = match KeyFile::load(&dir.join("key")) {
+            Ok(key) => Some(key.to_hex()),
+            // On its socket, a daemon asks another user for no key.
+            Err(e) if e.is_foreign() => None,
+            Err(e) => return Err(BenchError::Usage(e.to_string())),
         };
-        let mut options = ClientOptions::new(endpoint);
+        let no_nodes = || BenchError::Usage("the volume has no nodes".into());
+        let first = volume.nodes.first().ok_or_else(no_nodes)?;
+        let far = key.is_some() && !first.dir.exists();
+        let endpoint = match far {
+            true => AccessEndpoint::Tcp(first.address.clone()),
+            false => AccessEndpoint::Unix(first.socket.clone()),
+        };
+        Ok(VolumeAccess { endpoint, key, volume: volume.volume })
+    }
+
+    /// Returns the same with another endpoint: that of a machine that is none of the nodes.
+    pub fn with_address(self, address: &str) -> VolumeAccess {
+        VolumeAccess { endpoint: AccessEndpoint::Tcp(address.into()), ..self }
+    }
+
+    /// Returns the options of a client.
+    ///
+    /// # Errors
+    /// A bad key.
+    pub fn to_options(&self) -> Result<ClientOptions, BenchError> {
+        let mut options = ClientOptions::new(match &self.endpoint {
+            AccessEndpoint::Unix(path) => Endpoint::Unix(path.clone()),
+            AccessEndpoint::Tcp(address) => Endpoint::Tcp(address.clone()),
+        });
         let key = self.key.as_deref().map(VolumeKey::from_hex).transpose();
         options.key = key.map_err(|e| BenchError::Usage(format!("the volume key: {e}")))?;
-        options.volume = self.volume;
-        options.patience = Duration::from_millis(self.patience_ms);
+        options.volume = Some(self.volume);
         Ok(options)
     }
 
@@ -75,18 +113,18 @@ mod tests {
 
     #[test]
     fn options_survive_a_pipe_and_the_key_does_not_print() {
-        let mut options = ClientOptions::new(Endpoint::Unix("/run/socket".into()));
-        options.key = Some(VolumeKey::new([0x5a; 32]));
-        options.volume = Some(VolumeId([3; 16]));
-        let reach = VolumeAccess::from(&options);
-        assert!(!format!("{reach:?}").contains("5a5a"));
-        let text = serde_json::to_string(&reach).expect("plain data");
+        let access = VolumeAccess {
+            endpoint: AccessEndpoint::Unix("/run/socket".into()),
+            key: Some(VolumeKey::new([0x5a; 32]).to_hex()),
+            volume: VolumeId([3; 16]),
+        };
+        assert!(!format!("{access:?}").contains("5a5a"));
+        let text = serde_json::to_string(&access).expect("plain data");
         let back: VolumeAccess = serde_json::from_str(&text).expect("what we wrote");
-        let back = back.to_options().expect("complete");
-        assert_eq!(back.endpoint, options.endpoint);
-        assert_eq!(
-            (back.key, back.volume, back.patience),
-            (options.key, options.volume, options.patience)
-        );
+        let options = back.to_options().expect("a good key");
+        assert_eq!(options.endpoint, Endpoint::Unix("/run/socket".into()));
+        assert_eq!(options.key, Some(VolumeKey::new([0x5a; 32])));
+        let far = back.with_address("node1:4000").to_options().expect("a good key");
+        assert_eq!((far.endpoint, far.key), (Endpoint::Tcp("node1:4000".into()), options.key));
     }
 }

@@ -10,32 +10,10 @@ use crate::worker::WorkerTask;
 use crate::worker_group::{Launcher, PhaseOutcome, WorkerGroup};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
+use tatami_bench_args::WireArgs;
 
 /// The operations that send messages to the null server.
-pub const OPERATIONS: [&str; 3] = ["create", "stat", "unlink"];
-
-/// Options of `tatami bench wire`.
-#[derive(Clone, Debug, clap::Args)]
-pub struct WireArgs {
-    /// Number of client processes
-    #[arg(short = 'p', long, default_value_t = 1, value_parser = crate::args::procs)]
-    pub procs: usize,
-    /// Requests of each process in a phase
-    #[arg(short = 'n', long, default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
-    pub requests: u64,
-    /// How often everything is repeated
-    #[arg(short = 'i', long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    pub iterations: u32,
-    /// Over TCP on the loopback (default: a UNIX socket)
-    #[arg(long)]
-    pub tcp: bool,
-    /// Echo the bytes, without encoding, checksums and decoding
-    #[arg(long)]
-    pub bytes: bool,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-}
+const OPERATIONS: [&str; 3] = ["create", "stat", "unlink"];
 
 /// One kind of message.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -63,22 +41,6 @@ pub struct WireReport {
     pub procs: usize,
     /// By kind of message.
     pub operations: Vec<WireResult>,
-}
-
-/// The figures of one phase of the null server.
-#[derive(Clone, Debug)]
-pub struct NullServerPhase {
-    /// Time of the clients; CPU time of clients and servers.
-    pub all: PhaseOutcome,
-    /// Nanoseconds of CPU time of the servers.
-    pub server_ns: u64,
-}
-
-impl NullServerPhase {
-    /// Returns microseconds of the servers' CPU time per request.
-    pub fn server_us_per_op(&self) -> f64 {
-        crate::stats::ratio_or_zero(self.server_ns as f64 / 1e3, self.all.ops as f64)
-    }
 }
 
 /// A null server with its clients. The servers are restarted for every phase; the clients stay.
@@ -116,11 +78,11 @@ impl<'a> NullServerRun<'a> {
         NullServerRun { servers, socket: None, ..self }
     }
 
-    /// Runs one phase.
+    /// Runs one phase. Returns the time of the clients, and the CPU time of clients and servers.
     ///
     /// # Errors
     /// The first process that fails.
-    pub fn run_phase(&mut self, operation: &str) -> Result<NullServerPhase, BenchError> {
+    pub fn run_phase(&mut self, operation: &str) -> Result<PhaseOutcome, BenchError> {
         let part = NullServerPart::Server {
             clients: self.procs,
             socket: self.socket.clone(),
@@ -132,10 +94,9 @@ impl<'a> NullServerRun<'a> {
         let addresses = servers.prepare_phase("serve")?.join(",");
         servers.start_phase()?;
         let mut all = self.clients.run_phase(&format!("{operation} {addresses}"))?;
-        let server_ns = PhaseOutcome::from_reports(&servers.collect_reports()?).cpu_ns;
         // The servers' report covers all clients, since a server ends with its last connection.
-        all.cpu_ns += server_ns;
-        Ok(NullServerPhase { all, server_ns })
+        all.cpu_ns += PhaseOutcome::from_reports(&servers.collect_reports()?).cpu_ns;
+        Ok(all)
     }
 }
 
@@ -170,7 +131,7 @@ fn measure_operations(
         let (mut rates, mut cpu, mut stolen) = (Vec::new(), Vec::new(), 0.0);
         for _ in 0..args.iterations {
             let steal = Steal::now();
-            let outcome = echo.run_phase(operation)?.all;
+            let outcome = echo.run_phase(operation)?;
             rates.push(outcome.ops_per_sec());
             cpu.push(outcome.cpu_us_per_op());
             stolen = f64::max(stolen, steal.stolen_share());

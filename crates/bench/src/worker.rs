@@ -3,10 +3,11 @@
 
 use crate::clock;
 use crate::error::{BenchError, io_error};
-use crate::ior::{IorPart, IorRank};
-use crate::mdtest::{MdtestPart, MdtestRank};
+use crate::ior::rank::{IorPart, IorRank};
+use crate::mdtest::rank::{MdtestPart, MdtestRank};
 use crate::null_server::{NullServer, NullServerPart};
 use crate::tcp_copy::{TcpCopy, TcpCopyPart};
+use crate::workload::{PhaseTotals, Workload};
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, Write};
 
@@ -60,29 +61,6 @@ pub struct WorkerReport {
     pub bytes: u64,
 }
 
-/// The totals of one phase.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PhaseTotals {
-    /// Operations.
-    pub ops: u64,
-    /// Bytes.
-    pub bytes: u64,
-}
-
-/// A task of a process.
-pub trait Workload {
-    /// Does the work that must not count to the time of `phase`.
-    ///
-    /// # Errors
-    /// Any operation that fails.
-    fn prepare_phase(&mut self, phase: &str) -> Result<String, BenchError>;
-    /// Runs the phase that was prepared last.
-    ///
-    /// # Errors
-    /// The first operation that fails.
-    fn run_phase(&mut self, phase: &str) -> Result<PhaseTotals, BenchError>;
-}
-
 fn create_workload(task: WorkerTask) -> Result<Box<dyn Workload>, BenchError> {
     Ok(match task {
         WorkerTask::Mdtest(part) => Box::new(MdtestRank::new(part)?),
@@ -92,13 +70,12 @@ fn create_workload(task: WorkerTask) -> Result<Box<dyn Workload>, BenchError> {
     })
 }
 
-/// Runs as a process of a workload, with orders from standard input and
-/// reports to standard output.
+/// Runs as a process of a workload, with orders from standard input and reports to `says`.
 ///
 /// # Errors
 /// Those of the pipes. A failure of the task is reported instead.
-pub fn main() -> Result<(), BenchError> {
-    serve_orders(&mut std::io::stdin().lock(), &mut std::io::stdout().lock())
+pub fn main(says: &mut impl Write) -> Result<(), BenchError> {
+    serve_orders(&mut std::io::stdin().lock(), says)
 }
 
 fn serve_orders(orders: &mut impl BufRead, says: &mut impl Write) -> Result<(), BenchError> {
@@ -118,8 +95,9 @@ fn handle_orders(orders: &mut impl BufRead, says: &mut impl Write) -> Result<(),
         if orders.read_line(&mut line).map_err(io_error("reading orders"))? == 0 {
             return Ok(());
         }
-        let order = serde_json::from_str(&line)
-            .map_err(|e| BenchError::Usage(format!("this subcommand is for tatami itself: {e}")))?;
+        let order = serde_json::from_str(&line).map_err(|e| {
+            BenchError::Usage(format!("this subcommand is for tatami bench itself: {e}"))
+        })?;
         let early = || BenchError::Usage("an order came before its task or phase".into());
         let answer = match order {
             WorkerOrder::Take(task) => {

@@ -10,11 +10,9 @@
 use crate::error::{BenchError, io_error};
 use crate::worker::{WorkerMessage, WorkerOrder, WorkerReport, WorkerTask};
 use std::io::{BufRead, BufReader, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-
-/// Most processes of one workload.
-pub const PROCS_MAX: usize = 1024;
+use tatami_bench_args::PROCS_MAX;
 
 /// How to start this program as a process of a workload.
 #[derive(Clone, Debug)]
@@ -26,13 +24,18 @@ pub struct Launcher {
 }
 
 impl Launcher {
-    /// Returns the running program with `bench worker`.
+    /// Returns the running program with `worker`.
     ///
     /// # Errors
     /// When the system does not report which program is running.
     pub fn this_program() -> Result<Launcher, BenchError> {
         let program = std::env::current_exe().map_err(io_error("finding the running program"))?;
-        Ok(Launcher { program, args: vec!["bench".into(), "worker".into()] })
+        Ok(Launcher { program, args: vec!["worker".into()] })
+    }
+
+    /// Returns the `tatami` command: `named`, or the one beside this program.
+    pub fn tatami_command(&self, named: Option<&Path>) -> PathBuf {
+        named.map_or_else(|| self.program.with_file_name("tatami"), Path::to_path_buf)
     }
 }
 

@@ -1,8 +1,8 @@
 //! The command line as a whole. The arguments of a command are defined beside its code.
 
 use crate::{
-    bench_cmd, config_cmd, copy, dir_cmd, down, exec, files, fsck_cmd, manual, mount_cmd, mpi_cmd,
-    node_cmd, recover_cmd, relayout_cmd, status, up, usage_cmd, where_cmd,
+    config_cmd, copy, dir_cmd, down, exec, files, fsck_cmd, manual, mount_cmd, mpi_cmd, node_cmd,
+    recover_cmd, relayout_cmd, status, up, usage_cmd, where_cmd,
 };
 
 /// A parallel file system from the local disks of a job's nodes
@@ -205,10 +205,10 @@ Exit codes, as fsck(8): 0 clean, 1 all faults are repaired, 4 faults are left,
 Examples:
   tatami bench mdtest -n 1000 -p 4 /mnt/tatami/bench
   tatami bench ior -t 1m -b 256m --verify /mnt/tatami/bench
-  tatami bench suite           all figures, beside the local disk
+  tatami bench suite           the figures with goals, beside the local disk
   tatami bench predict --servers 1,16,1024 --network ethernet
-  tatami bench mpi --mpi openmpi --only btio --markdown")]
-    Bench(bench_cmd::BenchCmdArgs),
+  tatami bench mpi --mpi openmpi --only btio")]
+    Bench(tatami_bench_args::BenchArgs),
     /// Run a program that sees one node's mount at the common path
     #[command(after_help = "\
 Examples:

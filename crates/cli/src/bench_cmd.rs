@@ -1,39 +1,27 @@
-//! `tatami bench`: runs the workloads of `tatami_bench`.
+//! `tatami bench`: starts the program with the workloads, which is installed beside this one.
 
-use crate::error::{CommandFailure, CommandResult};
-use crate::term::TermOutput;
-use crate::volume_dir::VolumeArgs;
-use tatami_bench::{BenchArgs, BenchError};
+use crate::error::{CommandFailure, CommandResult, FailureContext};
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use tatami_bench_args::{BenchArgs, PROGRAM};
 
-/// `tatami bench`
-#[derive(Debug, clap::Args)]
-pub struct BenchCmdArgs {
-    #[command(flatten)]
-    at: VolumeArgs,
-    #[command(flatten)]
-    bench: BenchArgs,
-}
-
-/// Runs a workload.
+/// Replaces this process by that program, with the same arguments. They have been checked here, so
+/// that a mistake is reported as for every other command.
 ///
 /// # Errors
-/// The workload did not finish.
-pub fn run(args: &BenchCmdArgs) -> CommandResult {
-    let options = || {
-        let place = args.at.open().map_err(|e| BenchError::Usage(e.report()))?;
-        let open = || {
-            let volume = place.load_volume()?;
-            let first = volume
-                .nodes
-                .first()
-                .ok_or_else(|| CommandFailure::new("the volume has no nodes"))?;
-            place.client_options(&volume, first)
-        };
-        open().map_err(|e| BenchError::Usage(e.report()))
-    };
-    tatami_bench::run(args.bench.clone(), options, &mut TermOutput::new()).map_err(|e| match e {
-        BenchError::Usage(text) => CommandFailure::usage(text),
-        BenchError::Output(e) => CommandFailure::from(e),
-        other => CommandFailure::new("the workload did not finish").because(other),
+/// The program is not there or cannot be run.
+pub fn run(_checked: &BenchArgs) -> CommandResult {
+    let this = std::env::current_exe().context(|| "cannot find this program".to_owned())?;
+    let program = this.with_file_name(PROGRAM);
+    // The first two words are this program and `bench`: there is no option between them.
+    let error = Command::new(&program).args(std::env::args_os().skip(2)).exec();
+    let missing = error.kind() == io::ErrorKind::NotFound;
+    let failure = CommandFailure::new(format!("cannot run {}", program.display())).because(error);
+    Err(match missing {
+        true => failure.try_this(format!(
+            "install {PROGRAM} beside `tatami`: make install, in Tatami's sources"
+        )),
+        false => failure,
     })
 }

@@ -81,8 +81,8 @@ fn render_reference_page(command: clap::Command) -> String {
     command.build();
     let mut page = String::from(
         "# The command line\n\n\
-         For users. The help of every command, as `tatami man --markdown` prints it. All commands\n\
-         also take the flags of the [configuration](configuration.md).\n",
+         For users. The help of every command, as `tatami man --markdown` prints it. Commands on\n\
+         a volume also take the flags of the [configuration](configuration.md).\n",
     );
     append_help(&mut page, &command);
     page

@@ -39,7 +39,7 @@ pub struct RelayoutArgs {
     nodes: Vec<String>,
     /// Bytes of a stripe, such as 64k or 4m
     #[arg(long, value_name = "SIZE", default_value = "1m",
-          value_parser = tatami_bench::size::parse)]
+          value_parser = tatami_bench_args::size::parse)]
     stripe: u64,
     /// Also all files below directories
     #[arg(short = 'r', short_alias = 'R', long)]

@@ -56,14 +56,7 @@ pub type RememberedSettings = BTreeMap<String, String>;
 
 /// Returns the default directory.
 fn default_dir() -> CommandResult<PathBuf> {
-    if rustix::process::geteuid().is_root() {
-        return Ok("/var/lib/tatami".into());
-    }
-    let absolute =
-        |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
-    let data =
-        absolute("XDG_DATA_HOME").or_else(|| absolute("HOME").map(|h| h.join(".local/share")));
-    data.map(|d| d.join("tatami")).ok_or_else(|| {
+    tatami_cluster::default_volume_dir().ok_or_else(|| {
         CommandFailure::usage(
             "there is no default directory: neither HOME nor XDG_DATA_HOME is set",
         )

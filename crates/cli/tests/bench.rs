@@ -1,5 +1,6 @@
 //! `tatami bench` as a command: its arguments, its output and its files. The figures depend on the
-//! machine and are not tested.
+//! machine and are not tested. The tests need `tatami-bench` beside `tatami`: `cargo build
+//! --workspace` puts it there.
 
 mod common;
 
@@ -19,7 +20,7 @@ fn the_suite_takes_the_figures_that_are_asked_for() {
     let dir = tempfile::Builder::new().prefix("ttb").tempdir_in("/tmp").expect("a directory");
     let said: Said = suite(
         dir.path(),
-        "remote read,passthrough write cached 4k,mount create,large directory restart,walk ls -l",
+        "remote read,passthrough write cached 4k,mount create,large directory restart",
     )
     .output()
     .expect("tatami can be run")
@@ -34,7 +35,6 @@ fn the_suite_takes_the_figures_that_are_asked_for() {
         "remote read 1m",
         "mount create, CPU, floor",
         "large directory, restart of the server",
-        "walk ls -l, requests",
     ];
     for part in some {
         assert!(figures.iter().any(|f| f["name"] == part), "no {part} in {text}");
@@ -47,7 +47,6 @@ fn the_suite_takes_the_figures_that_are_asked_for() {
             "remote read",
             "mount create",
             "large directory, restart",
-            "walk ls -l",
         ];
         assert!(wanted.iter().any(|w| name.starts_with(w)), "{name} was not asked for");
         assert!(figure["value"].as_f64().is_some_and(|v| v > 0.0), "{figure}");
@@ -61,6 +60,15 @@ fn a_figure_that_cannot_exist_is_refused_at_once() {
         .fails(2, &["passthrough, remote, mount, library, servers, large"]);
     let help = tatami(["bench", "suite", "--help"]);
     assert!(help.works().out.contains("--only <NAMES>"), "{help:?}");
+}
+
+#[test]
+fn workloads_that_are_not_installed_are_named() {
+    let dir = tempfile::Builder::new().prefix("ttb").tempdir_in("/tmp").expect("a directory");
+    let alone = dir.path().join("tatami");
+    std::fs::copy(env!("CARGO_BIN_EXE_tatami"), &alone).expect("a copy");
+    let said: Said = Command::new(&alone).args(["bench", "wire"]).output().expect("it runs").into();
+    said.fails(1, &["tatami-bench", "make install"]);
 }
 
 /// Runs the command with a standard output that no process reads; with `errors_too` also the

@@ -7,6 +7,7 @@
 
 pub mod atomic;
 mod data_dir;
+mod default_dir;
 mod key_file;
 pub mod mount_note;
 pub mod mountinfo;
@@ -14,5 +15,6 @@ pub mod trusted;
 mod volume;
 
 pub use data_dir::{DATA_FORMAT, DataDir, DataDirError, LossMark};
+pub use default_dir::default_volume_dir;
 pub use key_file::{KeyError, KeyFile};
 pub use volume::{NODES_MAX, NodeEntry, SOCKET_PATH_MAX, VOLUME_FORMAT, VolumeError, VolumeFile};

@@ -27,8 +27,6 @@ pub enum MountError {
     Init(#[from] tatami_fuse::init::InitError),
     #[error("serving {path}: {source}")]
     Serve { path: PathBuf, source: std::io::Error },
-    #[error("{path} cannot be handed to the kernel: {source}")]
-    Bare { path: PathBuf, source: std::io::Error },
     #[error("the volume's root cannot be read: {0}")]
     Root(tatami_wire::Errno),
 }

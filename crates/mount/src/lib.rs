@@ -11,14 +11,12 @@
 //! - The kernel caches bytes of other nodes for readers, across opens. Writers write through to the
 //!   client.
 //!
-//! [`null`] is a no-op file system with names only: the baseline for requests through a mount.
-//! [`bare`] is one passthrough file: the baseline for the bytes of a local file.
+//! [`mount_handler`] mounts file systems that are no volume, as baselines for measurements.
 
 mod announce;
 mod attr;
 mod attr_cache;
 mod backing;
-pub mod bare;
 mod caller;
 mod deferred_close;
 mod directory;
@@ -27,6 +25,7 @@ mod errno;
 mod error;
 mod file;
 mod filesystem;
+mod handler_mount;
 mod handles;
 mod kernel_cache;
 mod lock_waits;
@@ -34,7 +33,6 @@ mod locks;
 mod mount;
 mod mountpoint;
 mod names;
-pub mod null;
 mod open;
 mod open_dir;
 mod open_file;
@@ -53,6 +51,7 @@ mod walk_cache;
 mod xattr;
 
 pub use error::MountError;
+pub use handler_mount::mount_handler;
 pub use mount::Mount;
 pub use options::{MountOptions, Passthrough};
 pub use serving::MountEnd;

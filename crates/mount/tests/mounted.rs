@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use tatami_client::{Client, ClientOptions, Endpoint};
-use tatami_mount::null::NullMount;
 use tatami_mount::{Mount, MountError, MountOptions, Passthrough, UnmountError};
 use tatami_node::{NodeDaemon, NodeOptions, StopHandle};
 use tatami_wire::admin::{ClusterMap, NodeInfo};
@@ -183,25 +182,4 @@ fn what_is_open_when_a_mount_ends_is_told() {
     assert_eq!(fs::read(b.join("file")).expect("read"), b"not closed");
     drop(file);
     second.stop().expect("unmount");
-}
-
-#[test]
-fn the_empty_file_system_keeps_names() {
-    if !can_mount() {
-        return;
-    }
-    let dir = tempfile::tempdir().expect("a directory");
-    let mount = NullMount::start(dir.path(), 2).unwrap_or_else(|e| panic!("{e}"));
-    let sub = dir.path().join("sub");
-    fs::create_dir(&sub).expect("mkdir");
-    for i in 0..300 {
-        File::create(sub.join(format!("file {i}"))).expect("create");
-    }
-    assert_eq!(fs::read_dir(&sub).expect("list").count(), 300);
-    assert!(fs::remove_dir(&sub).is_err());
-    for i in 0..300 {
-        fs::remove_file(sub.join(format!("file {i}"))).expect("unlink");
-    }
-    fs::remove_dir(&sub).expect("rmdir");
-    mount.stop().expect("unmount");
 }

@@ -2,7 +2,7 @@
 //! through the client library.
 
 use crate::error::{BenchError, path_error, volume_error};
-use crate::volume_access::VolumeAccess;
+use crate::volume_access::{VolumeAccess, own_cred};
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags};
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tatami_client::{Client, DataFile};
 use tatami_wire::meta::{DataState, InodeTemplate};
-use tatami_wire::{Access, Cred, Ino};
+use tatami_wire::{Access, Ino};
 
 /// How system calls reach the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,11 +52,6 @@ pub enum TestFile {
     },
 }
 
-/// Returns the user of requests through the library.
-fn caller_cred() -> Cred {
-    crate::mdtest::own_cred()
-}
-
 /// Returns the directory and the last name of a path from the volume's root.
 fn resolve_parent(client: &Client, path: &str) -> Result<(Ino, Vec<u8>), BenchError> {
     let mut names: Vec<&str> = path.split('/').filter(|n| !n.is_empty()).collect();
@@ -64,7 +59,7 @@ fn resolve_parent(client: &Client, path: &str) -> Result<(Ino, Vec<u8>), BenchEr
     let mut dir = Ino::ROOT;
     for name in names {
         dir = client
-            .lookup(&caller_cred(), dir, name.as_bytes())
+            .lookup(&own_cred(), dir, name.as_bytes())
             .map_err(volume_error("looking up", name.as_bytes()))?
             .ino;
     }
@@ -86,7 +81,7 @@ pub fn remove_file(place: &TestFilePlace) -> Result<(), BenchError> {
         TestFilePlace::Library(reach, path) => {
             let client = reach.connect_client()?;
             let (dir, name) = resolve_parent(&client, path)?;
-            match client.unlink(&caller_cred(), dir, &name, false) {
+            match client.unlink(&own_cred(), dir, &name, false) {
                 Err(e) if e != tatami_wire::Errno::ENOENT => {
                     Err(volume_error("removing", &name)(e))
                 }
@@ -106,10 +101,8 @@ pub fn truncate_file(place: &TestFilePlace) -> Result<(), BenchError> {
             std::fs::File::create(path).map(drop).map_err(path_error("cutting", path))
         }
         TestFilePlace::Library(reach, path) => {
-            let tree = tatami_client::tree::VolumeTree::new(
-                Arc::new(reach.connect_client()?),
-                caller_cred(),
-            );
+            let tree =
+                tatami_client::tree::VolumeTree::new(Arc::new(reach.connect_client()?), own_cred());
             let done = tree.create(path.as_bytes(), 0o664, 0o022).and_then(|f| f.close());
             done.map(drop).map_err(volume_error("cutting", path.as_bytes()))
         }
@@ -152,7 +145,7 @@ impl TestFile {
         let (attr, cap) = if write {
             let node = InodeTemplate::File(client.new_layout());
             let made = client.create(
-                &caller_cred(),
+                &own_cred(),
                 dir,
                 &name,
                 node,
@@ -165,10 +158,10 @@ impl TestFile {
             (made.attr, made.cap)
         } else {
             let attr = client
-                .lookup(&caller_cred(), dir, &name)
+                .lookup(&own_cred(), dir, &name)
                 .map_err(volume_error("looking up", &name))?;
             let (attr, cap) = client
-                .open(&caller_cred(), attr.ino, Access::READ)
+                .open(&own_cred(), attr.ino, Access::READ)
                 .map_err(volume_error("opening", &name))?;
             (attr, Some(cap))
         };
@@ -267,7 +260,7 @@ impl TestFile {
                 let state = if sync { data.sync(false) } else { data.stat() };
                 let state = state.map_err(volume_error("syncing", path.as_bytes()))?;
                 client
-                    .commit(&caller_cred(), ino, Some(DataState::from(state)), true)
+                    .commit(&own_cred(), ino, Some(DataState::from(state)), true)
                     .map(drop)
                     .map_err(volume_error("closing", path.as_bytes()))
             }

@@ -1,115 +1,37 @@
 //! The classic bandwidth benchmark: N processes write and read one shared file
 //! or a file each, in transfers, blocks and segments as IOR has them. Needs no MPI.
 
-mod file;
-mod rank;
-mod shape;
-
-pub use file::{IoMethod, TestFilePlace, page_bytes};
-pub use rank::{ExistingFile, IorPart, IorRank};
-pub use shape::IorShape;
+pub mod file;
+pub mod rank;
+pub mod shape;
 
 use crate::clock::Steal;
 use crate::error::BenchError;
-use crate::size;
 use crate::stats::RunSpread;
 use crate::table::{ReportTable, format_number, format_percent};
 use crate::volume_access::VolumeAccess;
 use crate::worker::WorkerTask;
 use crate::worker_group::{Launcher, PhaseOutcome, WorkerGroup};
+use file::{IoMethod, TestFilePlace};
+use rank::{ExistingFile, IorPart};
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
-use tatami_client::ClientOptions;
+use shape::IorShape;
+use tatami_bench_args::{IorArgs, size};
 
-/// Options of `tatami bench ior`. Letters are IOR's where it has one.
-#[derive(Clone, Debug, clap::Args)]
-pub struct IorArgs {
-    /// Test file: on any file system, or with --library a path from the volume's root
-    pub file: PathBuf,
-    /// Number of processes
-    #[arg(short = 'p', long, default_value_t = 1, value_parser = crate::args::procs)]
-    pub procs: usize,
-    /// Bytes of one read or write (k, m, g)
-    #[arg(short = 't', long, default_value = "1m", value_parser = size::parse)]
-    pub transfer: u64,
-    /// Bytes of one process in a segment (k, m, g)
-    #[arg(short = 'b', long, default_value = "64m", value_parser = size::parse)]
-    pub block: u64,
-    /// Number of segments
-    #[arg(short = 's', long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
-    pub segments: u64,
-    /// A file for each process (default: one shared file)
-    #[arg(short = 'F', long)]
-    pub file_per_process: bool,
-    /// Each process reads what the next one has written
-    #[arg(short = 'C', long)]
-    pub reorder: bool,
-    /// Sync before close, in the time of the write
-    #[arg(short = 'e', long)]
-    pub fsync: bool,
-    /// Transfers in random order
-    #[arg(short = 'z', long)]
-    pub random: bool,
-    /// With O_DIRECT
-    #[arg(long, conflicts_with = "mmap")]
-    pub direct: bool,
-    /// Through a shared mapping
-    #[arg(long)]
-    pub mmap: bool,
-    /// Stamp every byte with its place, and check all in a phase of its own
-    #[arg(long)]
-    pub verify: bool,
-    /// Write only
-    #[arg(short = 'w', long)]
-    pub write_only: bool,
-    /// Read only, what an earlier run with --keep has written
-    #[arg(short = 'r', long, conflicts_with = "write_only")]
-    pub read_only: bool,
-    /// Write over the existing file (default: remove it first)
-    #[arg(short = 'E', long)]
-    pub existing: bool,
-    /// Leave the files
-    #[arg(short = 'k', long)]
-    pub keep: bool,
-    /// How often everything is repeated
-    #[arg(short = 'i', long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    pub iterations: u32,
-    /// Distinguishes the bytes of one run from those of another
-    #[arg(long, default_value_t = 1)]
-    pub seed: u64,
-    /// Through the client library instead of system calls
-    #[arg(long, conflicts_with_all = ["direct", "mmap"])]
-    pub library: bool,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
+fn shape_of(args: &IorArgs) -> IorShape {
+    IorShape {
+        transfer: args.transfer,
+        block: args.block,
+        segments: args.segments,
+        procs: args.procs,
+        file_per_process: args.file_per_process,
+        random: args.random,
+    }
 }
 
-impl IorArgs {
-    fn to_shape(&self) -> IorShape {
-        IorShape {
-            transfer: self.transfer,
-            block: self.block,
-            segments: self.segments,
-            procs: self.procs,
-            file_per_process: self.file_per_process,
-            random: self.random,
-        }
-    }
-
-    fn phase_names(&self) -> Vec<&'static str> {
-        let mut phases = Vec::new();
-        if !self.read_only {
-            phases.push("write");
-        }
-        if !self.write_only {
-            phases.push("read");
-        }
-        if self.verify {
-            phases.push("verify");
-        }
-        phases
-    }
+fn phase_names(args: &IorArgs) -> Vec<&'static str> {
+    let chosen = [(!args.read_only, "write"), (!args.write_only, "read"), (args.verify, "verify")];
+    chosen.into_iter().filter(|(wanted, _)| *wanted).map(|(_, phase)| phase).collect()
 }
 
 /// One phase over all iterations.
@@ -153,11 +75,11 @@ pub struct IorReport {
 pub fn run(
     args: &IorArgs,
     launcher: &Launcher,
-    options: impl FnOnce() -> Result<ClientOptions, BenchError>,
+    access: impl FnOnce() -> Result<VolumeAccess, BenchError>,
 ) -> Result<IorReport, BenchError> {
-    let shape = args.to_shape();
+    let shape = shape_of(args);
     shape.validate().map_err(BenchError::Usage)?;
-    let (place, through) = test_place(args, options)?;
+    let (place, through) = test_place(args, access)?;
     let part = |rank| IorPart {
         place: place.clone(),
         shape,
@@ -170,7 +92,7 @@ pub fn run(
     };
     let mut gang =
         WorkerGroup::start(launcher, (0..args.procs).map(|r| WorkerTask::Ior(part(r))).collect())?;
-    let phases = args.phase_names();
+    let phases = phase_names(args);
     let mut runs: Vec<Vec<(PhaseOutcome, f64)>> = vec![Vec::new(); phases.len()];
     for _ in 0..args.iterations {
         for (phase, runs) in phases.iter().zip(&mut runs) {
@@ -196,7 +118,7 @@ pub fn run(
 
 fn test_place(
     args: &IorArgs,
-    options: impl FnOnce() -> Result<ClientOptions, BenchError>,
+    access: impl FnOnce() -> Result<VolumeAccess, BenchError>,
 ) -> Result<(TestFilePlace, &'static str), BenchError> {
     if args.library {
         let path = args.file.to_str().filter(|f| f.starts_with('/')).ok_or_else(|| {
@@ -204,10 +126,7 @@ fn test_place(
                 "with --library, FILE is a path from the volume's root, such as /data".into(),
             )
         })?;
-        return Ok((
-            TestFilePlace::Library(VolumeAccess::from(&options()?), path.into()),
-            "library",
-        ));
+        return Ok((TestFilePlace::Library(access()?, path.into()), "library"));
     }
     let (method, through) = match (args.direct, args.mmap) {
         (true, _) => (IoMethod::Direct, "direct"),

@@ -4,7 +4,7 @@ use super::file::{self, IoMethod, TestFile, TestFilePlace};
 use super::shape::IorShape;
 use crate::error::BenchError;
 use crate::pattern;
-use crate::worker::{PhaseTotals, Workload};
+use crate::workload::{PhaseTotals, Workload};
 use serde::{Deserialize, Serialize};
 
 /// The treatment of an existing file before the write, outside the time that counts.

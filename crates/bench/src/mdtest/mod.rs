@@ -4,61 +4,22 @@
 //! The phases and their meaning follow mdtest (of the IOR distribution), without MPI and without
 //! the tree: only one directory counts.
 
-mod names;
-mod rank;
-
-pub use names::{MdtestOp, WorkDirectory, WorkloadPlace, own_cred};
-pub use rank::{MdtestPart, MdtestRank};
+pub mod names;
+pub mod rank;
 
 use crate::clock::Steal;
 use crate::error::{BenchError, path_error, volume_error};
 use crate::stats::RunSpread;
 use crate::table::{ReportTable, format_number, format_percent};
-use crate::volume_access::VolumeAccess;
+use crate::volume_access::{VolumeAccess, own_cred};
 use crate::worker::WorkerTask;
 use crate::worker_group::{Launcher, WorkerGroup};
+use names::{MdtestOp, WorkloadPlace};
+use rank::MdtestPart;
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
 use std::sync::Arc;
-use tatami_client::ClientOptions;
+use tatami_bench_args::MdtestArgs;
 use tatami_client::tree::VolumeTree;
-
-/// Options of `tatami bench mdtest`.
-#[derive(Clone, Debug, clap::Args)]
-pub struct MdtestArgs {
-    /// Directory to work in: on any file system, or with --library a path from the volume's root
-    pub dir: PathBuf,
-    /// Files, and directories, that each process makes
-    #[arg(short = 'n', long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
-    pub items: u64,
-    /// Number of processes
-    #[arg(short = 'p', long, default_value_t = 1, value_parser = crate::args::procs)]
-    pub procs: usize,
-    /// How often everything is repeated
-    #[arg(short = 'i', long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    pub iterations: u32,
-    /// All processes in one directory (default: each in its own)
-    #[arg(long)]
-    pub shared: bool,
-    /// Each process stats what the process this many numbers further has made
-    #[arg(long, default_value_t = 0)]
-    pub shift: usize,
-    /// Open the directory once and resolve names from there (default: whole paths)
-    #[arg(long)]
-    pub relative: bool,
-    /// Through the client library instead of system calls
-    #[arg(long)]
-    pub library: bool,
-    /// With --library: so many operations in one request
-    #[arg(long, default_value_t = 1, requires = "library", value_name = "N", value_parser = crate::args::bulk)]
-    pub bulk: usize,
-    /// Threads of each process, each with a part of its items
-    #[arg(short = 't', long, default_value_t = 1, value_parser = crate::args::procs)]
-    pub threads: usize,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-}
 
 /// One phase over all iterations.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -108,7 +69,7 @@ pub struct MdtestReport {
 pub fn run(
     args: &MdtestArgs,
     launcher: &Launcher,
-    options: impl FnOnce() -> Result<ClientOptions, BenchError>,
+    access: impl FnOnce() -> Result<VolumeAccess, BenchError>,
 ) -> Result<MdtestReport, BenchError> {
     let place = if args.library {
         let dir = args.dir.to_str().filter(|d| d.starts_with('/')).ok_or_else(|| {
@@ -116,7 +77,7 @@ pub fn run(
                 "with --library, DIR is a path from the volume's root, such as /".into(),
             )
         })?;
-        WorkloadPlace::Library { reach: VolumeAccess::from(&options()?), dir: dir.into() }
+        WorkloadPlace::Library { reach: access()?, dir: dir.into() }
     } else {
         WorkloadPlace::Path { dir: args.dir.clone(), relative: args.relative }
     };

@@ -2,7 +2,7 @@
 //! client library.
 
 use crate::error::{BenchError, path_error, volume_error};
-use crate::volume_access::VolumeAccess;
+use crate::volume_access::{VolumeAccess, own_cred};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use serde::{Deserialize, Serialize};
 use std::ffi::{CStr, CString};
@@ -58,6 +58,8 @@ pub enum MdtestOp {
     /// open with `O_CREAT`, one write of [`WRITE_BYTES`] bytes, and close; not one of mdtest's, and
     /// not through the library
     FileWrite,
+    /// open, one read of [`WRITE_BYTES`] bytes, and close; not one of mdtest's, either
+    FileRead,
 }
 
 impl MdtestOp {
@@ -81,12 +83,16 @@ impl MdtestOp {
             MdtestOp::FileStat => "file stat",
             MdtestOp::FileRemove => "file remove",
             MdtestOp::FileWrite => "file write",
+            MdtestOp::FileRead => "file read",
         }
     }
 
     /// Returns the operation of the phase with this name.
     pub fn from_name(name: &str) -> Option<MdtestOp> {
-        MdtestOp::ALL.into_iter().chain([MdtestOp::FileWrite]).find(|op| op.name() == name)
+        MdtestOp::ALL
+            .into_iter()
+            .chain([MdtestOp::FileWrite, MdtestOp::FileRead])
+            .find(|op| op.name() == name)
     }
 
     /// Returns whether the operation works on directories.
@@ -225,6 +231,15 @@ fn run_at(dir: impl std::os::fd::AsFd, op: MdtestOp, name: &CStr) -> rustix::io:
                 _ => Err(rustix::io::Errno::IO),
             }
         }
+        MdtestOp::FileRead => {
+            let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+            let file = rustix::fs::openat(dir, name, flags, Mode::empty())?;
+            let mut bytes = [0; WRITE_BYTES];
+            match rustix::io::read(&file, &mut bytes)? {
+                WRITE_BYTES => Ok(()),
+                _ => Err(rustix::io::Errno::IO),
+            }
+        }
     }
 }
 
@@ -236,8 +251,8 @@ fn run_library(
     name: &[u8],
 ) -> Result<(), BenchError> {
     let done = match op {
-        MdtestOp::FileWrite => {
-            let sentence = "files are written through a mount, not through the library";
+        MdtestOp::FileWrite | MdtestOp::FileRead => {
+            let sentence = "files are written and read through a mount, not through the library";
             return Err(BenchError::Usage(sentence.into()));
         }
         MdtestOp::DirCreate => client
@@ -281,7 +296,7 @@ fn run_bulk(
         removed.into_iter().map(|removed| removed.map(drop)).collect()
     };
     let done = match op {
-        MdtestOp::FileWrite => return run_library(client, cred, dir, op, b""),
+        MdtestOp::FileWrite | MdtestOp::FileRead => return run_library(client, cred, dir, op, b""),
         MdtestOp::DirCreate => create(InodeTemplate::Dir, DIR_MODE, true),
         MdtestOp::FileCreate => create(InodeTemplate::File(client.new_layout()), FILE_MODE, false),
         MdtestOp::DirStat | MdtestOp::FileStat => {
@@ -306,14 +321,4 @@ pub(super) fn bucket_names() -> impl Iterator<Item = String> {
 /// Returns the path of the object of inode `number`: its bucket, the inode, and piece 0.
 pub(super) fn object_name(number: u64) -> String {
     format!("{:02x}/{number:016x}.{:08x}", number % BUCKETS, 0)
-}
-
-/// Returns the user of this process.
-pub fn own_cred() -> Cred {
-    let groups = rustix::process::getgroups().unwrap_or_default();
-    Cred {
-        uid: rustix::process::geteuid().as_raw(),
-        gid: rustix::process::getegid().as_raw(),
-        groups: groups.into_iter().map(|g| g.as_raw()).collect(),
-    }
 }

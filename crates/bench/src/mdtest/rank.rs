@@ -2,7 +2,7 @@
 
 use super::names::{MdtestOp, WorkDirectory, WorkloadPlace, object_name};
 use crate::error::BenchError;
-use crate::worker::{PhaseTotals, Workload};
+use crate::workload::{PhaseTotals, Workload};
 use serde::{Deserialize, Serialize};
 use std::ffi::CString;
 

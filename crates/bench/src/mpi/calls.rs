@@ -1,13 +1,12 @@
-//! System calls and CPU time for bytes through the layer, beside those of `write` with the same
-//! bytes. Counts do not vary with the load of the machine.
+//! System calls for bytes through the layer, beside those of `write` with the same bytes. Counts do
+//! not vary with the load of the machine.
 
-use super::MpiSession;
-use super::comparison::ComparedSide;
 use super::launch::finish_command;
 use super::place::{MpiPlace, MpiWorkload};
+use super::session::MpiSession;
 use crate::error::{BenchError, path_error};
-use crate::suite::strace::{self, SyscallCounts};
-use crate::suite::{Figure, FigureRuns, GoalDirection};
+use crate::figure::{Figure, FigureRuns, GoalDirection};
+use crate::strace::{self, SyscallCounts};
 
 /// Calls that move bytes or wait for files, without the calls by which MPI waits for messages.
 const FILE_CALLS: [&str; 18] = [
@@ -84,49 +83,21 @@ fn calls_per_mib(
     Ok((strace::total_calls(&more) as f64 / mib as f64, strace::describe_calls(&more, mib)))
 }
 
-/// Takes both figures for writing 64 KiB a call through a strided view.
+/// Takes the figure of writing 64 KiB a call through a strided view.
 pub fn take_figures(session: &MpiSession) -> Result<Vec<Figure>, BenchError> {
-    let name = session.mpi.name();
+    if !strace::is_installed() {
+        return Ok(Vec::new());
+    }
     let line = "--block 64k --transfer 64k";
-    let mut figures = Vec::new();
-    let against = "write of the same bytes to a file per process";
-    if strace::is_installed() {
-        let (ours, calls) =
-            calls_per_mib(session, &session.places.layer, &format!("{line} --view"))?;
-        let floor = format!("{line} --api posix");
-        let (theirs, _) = calls_per_mib(session, &session.places.each, &floor)?;
-        let runs = FigureRuns { ours: vec![ours], baseline: vec![theirs], stolen: 0.0 };
-        let figure = Figure::new(
-            format!("{name} calls, strided write 64k"),
-            "calls/MiB",
-            against,
-            (GoalDirection::Lower, None),
-            &runs,
-        );
-        figures.push(figure.with_note(calls));
-    }
-    let segments = if session.quick { 64 } else { 1024 };
-    let line = format!("{line} --segments {segments}");
-    let side = |place: &MpiPlace, more: &str| ComparedSide {
-        place: place.clone(),
-        workload: MpiWorkload::new("ior", &format!("{line} {more}")),
-        ranks: RANKS,
-    };
-    let sides = [side(&session.places.layer, "--view"), side(&session.places.each, "--api posix")];
-    let outcome = session.compare_sides(&sides)?;
-    for (what, cpu) in [("write", true), ("read", false)] {
-        let per_gib = |s: &super::launch::MpiSample| {
-            let used = if cpu { s.cpu.write + s.cpu.close } else { s.cpu.read };
-            used * f64::from(1 << 30) / s.bytes as f64
-        };
-        let runs = FigureRuns {
-            ours: outcome.side_values(0, per_gib),
-            baseline: outcome.side_values(1, per_gib),
-            stolen: outcome.stolen,
-        };
-        let against = format!("{what} of the same bytes, a file per process");
-        let name = format!("{name} calls, strided {what} 64k, CPU");
-        figures.push(Figure::new(name, "s/GiB", &against, (GoalDirection::Lower, None), &runs));
-    }
-    Ok(figures)
+    let (ours, calls) = calls_per_mib(session, &session.places.layer, &format!("{line} --view"))?;
+    let floor = format!("{line} --api posix");
+    let (theirs, _) = calls_per_mib(session, &session.places.each, &floor)?;
+    let figure = Figure::new(
+        format!("{} calls, strided write 64k", session.mpi.name()),
+        "calls/MiB",
+        "write of the same bytes to a file per process",
+        (GoalDirection::Lower, None),
+        &FigureRuns { ours: vec![ours], baseline: vec![theirs], stolen: 0.0 },
+    );
+    Ok(vec![figure.with_note(calls)])
 }

@@ -1,12 +1,13 @@
 //! Compares several sides that take turns (A/B comparison). Each side has the same number of runs.
 
-use super::launch::{MpiLibrary, MpiRunner, MpiSample};
+use super::launch::{MpiRunner, MpiSample};
 use super::place::{MpiPlace, MpiWorkload};
 use crate::clock::{Steal, StealSum};
 use crate::error::{BenchError, path_error};
-use crate::print_progress;
+use crate::progress::print_progress;
 use crate::stats::median;
 use std::time::{Duration, Instant};
+use tatami_bench_args::MpiLibrary;
 
 /// One side: a workload in a place.
 #[derive(Clone, Debug)]
@@ -125,8 +126,8 @@ fn sync_disk(side: &ComparedSide) -> Result<(), BenchError> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::launch::MpiPhases;
     use super::*;
-    use crate::mpi::launch::MpiPhases;
 
     #[test]
     fn the_best_of_the_sides_has_the_largest_median() {

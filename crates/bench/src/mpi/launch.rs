@@ -7,31 +7,10 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
+use tatami_bench_args::MpiLibrary;
 
 /// Time limit of a program. Oversubscribed MPI processes can hang.
 const PROGRAM_TIMEOUT: Duration = Duration::from_secs(600);
-
-/// An MPI library, by the suffix that Debian gives its commands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum MpiLibrary {
-    /// Open MPI
-    Openmpi,
-    /// MPICH
-    Mpich,
-}
-
-impl MpiLibrary {
-    /// Both libraries.
-    pub const ALL: [MpiLibrary; 2] = [MpiLibrary::Openmpi, MpiLibrary::Mpich];
-
-    /// Returns the name that is part of the names of commands and figures.
-    pub fn name(self) -> &'static str {
-        match self {
-            MpiLibrary::Openmpi => "openmpi",
-            MpiLibrary::Mpich => "mpich",
-        }
-    }
-}
 
 /// Seconds of each phase of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]

@@ -9,94 +9,27 @@ mod comparison;
 mod launch;
 mod parts;
 mod place;
-pub(crate) mod svg;
+mod session;
 mod sweeps;
 
-pub use launch::MpiLibrary;
-
 use crate::error::{BenchError, path_error};
-use crate::print_progress;
-use crate::suite::volume::BenchVolume;
-use crate::suite::{self, Figure, Machine, figure};
+use crate::figure::Figure;
+use crate::machine::Machine;
+use crate::progress::print_progress;
+use crate::summary::{render_summary, write_summary};
+use crate::volume::BenchVolume;
 use crate::worker_group::Launcher;
-use comparison::{ComparedSide, Comparison, ComparisonLimits};
+use comparison::ComparisonLimits;
 use launch::{MpiRunner, find_beside};
 use place::MpiPlace;
+use session::{MpiPlaces, MpiSession};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use tatami_bench_args::{MpiArgs, MpiLibrary, MpiPart};
 
 /// Nodes of the volume.
 const NODES: u16 = 4;
-
-/// Options of `tatami bench mpi`.
-#[derive(Clone, Debug, clap::Args)]
-pub struct MpiArgs {
-    /// Further directories to measure, without the layer, in the part "places"
-    #[arg(long, value_name = "PATH", num_args = 1..)]
-    pub dir: Vec<PathBuf>,
-    /// Directory for files, containers and the volume, on the disk to be measured
-    #[arg(long, default_value = "bench-results/work-mpi")]
-    pub work: PathBuf,
-    /// Where the summary goes, as JSON; plots go beside it
-    #[arg(long, default_value = "bench-results/summary-mpi.json")]
-    pub out: PathBuf,
-    /// MPI libraries (default: all that there are programs for)
-    #[arg(long, value_delimiter = ',')]
-    pub mpi: Vec<MpiLibrary>,
-    /// Only these parts
-    #[arg(long, value_delimiter = ',')]
-    pub only: Vec<MpiPart>,
-    /// How often each figure is taken, on all sides
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=1000))]
-    pub runs: u16,
-    /// No further runs of a figure are begun after so many seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
-    pub budget: u64,
-    /// Processes, where the workload does not need another number
-    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
-    pub ranks: u32,
-    /// Little of everything: to see that it works, not to measure
-    #[arg(long)]
-    pub quick: bool,
-    /// Print the table as Markdown
-    #[arg(long, conflicts_with = "json")]
-    pub markdown: bool,
-    /// Print the summary as JSON
-    #[arg(long)]
-    pub json: bool,
-    /// The folder with the programs, a folder for each MPI
-    #[arg(long)]
-    pub programs: Option<PathBuf>,
-    /// The layer's library
-    #[arg(long)]
-    pub layer: Option<PathBuf>,
-    /// The layer's side without the layer: to try this command where there is none
-    #[arg(long, hide = true)]
-    pub without_layer: bool,
-    /// The tatami command that starts the volume, if it is not this one
-    #[arg(long, hide = true)]
-    pub program: Option<PathBuf>,
-}
-
-/// A part that can be measured by itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum MpiPart {
-    /// IOR's pattern, strided
-    Ior,
-    /// HPIO's patterns
-    Hpio,
-    /// BT-IO
-    Btio,
-    /// Reads with other processes and views than the writers'
-    Reread,
-    /// System calls and CPU time
-    Calls,
-    /// The same in all places, a volume among them
-    Places,
-    /// The plots
-    Plots,
-}
 
 const PARTS: [MpiPart; 7] = [
     MpiPart::Ior,
@@ -107,37 +40,6 @@ const PARTS: [MpiPart; 7] = [
     MpiPart::Places,
     MpiPart::Plots,
 ];
-
-/// The places of the figures' sides.
-#[derive(Clone, Debug)]
-pub(crate) struct MpiPlaces {
-    /// With the layer, in a container on the local disk.
-    layer: MpiPlace,
-    /// One plain file on the local disk.
-    disk: MpiPlace,
-    /// A plain file for each process there.
-    each: MpiPlace,
-    /// The further places of the table of places.
-    others: Vec<MpiPlace>,
-}
-
-/// The state that all parts need.
-pub(crate) struct MpiSession {
-    runner: MpiRunner,
-    mpi: MpiLibrary,
-    places: MpiPlaces,
-    /// For files that are not measured.
-    scratch: PathBuf,
-    limits: ComparisonLimits,
-    ranks: u32,
-    quick: bool,
-}
-
-impl MpiSession {
-    fn compare_sides(&self, sides: &[ComparedSide]) -> Result<Comparison, BenchError> {
-        comparison::run_comparison(&self.runner, self.mpi, sides, self.limits)
-    }
-}
 
 /// Takes the figures, draws the plots, and writes the report to `out`.
 ///
@@ -164,17 +66,18 @@ pub fn run(args: &MpiArgs, out: &mut impl Write) -> Result<(), BenchError> {
     let removed = std::fs::remove_dir_all(&work).map_err(path_error("removing", &work));
     let (figures, plots) = taken?;
     removed?;
-    suite::write_summary(&args.out, &figures, &machine)?;
+    write_summary(&args.out, &figures, &machine)?;
     write_plots(&args.out, &plots)?;
     let text = match args.json {
         true => std::fs::read_to_string(&args.out).map_err(path_error("reading", &args.out))?,
-        false => render_report(args, &figures),
+        false => render_summary(&args.out, &figures),
     };
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(BenchError::Output)
 }
 
 fn find_runner(args: &MpiArgs) -> Result<MpiRunner, BenchError> {
-    let this = Launcher::this_program()?.program;
+    let launcher = Launcher::this_program()?;
+    let this = launcher.program.clone();
     let programs = args.programs.clone();
     let programs =
         programs.or_else(|| find_beside(&this, &["../mpi-bench", "../lib/tatami/mpi-bench"]));
@@ -199,7 +102,7 @@ fn find_runner(args: &MpiArgs) -> Result<MpiRunner, BenchError> {
     Ok(MpiRunner {
         programs: absolute(programs)?,
         layer: layer.filter(|_| !args.without_layer).map(absolute).transpose()?,
-        tatami: args.program.clone().unwrap_or(this),
+        tatami: launcher.tatami_command(args.program.as_deref()),
     })
 }
 
@@ -239,8 +142,10 @@ fn take_figures(
         };
         for part in PARTS.into_iter().filter(|part| wanted(*part)) {
             print_progress(&format!("{} {part:?}:", mpi.name()));
-            figures.extend(part.take_figures(&session)?);
-            plots.extend(part.take_plots(&session)?);
+            figures.extend(take_part_figures(part, &session)?);
+            if part == MpiPart::Plots {
+                plots.extend(take_plots(&session)?);
+            }
         }
     }
     for dir in &args.dir {
@@ -250,28 +155,23 @@ fn take_figures(
     Ok((figures, plots))
 }
 
-impl MpiPart {
-    fn take_figures(self, session: &MpiSession) -> Result<Vec<Figure>, BenchError> {
-        match self {
-            MpiPart::Ior => parts::ior_figures(session),
-            MpiPart::Hpio => parts::hpio_figures(session),
-            MpiPart::Btio => parts::btio_figures(session),
-            MpiPart::Reread => parts::reread_figures(session),
-            MpiPart::Calls => calls::take_figures(session),
-            MpiPart::Places => parts::place_figures(session),
-            MpiPart::Plots => Ok(Vec::new()),
-        }
+fn take_part_figures(part: MpiPart, session: &MpiSession) -> Result<Vec<Figure>, BenchError> {
+    match part {
+        MpiPart::Ior => parts::ior_figures(session),
+        MpiPart::Hpio => parts::hpio_figures(session),
+        MpiPart::Btio => parts::btio_figures(session),
+        MpiPart::Reread => parts::reread_figures(session),
+        MpiPart::Calls => calls::take_figures(session),
+        MpiPart::Places => parts::place_figures(session),
+        MpiPart::Plots => Ok(Vec::new()),
     }
+}
 
-    fn take_plots(self, session: &MpiSession) -> Result<Vec<sweeps::NamedPlot>, BenchError> {
-        if self != MpiPart::Plots {
-            return Ok(Vec::new());
-        }
-        let mut all = sweeps::plot_ranks(session)?;
-        all.extend(sweeps::plot_regions(session)?);
-        all.extend(sweeps::plot_btio(session)?);
-        Ok(all)
-    }
+fn take_plots(session: &MpiSession) -> Result<Vec<sweeps::NamedPlot>, BenchError> {
+    let mut all = sweeps::plot_ranks(session)?;
+    all.extend(sweeps::plot_regions(session)?);
+    all.extend(sweeps::plot_btio(session)?);
+    Ok(all)
 }
 
 /// Creates a new empty folder of this name.
@@ -285,30 +185,26 @@ fn create_empty_dir(dir: &Path, name: &str) -> Result<PathBuf, BenchError> {
 }
 
 fn create_local_places(work: &Path) -> Result<MpiPlaces, BenchError> {
-    let layer =
-        MpiPlace::layer_dir("layer, container on the disk", &create_empty_dir(work, "layer")?);
+    let layer = MpiPlace::layer_dir("layer", &create_empty_dir(work, "layer")?);
     let each = MpiPlace::plain_dir("file per process", &create_empty_dir(work, "each")?);
     Ok(MpiPlaces {
-        others: vec![layer.clone()],
+        others: Vec::new(),
         layer,
         disk: MpiPlace::plain_dir("plain file", &create_empty_dir(work, "disk")?),
         each: MpiPlace { per_process: true, ..each },
     })
 }
 
-/// Returns the places on a volume, each process on its own node's mount, with the layer and
-/// without.
+/// Returns the places on a volume, with the layer, each process on its own node's mount.
 fn create_volume_places(volume: &BenchVolume) -> Result<Vec<MpiPlace>, BenchError> {
     let mut places = Vec::new();
-    for (name, folder, layer, container) in [
-        ("layer, tiled file of a volume", "tiled", true, false),
-        ("layer, container on a volume", "layer", true, true),
-        ("volume without layer", "plain", false, false),
-    ] {
+    for (name, folder, container) in
+        [("tiled file of a volume", "tiled", false), ("container on a volume", "layer", true)]
+    {
         let inside = volume.mount_path(0).join(folder);
         std::fs::create_dir_all(&inside).map_err(path_error("creating", &inside))?;
         places.push(MpiPlace {
-            layer,
+            layer: true,
             container,
             volume: Some(volume.dir().to_owned()),
             ..MpiPlace::plain_dir(name, &volume.dir().join("mnt").join(folder))
@@ -320,21 +216,8 @@ fn create_volume_places(volume: &BenchVolume) -> Result<Vec<MpiPlace>, BenchErro
 fn write_plots(summary: &Path, plots: &[sweeps::NamedPlot]) -> Result<(), BenchError> {
     for (name, plot) in plots {
         let path = summary.with_file_name(name).with_extension("svg");
-        std::fs::write(&path, plot.to_svg()).map_err(path_error("writing", &path))?;
+        plot.draw(&path)?;
         print_progress(&format!("plot: {}", path.display()));
     }
     Ok(())
-}
-
-fn render_report(args: &MpiArgs, figures: &[Figure]) -> String {
-    let table = figure::build_table(figures);
-    let mut text = if args.markdown { table.render_markdown() } else { table.render() };
-    text.push('\n');
-    for f in figures {
-        text += &format!("{}: against {}", f.name, f.against);
-        text += &if f.note.is_empty() { "\n".into() } else { format!("; {}\n", f.note) };
-    }
-    let missed = figures.iter().filter(|f| f.met == Some(false)).count();
-    let held = figures.iter().filter(|f| f.met.is_some()).count();
-    text + &format!("{} of {held} goals met; written to {}\n", held - missed, args.out.display())
 }

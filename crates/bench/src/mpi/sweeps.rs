@@ -1,12 +1,13 @@
 //! Plots: a figure over the values of one parameter of the workload.
 
-use super::MpiSession;
 use super::comparison::ComparedSide;
 use super::launch::MpiSample;
 use super::place::{MpiPlace, MpiWorkload};
-use super::svg::{Plot, PlotLine};
+use super::session::MpiSession;
 use crate::error::BenchError;
-use crate::print_progress;
+use crate::plot::{Plot, PlotLine};
+use crate::progress::print_progress;
+use tatami_bench_args::size::format_size;
 
 /// A plot, and the name of its file.
 pub type NamedPlot = (String, Plot);
@@ -87,14 +88,14 @@ pub fn plot_regions(s: &MpiSession) -> Result<Vec<NamedPlot>, BenchError> {
     };
     let name = s.mpi.name();
     let sizes: Vec<_> = [8u64, 64, 512, 4096, 32768]
-        .map(|size| (crate::size::format_size(size), hpio(size, 128), s.ranks))
+        .map(|size| (format_size(size), hpio(size, 128), s.ranks))
         .to_vec();
     let title = format!("HPIO nc-nc writes, spacing 128 B, {name}");
     let lines = measure_lines(s, &sweep_lines(s), &sizes, MpiSample::write_rate)?;
     let over_size =
         Plot { lines, ratios: true, ..empty_plot(title, "region size, bytes", "MiB/s", &sizes) };
     let spacings: Vec<_> = [8u64, 64, 512, 4096]
-        .map(|spacing| (crate::size::format_size(spacing), hpio(8, spacing), s.ranks))
+        .map(|spacing| (format_size(spacing), hpio(8, spacing), s.ranks))
         .to_vec();
     let title = format!("HPIO nc-nc writes, regions of 8 B, {name}");
     let lines = measure_lines(s, &sweep_lines(s), &spacings, MpiSample::write_rate)?;

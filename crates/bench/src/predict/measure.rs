@@ -9,17 +9,18 @@
 use super::times::{MeasuredPoint, MeasuredTimes, OperationTimes, fit_times, kind_name};
 use crate::clock::{Steal, now_ns, own_cpu_ns, process_cpu_ns};
 use crate::error::{BenchError, io_error, path_error, volume_error};
-use crate::mdtest::{MdtestOp, MdtestSite, WorkloadPlace, own_cred};
-use crate::print_progress;
+use crate::mdtest::MdtestSite;
+use crate::mdtest::names::{MdtestOp, WorkloadPlace};
+use crate::progress::print_progress;
+use crate::server_dirs::{ServerDirs, find_server_dirs};
 use crate::stats::median;
-use crate::suite::servers::{ServerDirs, find_server_dirs};
-use crate::suite::volume::BenchVolume;
-use crate::volume_access::VolumeAccess;
+use crate::volume::BenchVolume;
+use crate::volume_access::{VolumeAccess, own_cred};
 use crate::worker::WorkerTask;
 use crate::worker_group::{Launcher, PhaseOutcome, WorkerGroup};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use tatami_sim::scale::{DirectorySplit, OperationKind};
 use tatami_wire::meta::{InodeTemplate, RenameMode};
 
@@ -44,8 +45,10 @@ const ANSWER: usize = 200;
 
 /// The setup of the measurements.
 pub struct MeasureSetup<'a> {
-    /// Starts client processes, and has the `tatami` command.
+    /// Starts client processes.
     pub launcher: &'a Launcher,
+    /// The `tatami` command that is measured.
+    pub tatami: PathBuf,
     /// Directory of the volumes.
     pub dir: &'a Path,
     /// Number of runs of each measurement.
@@ -77,8 +80,8 @@ struct PredictSide {
 impl PredictSide {
     fn start(means: &MeasureSetup<'_>, servers: u16) -> Result<PredictSide, BenchError> {
         let dir = means.dir.join(format!("servers-{servers}"));
-        let volume = BenchVolume::start(&means.launcher.program, &dir, servers, "all")?;
-        let (daemons, reach) = (volume.daemon_pids()?, VolumeAccess::from(&volume.tcp_options()?));
+        let volume = BenchVolume::start(&means.tatami, &dir, servers, "all")?;
+        let (daemons, reach) = (volume.daemon_pids()?, volume.tcp_access());
         Ok(PredictSide { servers, volume, daemons, reach })
     }
 
@@ -133,12 +136,7 @@ impl PredictSide {
     fn measure_message_us(&self, means: &MeasureSetup<'_>, wake: f64) -> Result<f64, BenchError> {
         let (client, cred) = (self.reach.connect_client()?, own_cred());
         let failed = |errno| volume_error("renaming", b"one")(errno);
-        let Some(ServerDirs { here: [here, next], there }) =
-            find_server_dirs(&client, &cred).map_err(failed)?
-        else {
-            let problem = "has all directories on one node".into();
-            return Err(BenchError::Program { program: "tatami up".into(), problem });
-        };
+        let ServerDirs { here: [here, next], there } = find_server_dirs(&client, &cred)?;
         let file = InodeTemplate::File(client.new_layout());
         client.create(&cred, here, b"two", file, 0o644, 0, true, None).map_err(failed)?;
         let items = means.items / 8;

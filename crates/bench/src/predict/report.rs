@@ -1,16 +1,16 @@
 //! The results: as JSON, as tables, as plots.
 
-use super::PredictArgs;
 use super::measure::Measurements;
 use super::rows::{PredictCheck, PredictGrowth, PredictRow, PredictRows};
 use super::times::{MeasuredPoint, MeasuredTimes};
 use crate::error::{BenchError, path_error};
-use crate::mpi::svg::{Plot, PlotLine};
-use crate::print_progress;
-use crate::suite::Machine;
+use crate::machine::Machine;
+use crate::plot::{Plot, PlotLine};
+use crate::progress::print_progress;
 use crate::table::{ReportTable, format_number, format_percent};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
+use tatami_bench_args::PredictArgs;
 
 /// The whole report.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -297,7 +297,7 @@ impl PredictReport {
         }
         for (name, plot) in plots {
             let path = dir.join(format!("predicted-{name}.svg"));
-            std::fs::write(&path, plot.to_svg()).map_err(path_error("writing", &path))?;
+            plot.draw(&path)?;
             print_progress(&format!("plot: {}", path.display()));
         }
         Ok(())

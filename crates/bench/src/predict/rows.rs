@@ -1,15 +1,17 @@
 //! The results of the simulator, in rows.
 
-use super::measure::Measurements;
+use super::measure::{self, Measurements};
+use super::network::{network_delay, network_name, predicted_kinds, request_depth};
 use super::times::{MeasuredTimes, kind_name};
-use super::{PredictArgs, PredictNetwork, count_window, measure};
 use crate::error::BenchError;
-use crate::print_progress;
+use crate::progress::print_progress;
 use crate::stats::ratio_or_zero;
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
-use tatami_sim::scale::{self, Machines, ScalePhase, ScaleSetting, SharedDirectory};
+use tatami_bench_args::{PredictArgs, PredictNetwork};
+use tatami_sim::scale::{self, CountWindow, Machines, ScalePhase, ScaleSetting, SharedDirectory};
 
 /// Processes that fill a new directory until it has spread: as many as the requests that a server
 /// takes in one round.
@@ -66,7 +68,7 @@ impl PredictRow {
         let sums = &phase.sums;
         let each = |count: u64| ratio_or_zero(count as f64, sums.done as f64);
         PredictRow {
-            network: network.name().into(),
+            network: network_name(network).into(),
             servers: phase.servers,
             shared,
             operation: kind_name(phase.kind).into(),
@@ -147,7 +149,7 @@ impl PredictRows {
         measured: &Measurements,
     ) -> Result<PredictRows, BenchError> {
         let networks =
-            if args.network.is_empty() { &PredictNetwork::ALL[..] } else { &args.network };
+            if args.network.is_empty() { PredictNetwork::value_variants() } else { &args.network };
         let jobs: Vec<_> = networks
             .iter()
             .flat_map(|network| args.servers.iter().map(move |servers| (*network, *servers)))
@@ -213,9 +215,9 @@ fn build_setting(
     ScaleSetting {
         servers,
         processes: args.clients * u32::from(servers),
-        depth: network.depth(),
+        depth: request_depth(network),
         growers: GROWERS,
-        network: network.sim_network(),
+        network: network_delay(network),
         costs: times.to_costs(),
         machines: Machines::Each,
         split_above: None,
@@ -233,15 +235,15 @@ fn predict_job(
     let failed = |what: String| BenchError::Usage(format!("the simulator: {what}"));
     let (network, servers) = job;
     let SharedDirectory { growth, newcomer, phases } =
-        setting.run_shared(network.predicted_kinds(), count_window(args)).map_err(failed)?;
+        setting.run_shared(predicted_kinds(network), count_window(args)).map_err(failed)?;
     let mut rows: Vec<_> =
         phases.iter().map(|phase| PredictRow::from_phase(network, true, phase)).collect();
     let private =
-        setting.run_private(network.predicted_kinds(), count_window(args)).map_err(failed)?;
+        setting.run_private(predicted_kinds(network), count_window(args)).map_err(failed)?;
     rows.extend(private.iter().map(|phase| PredictRow::from_phase(network, false, phase)));
     let sums = &growth.phase.sums;
     let growth = PredictGrowth {
-        network: network.name().into(),
+        network: network_name(network).into(),
         servers,
         seconds: growth.phase.seconds,
         entries: growth.entries,
@@ -254,7 +256,7 @@ fn predict_job(
     let create = rows.first().map_or(0.0, |row| row.rate);
     print_progress(&format!(
         "  {}, {servers} servers: {create:.0} creates/s in one directory",
-        network.name()
+        network_name(network)
     ));
     Ok((rows, growth))
 }
@@ -299,6 +301,13 @@ fn build_checks(
         }
     }
     Ok(all)
+}
+
+fn count_window(args: &PredictArgs) -> CountWindow {
+    match args.quick {
+        true => CountWindow { each: 40, least: 400 },
+        false => CountWindow { each: args.each, least: 10_000 },
+    }
 }
 
 #[cfg(test)]

@@ -52,7 +52,7 @@ fn micros_to_nanos(micros: f64) -> u64 {
 impl MeasuredTimes {
     /// Converts the times for the simulator. A reply that redirects a client costs as much as one
     /// with attributes.
-    pub fn to_costs(&self) -> ScaleCosts {
+    pub fn to_costs(self) -> ScaleCosts {
         ScaleCosts {
             request: self.request.to_nanos(),
             send: micros_to_nanos(self.send),

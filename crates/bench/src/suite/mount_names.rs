@@ -1,29 +1,41 @@
-//! Metadata through the mount against an empty FUSE file system that gets the same requests. The
-//! figures are CPU time and system calls per operation of all processes that take part (the
-//! program, the mount's process, the daemons). A create makes a file on the disk, so the disk's
-//! part is measured beside it. A written file does the same; for it the empty file system gets one
-//! more request, with the bytes, whereas the kernel of Tatami's mount writes them to the disk by
-//! passthrough.
+//! Metadata and small files through the mount against an empty FUSE file system that gets the same
+//! requests. The figures are CPU time and system calls per operation of all processes that take
+//! part (the program, the mount's process, the daemons). A create makes a file on the disk, so the
+//! disk's part is measured beside it. A written file does the same; for it the empty file system
+//! gets one more request, with the bytes, whereas the kernel of Tatami's mount writes them to the
+//! disk by passthrough. Reads of small files stand against the same files on the disk, as rates.
 //!
 //! One program works in one directory, which it has open, so that an operation needs no walk
 //! through a path. Every round has a directory of its own, and all rounds create before any
 //! removes. The reason is ext4: after it has removed thousands of inodes, it takes many times
 //! longer to find a free one, because it passes over recently removed ones one by one.
 
-use super::figure::{Figure, FigureRuns, GoalDirection};
-use super::null_mount::NullMountProcess;
+use super::context::{SuiteContext, baseline_name};
 use super::pairs::{self, PairedRuns, run_in_turn};
-use super::strace::{self, SyscallCounts, SyscallTrace};
-use super::{SuiteContext, baseline_name};
 use crate::clock::process_cpu_ns;
 use crate::error::{BenchError, path_error};
-use crate::mdtest::{MdtestOp, MdtestSite, WorkloadPlace};
-use crate::print_progress;
+use crate::figure::{Figure, FigureRuns, GoalDirection};
+use crate::mdtest::MdtestSite;
+use crate::mdtest::names::{MdtestOp, WorkloadPlace};
+use crate::null_mount::NullMountProcess;
+use crate::progress::print_progress;
+use crate::strace::{self, SyscallCounts, SyscallTrace};
 use crate::worker::WorkerTask;
 use crate::worker_group::{PhaseOutcome, WorkerGroup};
 use std::path::{Path, PathBuf};
 
 const GOAL: f64 = 2.0;
+
+/// The other sides of an operation, the baseline first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum MountBaseline {
+    /// The empty file system.
+    Null,
+    /// That, and the disk, whose part of the cost is a figure of its own.
+    NullAndDisk,
+    /// Files of the disk: the empty file system has no bytes.
+    Disk,
+}
 
 /// A measured operation.
 struct MountOperation {
@@ -31,8 +43,7 @@ struct MountOperation {
     name: &'static str,
     /// Whether the files are written; otherwise they stay empty.
     written: bool,
-    /// Whether a part of the cost is the disk's own.
-    on_disk: bool,
+    baseline: MountBaseline,
     goal: Option<f64>,
 }
 
@@ -41,36 +52,36 @@ const PARTS: [MountOperation; 5] = [
         op: MdtestOp::FileCreate,
         name: "create",
         written: false,
-        on_disk: true,
+        baseline: MountBaseline::NullAndDisk,
         goal: Some(GOAL),
     },
     MountOperation {
         op: MdtestOp::FileStat,
         name: "stat",
         written: false,
-        on_disk: false,
+        baseline: MountBaseline::Null,
         goal: Some(GOAL),
     },
     MountOperation {
         op: MdtestOp::FileWrite,
         name: "create and write 4k",
         written: true,
-        on_disk: true,
+        baseline: MountBaseline::NullAndDisk,
+        goal: None,
+    },
+    MountOperation {
+        op: MdtestOp::FileRead,
+        name: "open and read 4k",
+        written: true,
+        baseline: MountBaseline::Disk,
         goal: None,
     },
     MountOperation {
         op: MdtestOp::FileRemove,
         name: "unlink",
         written: false,
-        on_disk: false,
+        baseline: MountBaseline::Null,
         goal: Some(GOAL),
-    },
-    MountOperation {
-        op: MdtestOp::FileRemove,
-        name: "unlink of 4k",
-        written: true,
-        on_disk: true,
-        goal: None,
     },
 ];
 /// Operations under strace, which makes each a hundred times slower.
@@ -159,9 +170,17 @@ fn place_below(dir: &Path, sub: &str) -> WorkloadPlace {
     WorkloadPlace::Path { dir: dir.join(sub), relative: true }
 }
 
-/// Returns the names of the figures of one operation.
-fn figure_names(operation: &str) -> [String; 3] {
-    ["CPU", "rate", "system calls"].map(|what| format!("mount {operation}, {what}"))
+impl MountOperation {
+    /// Returns the name of the figure of CPU time, or of the rate against files of the disk.
+    fn cost_name(&self) -> String {
+        let number = if self.baseline == MountBaseline::Disk { "rate" } else { "CPU" };
+        format!("mount {}, {number}", self.name)
+    }
+
+    /// Returns the name of the figure of system calls, where there is one.
+    fn calls_name(&self) -> Option<String> {
+        self.goal.map(|_| format!("mount {}, system calls", self.name))
+    }
 }
 
 /// Takes all figures of this module.
@@ -175,14 +194,10 @@ pub fn take_figures(bench: &SuiteContext) -> Result<Vec<Figure>, BenchError> {
     servers.extend(bench.volume.node_status(0)?.mounts.iter().map(|m| m.pid));
     let floor = bench.work.join("null");
     let mut figures = Vec::new();
-    let names = PARTS.map(|part| figure_names(part.name));
-    if names
-        .iter()
-        .any(|[cpu, rate, _]| bench.wants_with_baseline(cpu) || bench.wants_with_baseline(rate))
-    {
-        figures.extend(measure_times(bench, &ours, servers.clone(), &floor, null.process_id())?);
+    if PARTS.iter().any(|part| bench.wants_with_baseline(&part.cost_name())) {
+        figures.extend(measure_costs(bench, &ours, servers.clone(), &floor, null.process_id())?);
     }
-    if !names.iter().any(|[_, _, calls]| bench.wants_figure(calls)) {
+    if !PARTS.iter().filter_map(MountOperation::calls_name).any(|name| bench.wants_figure(&name)) {
         return Ok(figures);
     }
     if strace::is_installed() {
@@ -195,7 +210,7 @@ pub fn take_figures(bench: &SuiteContext) -> Result<Vec<Figure>, BenchError> {
     Ok(figures)
 }
 
-fn measure_times(
+fn measure_costs(
     bench: &SuiteContext,
     ours: &Path,
     servers: Vec<u32>,
@@ -216,27 +231,32 @@ fn measure_times(
     let mut written = start("written", bench.items_per_run() / 8)?;
     let mut figures = Vec::new();
     for part in PARTS {
-        let sides = if part.written { &mut written } else { &mut empty };
-        let sides = sides.iter_mut().take(if part.on_disk { 3 } else { 2 });
-        let sides = sides.map(|side| side_rounds(side, part.op));
+        let [ours, null, disk] = if part.written { &mut written } else { &mut empty };
+        let sides = match part.baseline {
+            MountBaseline::Null => vec![ours, null],
+            MountBaseline::NullAndDisk => vec![ours, null, disk],
+            MountBaseline::Disk => vec![ours, disk],
+        };
+        let sides = sides.into_iter().map(|side| side_rounds(side, part.op));
         let turns = run_in_turn(bench.runs, sides.collect())?;
-        let against = "empty FUSE file system";
-        let [cpu, rate, _] = figure_names(part.name);
+        let name = part.cost_name();
+        if part.baseline == MountBaseline::Disk {
+            let runs = turns.figure_runs(0, 1, |c| c.rate);
+            let better = (GoalDirection::Higher, part.goal);
+            bench.add_figure(&mut figures, Figure::new(name, "op/s", "the disk", better, &runs));
+            continue;
+        }
         let by_cpu = |name, side, goal| {
             let runs = turns.figure_runs(side, 1, |c| c.cpu_us);
+            let against = "empty FUSE file system";
             Figure::new(name, "µs/op", against, (GoalDirection::Lower, goal), &runs)
         };
-        let by_rate = |name, side| {
-            let runs = turns.figure_runs(side, 1, |c| c.rate);
-            Figure::new(name, "op/s", against, (GoalDirection::Higher, None), &runs)
-        };
-        bench.add_figure(&mut figures, by_cpu(cpu.clone(), 0, part.goal));
-        bench.add_figure(&mut figures, by_rate(rate.clone(), 0));
-        if part.on_disk {
-            let note = "the same with the files of the disk that a node makes objects of, and nothing else";
-            let figure = by_cpu(baseline_name(&cpu), 2, None);
+        bench.add_figure(&mut figures, by_cpu(name.clone(), 0, part.goal));
+        if part.baseline == MountBaseline::NullAndDisk {
+            let note = "the same with the files of the disk that a node makes objects of, and \
+                        nothing else";
+            let figure = by_cpu(baseline_name(&name), 2, None);
             bench.add_figure(&mut figures, figure.with_note(note));
-            bench.add_figure(&mut figures, by_rate(baseline_name(&rate), 2));
         }
     }
     for side in empty.into_iter().chain(written) {
@@ -262,16 +282,11 @@ fn measure_calls(
     floor: &Path,
     null: u32,
 ) -> Result<Vec<Figure>, BenchError> {
-    let start = |sub: &str| -> Result<[MountSide; 2], BenchError> {
-        Ok([
-            MountSide::start(bench, &place_below(ours, sub), servers.clone(), 1, TRACED)?,
-            MountSide::start(bench, &place_below(floor, sub), vec![null], 1, TRACED)?,
-        ])
-    };
-    let (mut empty, mut written) = (start("empty")?, start("written")?);
+    let mut a = MountSide::start(bench, &place_below(ours, "traced"), servers, 1, TRACED)?;
+    let mut b = MountSide::start(bench, &place_below(floor, "traced"), vec![null], 1, TRACED)?;
     let mut figures = Vec::new();
     for part in PARTS {
-        let [a, b] = if part.written { &mut written } else { &mut empty };
+        let Some(name) = part.calls_name() else { continue };
         let mut pairs: PairedRuns<Vec<SyscallCounts>> = PairedRuns::default();
         pairs.run_pair(
             || a.trace_calls(part.op, &bench.work),
@@ -282,12 +297,11 @@ fn measure_calls(
         };
         let runs: FigureRuns = pairs.figure_runs(per_op);
         let note = describe_pair(&pairs, TRACED);
-        let [_, _, name] = figure_names(part.name);
         let goal = (GoalDirection::Lower, part.goal);
         let figure = Figure::new(name, "per op", "empty FUSE file system", goal, &runs);
         bench.add_figure(&mut figures, figure.with_note(note));
     }
-    for side in empty.into_iter().chain(written) {
+    for side in [a, b] {
         side.remove_site()?;
     }
     Ok(figures)

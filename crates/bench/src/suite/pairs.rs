@@ -1,8 +1,8 @@
 //! Runs of both sides in turn, A B A B: a disturbance that is longer than a run affects both.
 
-use super::figure::FigureRuns;
 use crate::clock::{Steal, StealSum};
 use crate::error::BenchError;
+use crate::figure::FigureRuns;
 
 /// The results of both sides, run by run.
 #[derive(Clone, Debug)]

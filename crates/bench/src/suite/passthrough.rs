@@ -8,17 +8,20 @@
 //! In the page cache, the kernel's own part is measured, too: a file of the same disk behind a FUSE
 //! file system that only hands it over.
 
-use super::figure::{Figure, GoalDirection};
-use super::null_mount::{FILE, NullMountProcess};
+use super::context::{SuiteContext, baseline_name};
 use super::pairs::{SideRun, SideRuns, run_in_turn};
-use super::{SuiteContext, baseline_name};
+use crate::bare_fs::FILE_NAME;
 use crate::error::{BenchError, path_error};
-use crate::ior::{ExistingFile, IoMethod, IorPart, IorShape, TestFilePlace, page_bytes};
-use crate::print_progress;
-use crate::size;
+use crate::figure::{Figure, GoalDirection};
+use crate::ior::file::{IoMethod, TestFilePlace, page_bytes};
+use crate::ior::rank::{ExistingFile, IorPart};
+use crate::ior::shape::IorShape;
+use crate::null_mount::NullMountProcess;
+use crate::progress::print_progress;
 use crate::worker::WorkerTask;
 use crate::worker_group::{PhaseOutcome, WorkerGroup};
 use std::path::{Path, PathBuf};
+use tatami_bench_args::size;
 
 const GOAL: f64 = 0.95;
 /// A run in the page cache writes at most this fraction of the dirty pages at which the kernel
@@ -33,41 +36,35 @@ struct PassthroughCase {
     phase: &'static str,
     method: IoMethod,
     before: ExistingFile,
+    /// Bytes of one request.
+    transfer: u64,
     /// Whether the disk takes part: caches are dropped before a read, a write is synced.
     disk: bool,
 }
 
-const fn cached_case(
-    what: &'static str,
-    phase: &'static str,
-    method: IoMethod,
-    before: ExistingFile,
-) -> PassthroughCase {
-    PassthroughCase { what, phase, method, before, disk: false }
-}
-
-const fn disk_case(
-    what: &'static str,
-    phase: &'static str,
-    method: IoMethod,
-    before: ExistingFile,
-) -> PassthroughCase {
-    PassthroughCase { what, phase, method, before, disk: true }
-}
-
-const WRITE: PassthroughCase =
-    cached_case("write, cached", "write", IoMethod::Buffered, ExistingFile::Cut);
-const MAPPED_WRITE: PassthroughCase =
-    cached_case("mmap rewrite, cached", "write", IoMethod::Mapped, ExistingFile::Keep);
-const CASES: [PassthroughCase; 8] = [
-    disk_case("read, from disk", "read", IoMethod::Buffered, ExistingFile::Keep),
-    disk_case("write, fsync", "write", IoMethod::Buffered, ExistingFile::Cut),
-    disk_case("mmap read, from disk", "read", IoMethod::Mapped, ExistingFile::Keep),
-    cached_case("read, cached", "read", IoMethod::Buffered, ExistingFile::Keep),
+const WRITE: PassthroughCase = PassthroughCase {
+    what: "write, cached",
+    phase: "write",
+    method: IoMethod::Buffered,
+    before: ExistingFile::Cut,
+    transfer: 4096,
+    disk: false,
+};
+const READ: PassthroughCase =
+    PassthroughCase { what: "read, cached", phase: "read", before: ExistingFile::Keep, ..WRITE };
+/// Only verified: through the mapping, the kernel alone writes.
+const MAPPED_WRITE: PassthroughCase = PassthroughCase {
+    what: "mmap rewrite, cached",
+    method: IoMethod::Mapped,
+    before: ExistingFile::Keep,
+    ..WRITE
+};
+const CASES: [PassthroughCase; 5] = [
+    PassthroughCase { what: "read, from disk", transfer: MIB, disk: true, ..READ },
+    PassthroughCase { what: "write, fsync", transfer: MIB, disk: true, ..WRITE },
+    READ,
     WRITE,
-    cached_case("rewrite, cached", "write", IoMethod::Buffered, ExistingFile::Keep),
-    cached_case("mmap read, cached", "read", IoMethod::Mapped, ExistingFile::Keep),
-    MAPPED_WRITE,
+    PassthroughCase { what: "mmap read, cached", method: IoMethod::Mapped, transfer: MIB, ..READ },
 ];
 
 /// Writes all files below `dir` to the disk and drops their cached pages.
@@ -149,7 +146,7 @@ impl PassthroughFiles {
         let (backing, dir) = (bench.plain.join("bare"), bench.work.join("bare"));
         std::fs::write(&backing, b"").map_err(path_error("creating", &backing))?;
         let bare = match NullMountProcess::start(&bench.launcher, &dir, Some(&backing)) {
-            Ok(mount) => Some((mount, dir.join(FILE))),
+            Ok(mount) => Some((mount, dir.join(FILE_NAME))),
             Err(error) => {
                 print_progress(&format!("bare passthrough is not measured: {error}"));
                 None
@@ -174,13 +171,12 @@ fn sync_disks(bench: &SuiteContext) -> Result<(), BenchError> {
     Ok(())
 }
 
-/// Runs one case with requests of one size: on Tatami, on the disk, and by bare passthrough if the
+/// Runs one case: on Tatami, on the disk, and by bare passthrough if the
 /// page cache alone decides. Returns MiB per second.
 fn run_case(
     bench: &SuiteContext,
     files: &PassthroughFiles,
     case: &PassthroughCase,
-    transfer: u64,
     bytes: u64,
 ) -> Result<SideRuns<f64>, BenchError> {
     let bare = files.bare_path().filter(|_| !case.disk);
@@ -192,7 +188,7 @@ fn run_case(
     let mut turns: Vec<SideRun<'_, f64>> = Vec::new();
     for (file, stored) in sides {
         write_file(bench, file, bytes)?;
-        let part = ior_task(file, case, transfer, bytes, false);
+        let part = ior_task(file, case, case.transfer, bytes, false);
         let mut gang = WorkerGroup::start(&bench.launcher, vec![part])?;
         turns.push(Box::new(move || {
             // Syncs before and after the preparation: the truncation frees blocks, which should not
@@ -234,23 +230,21 @@ pub fn take_figures(bench: &SuiteContext) -> Result<Vec<Figure>, BenchError> {
     let cached = cached_bytes(bench.file_bytes(), &vmstat);
     let mut figures = Vec::new();
     for case in &CASES {
-        for transfer in [1 << 20, 4096] {
-            let name = format!("passthrough {}, {}", case.what, size::format_size(transfer));
-            let floor = baseline_name(&name);
-            if !bench.wants_with_baseline(&name) {
-                continue;
-            }
-            let bytes = if case.disk { bench.file_bytes() } else { cached };
-            let turns = run_case(bench, &files, case, transfer, bytes)?;
-            let figure = |name, side, goal| {
-                let runs = turns.figure_runs(side, 1, |x| *x);
-                Figure::new(name, "MiB/s", "backing disk", (GoalDirection::Higher, goal), &runs)
-            };
-            bench.add_figure(&mut figures, figure(name, 0, Some(GOAL)).with_note(note.clone()));
-            if !case.disk && files.bare_path().is_some() {
-                let note = "bare passthrough against the disk: the kernel's own part";
-                bench.add_figure(&mut figures, figure(floor, 2, None).with_note(note));
-            }
+        let name = format!("passthrough {}, {}", case.what, size::format_size(case.transfer));
+        let floor = baseline_name(&name);
+        if !bench.wants_with_baseline(&name) {
+            continue;
+        }
+        let bytes = if case.disk { bench.file_bytes() } else { cached };
+        let turns = run_case(bench, &files, case, bytes)?;
+        let figure = |name, side, goal| {
+            let runs = turns.figure_runs(side, 1, |x| *x);
+            Figure::new(name, "MiB/s", "backing disk", (GoalDirection::Higher, goal), &runs)
+        };
+        bench.add_figure(&mut figures, figure(name, 0, Some(GOAL)).with_note(note.clone()));
+        if !case.disk && files.bare_path().is_some() {
+            let note = "bare passthrough against the disk: the kernel's own part";
+            bench.add_figure(&mut figures, figure(floor, 2, None).with_note(note));
         }
     }
     let PassthroughFiles { ours, theirs, bare } = files;

@@ -3,13 +3,15 @@
 //! from memory to the page cache of the file's side. The clock stops when the other side has
 //! received everything.
 
-use super::SuiteContext;
-use super::figure::{Figure, GoalDirection};
+use super::context::SuiteContext;
 use super::pairs::run_alternating;
 use crate::error::{BenchError, path_error};
-use crate::ior::{ExistingFile, IoMethod, IorPart, IorShape, TestFilePlace};
-use crate::mdtest::own_cred;
+use crate::figure::{Figure, GoalDirection};
+use crate::ior::file::{IoMethod, TestFilePlace};
+use crate::ior::rank::{ExistingFile, IorPart};
+use crate::ior::shape::IorShape;
 use crate::tcp_copy::TcpCopyPart;
+use crate::volume_access::own_cred;
 use crate::worker::WorkerTask;
 use crate::worker_group::{PhaseOutcome, WorkerGroup};
 use std::path::Path;

@@ -4,72 +4,14 @@
 //! as fast as possible. So the cost of an operation here is the baseline for every file system in a
 //! process.
 
-use crate::bare::PassthroughFileSystem;
-use crate::error::MountError;
-use crate::{mountpoint, passthrough};
 use parking_lot::RwLock;
 use std::collections::{BTreeMap, HashMap};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tatami_fuse::abi::{ROOT_ID, fopen};
 use tatami_fuse::{
-    CacheTimeouts, Channel, Device, FuseAttr, FuseOp, FuseSession, FuseTime, Handler,
-    NegotiatedFeatures, OpenReply, Reply, Request, StatFs, ThreadLimits, UnmountError,
+    CacheTimeouts, FuseAttr, FuseOp, FuseTime, Handler, OpenReply, Reply, Request, StatFs,
 };
-
-/// A mounted baseline file system. Dropping it unmounts it.
-pub struct NullMount(FuseSession);
-
-impl NullMount {
-    /// Mounts an empty no-op file system on `path`, served by `threads` threads.
-    ///
-    /// # Errors
-    /// [`MountError`].
-    pub fn start(path: &Path, threads: usize) -> Result<NullMount, MountError> {
-        NullMount::mount_handler(path, threads, 0, |_| Ok(NullFileSystem::new()))
-    }
-
-    /// Mounts a file system of one file on `path`. There [`crate::bare::FILE_NAME`] is `file`, with
-    /// passthrough.
-    ///
-    /// # Errors
-    /// [`MountError`].
-    pub fn start_bare(path: &Path, file: &Path, threads: usize) -> Result<NullMount, MountError> {
-        let depth = passthrough::stack_depth(file.parent());
-        NullMount::mount_handler(path, threads, depth, |device| {
-            PassthroughFileSystem::new(device, file)
-        })
-    }
-
-    fn mount_handler<H: Handler>(
-        path: &Path,
-        threads: usize,
-        depth: u32,
-        handler: impl FnOnce(&Device) -> Result<H, MountError>,
-    ) -> Result<NullMount, MountError> {
-        let path = mountpoint::check_mountpoint(path)?;
-        let settings = mountpoint::mount_settings("null".into(), false, true);
-        let channel = Channel::mount(&path, &settings)?;
-        let agreed: NegotiatedFeatures =
-            channel.negotiate_features(&crate::mount::requested_features(1 << 20, depth, false))?;
-        let handler = Arc::new(handler(channel.device())?);
-        let threads = ThreadLimits { base: threads, max: threads };
-        let session = FuseSession::start(channel, &agreed, handler, threads)
-            .map_err(|source| MountError::Serve { path, source })?;
-        Ok(NullMount(session))
-    }
-
-    /// Unmounts it.
-    ///
-    /// # Errors
-    /// [`UnmountError::Busy`] while a program uses the mount.
-    pub fn stop(self) -> Result<(), UnmountError> {
-        self.0.channel().unmount(false)?;
-        self.0.wait_until_unmounted(None);
-        Ok(())
-    }
-}
 
 struct NullInode {
     attr: FuseAttr,
@@ -82,7 +24,8 @@ struct NullTree {
     next: u64,
 }
 
-struct NullFileSystem {
+/// The file system with its names.
+pub struct NullFileSystem {
     tree: RwLock<NullTree>,
     valid: CacheTimeouts,
 }
@@ -93,7 +36,8 @@ fn current_time() -> FuseTime {
 }
 
 impl NullFileSystem {
-    fn new() -> NullFileSystem {
+    /// Returns an empty file system.
+    pub fn new() -> NullFileSystem {
         let root = NullInode {
             attr: FuseAttr {
                 ino: ROOT_ID,

@@ -2,30 +2,40 @@
 //! request that goes through a mount; one file by passthrough is the baseline of requests that go
 //! past it.
 
+use crate::bare_fs::PassthroughFileSystem;
 use crate::error::{BenchError, io_error, path_error};
+use crate::null_fs::NullFileSystem;
 use crate::worker_group::Launcher;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-
-pub use tatami_mount::bare::FILE_NAME as FILE;
+use tatami_mount::mount_handler;
 
 /// Mounts the empty file system on `path`, or that of `file` alone, with as many threads as a
-/// volume's mount has. Prints a line when mounted, and unmounts at the end of the standard input.
+/// volume's mount has. Writes a line to `says` when mounted, and unmounts at the end of the
+/// standard input.
 ///
 /// # Errors
 /// When the file system can't be mounted or unmounted.
-pub fn serve_null_mount(path: &Path, file: Option<&Path>) -> Result<(), BenchError> {
-    use tatami_mount::null::NullMount;
+pub fn serve_null_mount(
+    path: &Path,
+    file: Option<&Path>,
+    says: &mut impl Write,
+) -> Result<(), BenchError> {
     let threads = tatami_mount::MountOptions::new(path).threads;
     let mount = match file {
-        Some(file) => NullMount::start_bare(path, file, threads)?,
-        None => NullMount::start(path, threads)?,
+        Some(file) => mount_handler(path, file.parent(), threads, |device| {
+            PassthroughFileSystem::new(device, file)
+        })?,
+        None => mount_handler(path, None, threads, |_| Ok::<_, BenchError>(NullFileSystem::new()))?,
     };
-    writeln!(std::io::stdout(), "mounted").map_err(io_error("telling that it is mounted"))?;
+    let said = writeln!(says, "mounted").and_then(|()| says.flush());
+    said.map_err(io_error("reporting the mount"))?;
     let mut rest = Vec::new();
     std::io::stdin().lock().read_to_end(&mut rest).map_err(io_error("waiting for the end"))?;
-    Ok(mount.stop()?)
+    mount.channel().unmount(false)?;
+    mount.wait_until_unmounted(None);
+    Ok(())
 }
 
 /// A running file system that serves as a baseline only. Dropping it unmounts it.
@@ -36,7 +46,7 @@ pub struct NullMountProcess {
 
 impl NullMountProcess {
     /// Creates `path` and mounts the empty file system on it; or, by passthrough, that of `file`
-    /// alone, under the name [`FILE`].
+    /// alone, under the name [`crate::bare_fs::FILE_NAME`].
     ///
     /// # Errors
     /// When the file system can't be mounted.
@@ -47,7 +57,7 @@ impl NullMountProcess {
     ) -> Result<NullMountProcess, BenchError> {
         std::fs::create_dir_all(path).map_err(path_error("creating", path))?;
         let mut command = Command::new(&launcher.program);
-        command.args(["bench", "null-mount"]).arg(path);
+        command.arg("null-mount").arg(path);
         if let Some(file) = file {
             command.arg("--file").arg(file);
         }
@@ -61,7 +71,7 @@ impl NullMountProcess {
         let heard = BufReader::new(out).read_line(&mut line);
         if !matches!(heard, Ok(n) if n > 0) {
             let problem = format!("does not mount {}", path.display());
-            return Err(BenchError::Program { program: "tatami bench null-mount".into(), problem });
+            return Err(BenchError::Program { program: "tatami-bench null-mount".into(), problem });
         }
         Ok(mount)
     }

@@ -1,19 +1,21 @@
-//! A volume for the time of the suite. The `tatami` command starts and stops it, as a user would.
+//! A volume for the time of a measurement. The `tatami` command starts and stops it, as a user
+//! would.
 
 use crate::clock::now_ns;
 use crate::error::{BenchError, path_error};
-use crate::mdtest::own_cred;
+use crate::volume_access::{VolumeAccess, own_cred};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use tatami_client::{Client, ClientOptions, Endpoint};
+use tatami_client::Client;
 use tatami_wire::admin::{AdminCall, AdminReply, NodeStatus};
-use tatami_wire::{Ino, NodeId, VolumeKey};
+use tatami_wire::{Ino, NodeId};
 
 /// A running volume with a mount for each node. Dropping it stops it.
 pub struct BenchVolume {
     program: PathBuf,
     dir: PathBuf,
     client: Client,
+    access: VolumeAccess,
     nodes: u16,
 }
 
@@ -55,15 +57,9 @@ impl BenchVolume {
         let more = ["--nodes", &nodes_text, "--mount", &mounts, "--volume-shards", shards];
         let more = [&more[..], &["--executors", &executors]].concat();
         start_volume(program, dir, &more).inspect_err(|_| stop_volume(program, dir))?;
-        match read_options(dir).and_then(|o| Ok(Client::connect(o)?)) {
-            Ok(client) => {
-                Ok(BenchVolume { program: program.into(), dir: dir.into(), client, nodes })
-            }
-            Err(e) => {
-                stop_volume(program, dir);
-                Err(e)
-            }
-        }
+        let opened = VolumeAccess::from_dir(dir).and_then(|a| Ok((a.connect_client()?, a)));
+        let (client, access) = opened.inspect_err(|_| stop_volume(program, dir))?;
+        Ok(BenchVolume { program: program.into(), dir: dir.into(), client, access, nodes })
     }
 
     /// Returns the folder of the volume, for `--dir` of the command.
@@ -79,11 +75,6 @@ impl BenchVolume {
     /// Returns the directory of a node's objects.
     pub fn objects_path(&self, node: u16) -> PathBuf {
         self.dir.join(format!("node{node}")).join("objects")
-    }
-
-    /// Returns the directory of a node's part of the namespace.
-    pub fn store_path(&self, node: u16) -> PathBuf {
-        self.dir.join(format!("node{node}")).join("meta")
     }
 
     /// Kills the daemon of node 0 and starts it again. Returns the seconds until it answers
@@ -102,21 +93,14 @@ impl BenchVolume {
         Ok((now_ns() - start) as f64 / 1e9)
     }
 
-    /// Returns the options to reach the volume from node 0.
-    ///
-    /// # Errors
-    /// A key that can't be read.
-    pub fn client_options(&self) -> Result<ClientOptions, BenchError> {
-        read_options(&self.dir)
+    /// Returns the way to the volume from node 0.
+    pub fn access(&self) -> VolumeAccess {
+        self.access.clone()
     }
 
-    /// Returns the options to reach the volume from a machine that is none of its nodes.
-    ///
-    /// # Errors
-    /// A key that can't be read.
-    pub fn tcp_options(&self) -> Result<ClientOptions, BenchError> {
-        let address = self.client.map().nodes[0].address.clone();
-        Ok(ClientOptions { endpoint: Endpoint::Tcp(address), ..read_options(&self.dir)? })
+    /// Returns the way to the volume from a machine that is none of its nodes.
+    pub fn tcp_access(&self) -> VolumeAccess {
+        self.access().with_address(&self.client.map().nodes[0].address)
     }
 
     /// Returns the session with the volume, from node 0.
@@ -153,17 +137,6 @@ impl Drop for BenchVolume {
     fn drop(&mut self) {
         stop_volume(&self.program, &self.dir);
     }
-}
-
-fn read_options(dir: &Path) -> Result<ClientOptions, BenchError> {
-    let mut options = ClientOptions::new(Endpoint::Unix(dir.join("node0/socket")));
-    let path = dir.join("key");
-    let key = std::fs::read_to_string(&path).map_err(path_error("reading", &path))?;
-    // A checksum follows the digits.
-    let digits = key.split_whitespace().next().unwrap_or_default();
-    let key = VolumeKey::from_hex(digits).map_err(|e| BenchError::Usage(e.to_string()))?;
-    options.key = Some(key);
-    Ok(options)
 }
 
 fn start_volume(program: &Path, dir: &Path, more: &[&str]) -> Result<(), BenchError> {

@@ -86,7 +86,7 @@ impl Drop for SyscallTrace {
 }
 
 /// Parses the table of `strace -c`: share, seconds, µs/call, calls, errors (may be missing), name.
-pub(crate) fn parse_summary(text: &str) -> SyscallCounts {
+pub fn parse_summary(text: &str) -> SyscallCounts {
     text.lines()
         .filter_map(|line| {
             let fields: Vec<&str> = line.split_whitespace().collect();

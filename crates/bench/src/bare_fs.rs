@@ -4,7 +4,7 @@
 //! The cost of a read or write here is the baseline for local files of a mount: the kernel's own
 //! path from one file to another.
 
-use crate::error::MountError;
+use crate::error::{BenchError, path_error};
 use rustix::fs::Stat;
 use std::fs::File;
 use std::path::Path;
@@ -19,7 +19,7 @@ pub const FILE_NAME: &str = "file";
 const FILE_ID: u64 = ROOT_ID + 1;
 
 /// The file system with its file.
-pub(crate) struct PassthroughFileSystem {
+pub struct PassthroughFileSystem {
     file: File,
     /// Unregistered at the end of the mount.
     backing: BackingId,
@@ -30,12 +30,12 @@ impl PassthroughFileSystem {
     /// Registers `path` with the kernel.
     ///
     /// # Errors
-    /// A file that cannot be opened, and [`MountError::PassthroughFileSystem`] if the kernel
-    /// rejects it.
-    pub(crate) fn new(device: &Device, path: &Path) -> Result<PassthroughFileSystem, MountError> {
-        let failed = |source| MountError::Bare { path: path.to_owned(), source };
-        let file = File::options().read(true).write(true).open(path).map_err(failed)?;
-        let backing = device.open_backing(&file).map_err(|e| failed(e.into()))?;
+    /// A file that cannot be opened, or that the kernel rejects.
+    pub fn new(device: &Device, path: &Path) -> Result<PassthroughFileSystem, BenchError> {
+        let file = File::options().read(true).write(true).open(path);
+        let file = file.map_err(path_error("opening", path))?;
+        let backing = device.open_backing(&file);
+        let backing = backing.map_err(|e| path_error("registering", path)(e.into()))?;
         Ok(PassthroughFileSystem { file, backing, valid: CacheTimeouts::default() })
     }
 

@@ -1,0 +1,166 @@
+//! Plots as SVG: lines over steps, with a legend.
+
+use crate::error::BenchError;
+use crate::table::format_number;
+use plotters::coord::Shift;
+use plotters::coord::ranged1d::{AsRangedCoord, Ranged, ValueFormatter};
+use plotters::prelude::*;
+use std::path::Path;
+
+/// A line: a name, and a value for each step where there is one.
+#[derive(Clone, Debug)]
+pub struct PlotLine {
+    /// The name in the legend.
+    pub name: String,
+    /// The values, in the order of the steps.
+    pub values: Vec<Option<f64>>,
+}
+
+/// A plot.
+#[derive(Clone, Debug)]
+pub struct Plot {
+    /// The text above the plot.
+    pub title: String,
+    /// The text below the horizontal axis.
+    pub across: String,
+    /// The text beside the vertical axis.
+    pub up: String,
+    /// The steps of the horizontal axis, at equal distances.
+    pub steps: Vec<String>,
+    /// Whether equal distances on the vertical axis are equal ratios.
+    pub ratios: bool,
+    /// The lines.
+    pub lines: Vec<PlotLine>,
+}
+
+const SIZE: (u32, u32) = (760, 440);
+/// Space for the numbers of the vertical axis, in pixels.
+const LABEL_WIDTH: u32 = 90;
+/// Distinct in print and for the colour-blind (Okabe and Ito).
+const COLOURS: [RGBColor; 7] = [
+    RGBColor(0xd5, 0x5e, 0x00),
+    RGBColor(0x00, 0x72, 0xb2),
+    RGBColor(0x00, 0x9e, 0x73),
+    RGBColor(0xcc, 0x79, 0xa7),
+    RGBColor(0xe6, 0x9f, 0x00),
+    RGBColor(0x56, 0xb4, 0xe9),
+    BLACK,
+];
+
+type PlotArea<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+type DrawResult = Result<(), DrawingAreaErrorKind<std::io::Error>>;
+
+impl Plot {
+    /// Writes the plot to a file.
+    ///
+    /// # Errors
+    /// Those of the disk.
+    pub fn draw(&self, path: &Path) -> Result<(), BenchError> {
+        let area = SVGBackend::new(path, SIZE).into_drawing_area();
+        self.draw_on(&area)
+            .map_err(|e| BenchError::Plot { path: path.into(), problem: e.to_string() })
+    }
+
+    fn draw_on(&self, area: &PlotArea<'_>) -> DrawResult {
+        let (low, high) = self.bounds();
+        area.fill(&WHITE)?;
+        match self.ratios {
+            true => self.draw_lines(area, (low..high).log_scale())?,
+            false => self.draw_lines(area, 0.0..high)?,
+        }
+        area.present()
+    }
+
+    /// Returns the bounds of the vertical axis: powers of ten for ratios.
+    fn bounds(&self) -> (f64, f64) {
+        let values = || self.lines.iter().flat_map(|l| l.values.iter().flatten().copied());
+        let high = values().fold(0.0, f64::max).max(1e-9);
+        if !self.ratios {
+            return (0.0, high * 1.05);
+        }
+        let low = values().filter(|v| *v > 0.0).fold(high, f64::min);
+        let (low, high) = (10f64.powf(low.log10().floor()), 10f64.powf(high.log10().ceil()));
+        (low, if high > low { high } else { low * 10.0 })
+    }
+
+    fn draw_lines<Y>(&self, area: &PlotArea<'_>, up: Y) -> DrawResult
+    where
+        Y: AsRangedCoord<Value = f64>,
+        Y::CoordDescType: Ranged<ValueType = f64> + ValueFormatter<f64>,
+    {
+        let last = self.steps.len().saturating_sub(1).max(1);
+        let mut chart = ChartBuilder::on(area)
+            .caption(&self.title, ("sans-serif", 18))
+            .margin(12)
+            .x_label_area_size(40)
+            .y_label_area_size(LABEL_WIDTH)
+            .build_cartesian_2d(0..last, up)?;
+        chart
+            .configure_mesh()
+            .disable_x_mesh()
+            .light_line_style(TRANSPARENT)
+            .x_desc(&self.across)
+            .y_desc(&self.up)
+            .x_labels(last + 1)
+            .x_label_formatter(&|step| self.steps.get(*step).cloned().unwrap_or_default())
+            .y_label_formatter(&|value| format_number(*value))
+            .draw()?;
+        for (line, colour) in self.lines.iter().zip(COLOURS.into_iter().cycle()) {
+            let points = line.values.iter().enumerate();
+            let points = points.filter_map(|(step, value)| Some((step, (*value)?)));
+            chart
+                .draw_series(
+                    LineSeries::new(points, colour.stroke_width(2).filled()).point_size(4),
+                )?
+                .label(&line.name)
+                .legend(move |(x, y)| {
+                    PathElement::new([(x, y), (x + 18, y)], colour.stroke_width(2))
+                });
+        }
+        let labels = &mut chart.configure_series_labels();
+        labels.position(SeriesLabelPosition::UpperRight);
+        labels.background_style(WHITE.mix(0.8)).border_style(BLACK.mix(0.2)).draw()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plot(ratios: bool) -> Plot {
+        Plot {
+            title: "a < b".into(),
+            across: "ranks".into(),
+            up: "MiB/s".into(),
+            steps: vec!["1".into(), "2".into(), "4".into()],
+            ratios,
+            lines: vec![
+                PlotLine { name: "one".into(), values: vec![Some(1.0), Some(10.0), Some(70.0)] },
+                PlotLine { name: "two".into(), values: vec![None, Some(5.0), None] },
+            ],
+        }
+    }
+
+    #[test]
+    fn every_value_is_a_point_and_every_line_has_a_name() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = dir.path().join("plot.svg");
+        for ratios in [false, true] {
+            plot(ratios).draw(&path).expect("writable");
+            let svg = std::fs::read_to_string(&path).expect("it was written");
+            assert_eq!(svg.matches("<circle").count(), 4, "{svg}");
+            for text in ["one\n", "two\n", "a &lt; b", "MiB/s", "ranks"] {
+                assert!(svg.contains(text), "{text}: {svg}");
+            }
+            assert!(!svg.contains("NaN"));
+        }
+        assert!(plot(false).draw(&dir.path().join("none/plot.svg")).is_err());
+    }
+
+    #[test]
+    fn an_axis_of_ratios_ends_at_powers_of_ten() {
+        let (low, high) = plot(true).bounds();
+        assert!((low - 1.0).abs() < 1e-9 && (high - 100.0).abs() < 1e-9);
+        assert_eq!(plot(false).bounds().0, 0.0);
+    }
+}
