@@ -184,9 +184,6 @@ fn crates_depend_downwards_only() {
     report("dependencies between crates", &wrong);
 }
 
-/// Crates whose files may still import one another, and how many of them.
-const FILES_IN_CYCLES: [(&str, usize); 1] = [("meta", 31)];
-
 /// A reader reads a crate from the lowest file upwards. That works where no two files need each
 /// other.
 #[test]
@@ -206,21 +203,9 @@ fn files_of_a_crate_import_downwards_only() {
                 continue;
             }
         };
-        let cycles = imports::find_cycles(&found);
-        let files: BTreeSet<&PathBuf> =
-            cycles.iter().flatten().map(|import| &import.from).collect();
-        let may = FILES_IN_CYCLES.iter().find(|(of, _)| *of == name).map_or(0, |(_, may)| *may);
-        if files.len() > may {
-            wrong.push(format!("{name}: {} files in cycles, {may} allowed", files.len()));
-            for cycle in &cycles {
-                wrong.push(format!("{name}: a cycle"));
-                wrong.extend(cycle.iter().map(|import| format!("{name}:   {import}")));
-            }
-        } else if files.len() < may {
-            wrong.push(format!(
-                "{name}: {may} files are allowed in cycles, lower it to {}",
-                files.len()
-            ));
+        for cycle in imports::find_cycles(&found) {
+            wrong.push(format!("{name}: a cycle"));
+            wrong.extend(cycle.iter().map(|import| format!("{name}:   {import}")));
         }
     }
     report("imports between the files of a crate", &wrong);

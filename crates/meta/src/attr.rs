@@ -1,20 +1,22 @@
 //! Attributes of one inode: reading and changing them, and the effects of opening and closing a
 //! file.
 
+use crate::data_state::{check_state, differs_from_inode, is_later, record_data_state};
 use crate::error::MetaOutcome;
 use crate::inode::Inode;
+use crate::keepers;
 use crate::keys::{self, ParsedKey, RecordKey, tag};
 use crate::operation::Txn;
-use crate::orphan;
 use crate::permission::{self, want};
 use crate::store::Store;
-use crate::tiled;
+use crate::tiled::{self, relayout};
+use crate::writer_marks::{MAKER_MARK, MARK, SOLE_MARK, clear_sole_marks};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use tatami_wire::meta::{Bytes, DataState, MetaReply, REPORT_CLOSED_MAX};
 use tatami_wire::{
-    Access, Attr, ByteTimes, Cap, ClientId, Cred, Errno, FILE_SIZE_MAX, Ino, InodeKind,
-    READDIR_MAX, SetAttr, SetTime, Timestamp, VolumeKey,
+    Access, Attr, Cap, ClientId, Cred, Errno, FILE_SIZE_MAX, Ino, InodeKind, READDIR_MAX, SetAttr,
+    SetTime, VolumeKey,
 };
 
 pub(crate) fn get_attr<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> MetaOutcome<MetaReply> {
@@ -278,33 +280,6 @@ fn correct_attr<S: Store>(txn: &mut Txn<'_, S>, attr: &mut Attr) -> MetaOutcome<
     Ok(())
 }
 
-/// The value of a writer record: the client may change the bytes.
-const MARK: &[u8] = &[1];
-/// The same, where no other client could, since there was no object: the client's report of the
-/// object's existence is reliable.
-const SOLE_MARK: &[u8] = &[2];
-/// The same as [`MARK`], of a client that has made pieces of the file.
-const MAKER_MARK: &[u8] = &[3];
-
-/// Records that the client has made pieces: when it closes the file, they are checked.
-pub(crate) fn record_piece_maker<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> MetaOutcome<()> {
-    let mark = keys::writer(ino, txn.ctx.client);
-    if txn.get(&mark)?.is_some() {
-        txn.put_record(mark, MAKER_MARK.to_vec());
-    }
-    Ok(())
-}
-
-/// Marks all writers as not alone: another client may make an object now.
-fn clear_sole_marks<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> MetaOutcome<()> {
-    for mark in txn.list_keys(&keys::inode_prefix(tag::WRITER, ino), usize::MAX)? {
-        if txn.get(&mark)?.as_deref() == Some(SOLE_MARK) {
-            txn.put_record(mark, MARK.to_vec());
-        }
-    }
-    Ok(())
-}
-
 /// Commits a writer's report of the bytes.
 pub(crate) fn commit_data<S: Store>(
     txn: &mut Txn<'_, S>,
@@ -326,7 +301,7 @@ pub(crate) fn commit_data<S: Store>(
         }
         check_state(state)?;
         // The report means that bytes have changed: a re-layout must start over.
-        tiled::invalidate_relayout(txn, ino)?;
+        relayout::invalidate_relayout(txn, ino)?;
         let state = match old.layout.is_tiled() {
             true => tiled::apply_base_report(txn, ino, &old, state)?,
             false => Some(*state).filter(|state| is_later(state, old.changed, old.size)),
@@ -341,7 +316,7 @@ pub(crate) fn commit_data<S: Store>(
         remove_writer_mark(txn, ino, txn.ctx.client, (mark, &value))?;
         let attr = txn.load_inode(ino)?.to_attr(ino);
         // It may have been kept for this writer alone.
-        orphan::release_if_closed(txn, ino)?;
+        keepers::release_if_closed(txn, ino)?;
         return Ok(MetaReply::Attr(attr));
     }
     Ok(MetaReply::Attr(txn.load_inode(ino)?.to_attr(ino)))
@@ -358,7 +333,7 @@ pub(crate) fn remove_writer_mark<S: Store>(
     txn.delete_record(mark);
     // Without write access the client cannot put objects in place: those set aside for it are
     // garbage.
-    tiled::release_reserved(txn, ino, Some(client))?;
+    relayout::release_reserved(txn, ino, Some(client))?;
     if value == MAKER_MARK {
         tiled::mark_abandoned(txn, ino, client)?;
     }
@@ -393,32 +368,14 @@ pub(crate) fn close_files<S: Store>(
             inode.touched = told_of || inode.writers > 1;
         }
         remove_writer_mark(txn, ino, txn.ctx.client, (mark, &value))?;
-        orphan::release_if_closed(txn, ino)?;
+        keepers::release_if_closed(txn, ino)?;
     }
     for ino in read {
         if txn.find_inode(*ino)?.is_some() {
-            orphan::release_if_closed(txn, *ino)?;
+            keepers::release_if_closed(txn, *ino)?;
         }
     }
     Ok(MetaReply::Done)
-}
-
-/// Returns whether a writer's report of the bytes is later than the last one.
-///
-/// A disk records the time of a write before it makes the file longer, so a reader in between sees
-/// the new time with the old size. Of two states of the same time, the longer is the later.
-pub(crate) fn is_later(state: &DataState, changed: Timestamp, size: u64) -> bool {
-    (state.changed, state.size) >= (changed, size)
-}
-
-pub(crate) fn check_state(state: &DataState) -> Result<(), Errno> {
-    if state.size > FILE_SIZE_MAX {
-        return Err(Errno::EFBIG);
-    }
-    if !state.mtime.is_valid() || !state.changed.is_valid() {
-        return Err(Errno::EINVAL);
-    }
-    Ok(())
 }
 
 /// Lists inodes in number order, for checking.
@@ -447,39 +404,4 @@ pub(crate) fn scan_inodes<S: Store>(
         })?;
     }
     Ok(MetaReply::Inodes { attrs, end })
-}
-
-/// Applies the state of the bytes that was recovered from objects after their writer died.
-pub(crate) fn recover_data_state(inode: &mut Inode, state: &DataState) {
-    let size = inode.size.max(state.size);
-    let changed = inode.changed.max(state.changed);
-    record_data_state(inode, &DataState { size, changed, ..*state });
-}
-
-/// Returns the times of the inode when its bytes are in `state`.
-fn compute_times(inode: &Inode, state: &DataState) -> ByteTimes {
-    let &Inode { mtime, ctime, changed, .. } = inode;
-    // Of a tiled file, a piece may have been modified later than the base, whose change this is.
-    let last = if inode.layout.is_tiled() { state.changed.max(state.mtime) } else { state.changed };
-    let times = ByteTimes { mtime, ctime, object_changed: changed };
-    times.updated_by(inode.size, &DataState { changed: last, ..*state })
-}
-
-/// Returns whether `state` differs from the inode's state of the bytes.
-fn differs_from_inode(inode: &Inode, state: &DataState) -> bool {
-    let times = compute_times(inode, state);
-    (inode.size, inode.blocks, inode.mtime, inode.ctime)
-        != (state.size, state.blocks, times.mtime, times.ctime)
-}
-
-/// Records the state of the bytes in the inode.
-fn record_data_state(inode: &mut Inode, state: &DataState) {
-    record_data_times(inode, state);
-    (inode.size, inode.blocks) = (state.size, state.blocks);
-}
-
-/// Records in the inode when its bytes were changed.
-pub(crate) fn record_data_times(inode: &mut Inode, state: &DataState) {
-    let times = compute_times(inode, state);
-    (inode.mtime, inode.ctime, inode.changed) = (times.mtime, times.ctime, state.changed);
 }

@@ -19,57 +19,28 @@
 //! A check goes over the inodes in number order, some at a time. Each step reads all entries once,
 //! so it is better to take many inodes in one step.
 
-use crate::error::{MetaOutcome, OperationFailure};
+use crate::check::problem::{CheckProblem, LocalRepair, peek_inode, uncount_entry};
+use crate::check::survey::Survey;
+use crate::error::MetaOutcome;
 use crate::inode::Inode;
-use crate::keys::{self, RecordKey};
 use crate::operation::Txn;
-use crate::store::{Change, Store};
-use std::sync::Arc;
+use crate::store::Store;
+use tatami_wire::Ino;
 use tatami_wire::meta::{Finding, MetaReply};
-use tatami_wire::{Errno, Ino};
 
 mod judge;
-mod parts;
+pub(crate) mod parts;
 mod pieces;
-mod repair;
+mod problem;
+pub(crate) mod repair;
+mod side_records;
 mod survey;
-mod ties;
-
-pub(crate) use parts::list_partitioned;
-pub(crate) use repair::{list_names_of, repair_records};
-pub(crate) use ties::list_ties;
+pub(crate) mod ties;
 
 /// Most inodes examined in one step.
 const INODES_MAX: usize = 64 * 1024;
 /// Most findings in one answer: it must fit a frame.
 const FINDINGS_MAX: usize = 2000;
-/// Bytes of a name that a finding shows.
-const SHOWN: usize = 64;
-
-/// A problem, and its repair.
-struct CheckProblem {
-    ino: Ino,
-    what: String,
-    mend: LocalRepair,
-}
-
-/// A kind of repair.
-enum LocalRepair {
-    /// Write these records.
-    Write(Vec<Change>),
-    /// Set the inode's counts and links to those that the survey found.
-    Correct(Box<dyn FnOnce(&mut Inode)>),
-    /// Remove the entry that is one name too many for a directory.
-    RemoveName { dir: Ino, key: RecordKey },
-    /// Remove the inode: nothing refers to it.
-    RemoveInode,
-    /// Give the inode, which cannot be reached, a name in `lost+found`; a directory loses the entry
-    /// under this key first.
-    Rescue { entry: Option<(Ino, RecordKey)> },
-    /// Correct the number of inodes.
-    Count(i64),
-}
-
 /// Examines inodes above `after`; with `repair`, repairs the problems found.
 pub(crate) fn check_shard<S: Store>(
     txn: &mut Txn<'_, S>,
@@ -77,8 +48,8 @@ pub(crate) fn check_shard<S: Store>(
     limit: u32,
     repair: bool,
 ) -> MetaOutcome<MetaReply> {
-    let survey =
-        survey::Survey::gather_records(txn, after, (limit.max(1) as usize).min(INODES_MAX))?;
+    let mut survey = Survey::gather_records(txn, after, (limit.max(1) as usize).min(INODES_MAX))?;
+    pieces::gather_pieces(&mut survey, txn)?;
     let examined = survey.inodes.len() as u64;
     let next = survey.next_ino();
     let mut problems = judge::judge_survey(txn, survey)?;
@@ -136,16 +107,6 @@ fn apply_repair<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, mend: LocalRepair) -> 
     Ok(true)
 }
 
-/// Corrects the counts of `dir` after the removal of an entry, maybe that of a directory.
-fn uncount_entry<S: Store>(txn: &mut Txn<'_, S>, dir: Ino, was_dir: bool) -> MetaOutcome<()> {
-    if peek_inode(txn, dir)?.is_some() {
-        let dir = txn.edit_inode(dir)?;
-        dir.size = dir.size.saturating_sub(1);
-        dir.nlink = dir.nlink.saturating_sub(u32::from(was_dir));
-    }
-    Ok(())
-}
-
 /// Names the inode by its number in `/lost+found`, which is made if needed.
 fn rescue_inode<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> MetaOutcome<bool> {
     const LOST: &[u8] = b"lost+found";
@@ -175,51 +136,4 @@ fn rescue_inode<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> MetaOutcome<bool> {
     }
     txn.attach_entry(lost, &name, ino)?;
     Ok(true)
-}
-
-/// Returns whether the inode lies on this node if it exists anywhere.
-fn is_local_if_any<S: Store>(txn: &Txn<'_, S>, ino: Ino) -> bool {
-    txn.state.owns_shard(ino.owner_shard()) && txn.state.owns_shard(ino.allocating_shard())
-}
-
-/// Returns the inode, or `None` where there is none that can be decoded. Where several nodes have
-/// shards: the current record on this node, without the pending changes of transactions.
-fn peek_inode<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> MetaOutcome<Option<Arc<Inode>>> {
-    if txn.state.is_spread() {
-        return peek_local_inode(txn, ino);
-    }
-    match txn.find_inode(ino) {
-        Err(OperationFailure::Damaged(_)) | Err(OperationFailure::Errno(Errno::ESTALE)) => Ok(None),
-        found => found,
-    }
-}
-
-fn peek_local_inode<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> MetaOutcome<Option<Arc<Inode>>> {
-    let found = match txn.state.owns_shard(ino.owner_shard()) {
-        true => txn.state.load_inode(ino),
-        false => Ok(None),
-    };
-    match found {
-        Ok(None) if txn.state.owns_shard(ino.allocating_shard()) => {
-            let young = txn.state.get(&keys::embedded_dir(ino))?;
-            Ok(young.and_then(|young| Inode::decode(&young).ok()).map(Arc::new))
-        }
-        Err(OperationFailure::Damaged(_)) => Ok(None),
-        found => found,
-    }
-}
-
-/// Returns a name as a finding shows it.
-fn format_name(name: &[u8]) -> String {
-    let shown = &name[..name.len().min(SHOWN)];
-    let dots = if shown.len() < name.len() { "…" } else { "" };
-    format!("\"{}{dots}\"", shown.escape_ascii())
-}
-
-/// Returns the number of the inode record under `key`.
-fn parse_inode_key(key: &[u8]) -> Option<Ino> {
-    match keys::parse(key) {
-        Some(keys::ParsedKey::Inode(ino)) => Some(ino),
-        _ => None,
-    }
 }

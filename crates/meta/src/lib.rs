@@ -17,6 +17,11 @@
 //!                                                        ─▶ Meta::take_outbox, take_finished
 //! ```
 //!
+//! From below: `store`, `keys` and the records; `state`, which caches them; `operation`, one
+//! transaction on them. Above lie the rules: `entry`, `rename`, `attr`, `tiled` and others, with
+//! `execute` to choose among them. `namespace` has the state of an executor; `transaction`,
+//! `migration`, `batch` and `shard` are what it does. No file imports one above it.
+//!
 //! An answer may leave the daemon only after a [`Meta::commit`] that came after it.
 //!
 //! A shard has the inodes whose number carries its id. Entries lie with their directory. Records
@@ -26,14 +31,22 @@
 mod acl;
 mod attr;
 mod batch;
+mod bulk_dir;
 mod cache;
 mod check;
+mod context;
+mod data_state;
 mod entry;
 mod error;
+mod execute;
+mod garbage;
 mod inode;
 mod job;
+mod keepers;
 mod keys;
 mod migration;
+mod millis;
+mod namespace;
 mod opens;
 mod operation;
 mod orphan;
@@ -48,12 +61,14 @@ mod state;
 pub mod store;
 mod tiled;
 mod transaction;
+mod writer_marks;
 mod xattr;
 
+pub use context::{MetaConfig, OperationContext};
 pub use error::MetaOpenError;
-pub use migration::{MoveEvent, MoveRequest};
-pub use shard::{Meta, MetaConfig, OperationContext};
+pub use migration::moves::{MoveEvent, MoveRequest};
+pub use namespace::Meta;
 pub use store::{
     BackgroundTask, FaultyStore, FjallStore, MemoryStore, Store, StoreError, StoreOptions, SyncWork,
 };
-pub use transaction::{Applied, FinishedOperation, OutgoingMessage, Ticket};
+pub use transaction::messages::{Applied, FinishedOperation, OutgoingMessage, Ticket};

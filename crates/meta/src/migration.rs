@@ -22,102 +22,25 @@
 //! in small portions, and no operation sees them.
 
 mod destination;
+pub(crate) mod moves;
 mod records;
 mod source;
 
 use crate::error::{MetaOutcome, OperationFailure};
 use crate::keys::{self, ParsedKey, tag};
-use crate::shard::Meta;
+use crate::migration::moves::{BYTES_MAX, IncomingBlock, KEYS_MAX, MoveDestination, MoveEvent};
+use crate::millis::add_millis;
+use crate::namespace::Meta;
 use crate::state::merge_cluster_map;
 use crate::store::Store;
-use crate::transaction::add_millis;
 use crate::transaction::locks::ShardBlock;
 use crate::transaction::record;
-use destination::MoveDestination;
 use records::BlockCursor;
-use serde::{Deserialize, Serialize};
-use source::MoveSource;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use tatami_wire::admin::ClusterMap;
-use tatami_wire::transaction::{PeerMessage, Txid};
-use tatami_wire::{ClientId, Errno, ExecutorId, ShardId, Timestamp};
-
-/// Most keys, and most bytes, that are deleted or sent at a time.
-const KEYS_MAX: usize = 4096;
-const BYTES_MAX: usize = 256 << 10;
-
-/// A request of the source to its daemon, which must be met before the move goes on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MoveRequest {
-    /// Recall all delegations of inodes of these shards (the first, and how many), and grant no
-    /// more of them. Then call [`Meta::recalls_done`].
-    Recall(u16, u16),
-    /// Report with [`Meta::provide_lockers`] the clients that may hold locks of files of these
-    /// shards. No such lock is granted from now on, until the move is over.
-    ListLockers(u16, u16),
-}
-
-/// A change of the served shards, which the daemon must know before it handles anything else.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum MoveEvent {
-    /// These shards (the first, and how many) belong to another executor now.
-    MovedAway(u16, u16),
-    /// A move from this executor has failed.
-    MoveFailed,
-    /// These clients may hold locks of files of shards that may soon belong to this executor.
-    LockersAnnounced(Vec<ClientId>),
-    /// Now the shards belong to this executor.
-    Arrived(Vec<ClientId>),
-}
-
-/// The destination's record of a move: the shards it receives.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct IncomingBlock {
-    first: u16,
-    /// Of each shard, the number of moves before this one.
-    moves: Vec<u32>,
-    /// All records have arrived.
-    whole: Option<BlockSummary>,
-}
-
-/// The properties of a block as a whole.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct BlockSummary {
-    inodes: u64,
-    reserved: u64,
-    lockers: Vec<ClientId>,
-}
-
-/// All moves that this executor takes part in.
-#[derive(Default)]
-pub(crate) struct ShardMoves {
-    source: Option<MoveSource>,
-    destinations: BTreeMap<Txid, MoveDestination>,
-    /// Blocks whose records are to be deleted, and the progress of that.
-    clearing: Vec<ShardBlock>,
-    cleared_to: BlockCursor,
-    events: Vec<MoveEvent>,
-    /// The reason why the last move from here failed.
-    failure: Option<Errno>,
-    /// Nothing may leave before all changes survive a power cut.
-    pub wants_sync: bool,
-}
-
-impl ShardMoves {
-    /// Returns when a move must be handled next.
-    pub fn next_due(&self, now: Timestamp) -> Option<Timestamp> {
-        let giving = self.source.as_ref().map(MoveSource::next_due);
-        let taking = self.destinations.values().map(|taking| taking.ask_at);
-        let clearing = (!self.clearing.is_empty()).then_some(now);
-        giving.into_iter().chain(taking).chain(clearing).min()
-    }
-
-    /// Returns the number of moves, and of blocks to be deleted.
-    pub fn count_active(&self) -> usize {
-        usize::from(self.source.is_some()) + self.destinations.len() + self.clearing.len()
-    }
-}
+use tatami_wire::transaction::PeerMessage;
+use tatami_wire::{Errno, ExecutorId, ShardId, Timestamp};
 
 impl<S: Store> Meta<S> {
     /// Returns the map of all shards and executors that this executor knows.
@@ -366,15 +289,4 @@ impl<S: Store> Meta<S> {
 /// Returns whether our map has something newer than the other one.
 fn is_newer_map(ours: &ClusterMap, other: &ClusterMap) -> bool {
     other.clone().merge_newer(ours)
-}
-
-impl IncomingBlock {
-    fn shard_block(&self) -> ShardBlock {
-        ShardBlock { first: self.first, count: self.moves.len() as u16 }
-    }
-}
-
-/// Returns the errno of a failure that concerns the move alone.
-fn refusal_errno(failure: &OperationFailure) -> Errno {
-    failure.errno()
 }

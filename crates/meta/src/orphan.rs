@@ -1,15 +1,13 @@
 //! Inodes and objects that outlive their name or writer: inodes that clients still have open,
 //! objects of removed inodes, files whose writer died.
 
-use crate::attr;
 use crate::error::MetaOutcome;
-use crate::job;
+use crate::keepers::drop_keeper;
 use crate::keys::{self, ParsedKey, RecordKey, tag};
 use crate::operation::Txn;
-use crate::state::MetaState;
 use crate::store::{Store, prefix_end};
-use crate::tiled;
-use std::collections::BTreeSet;
+use crate::tiled::{self, relayout};
+use crate::{attr, data_state, job};
 use std::ops::ControlFlow;
 use tatami_wire::meta::{DataState, MetaReply};
 use tatami_wire::{ClientId, Errno, Ino, NodeId, Piece, READDIR_MAX};
@@ -32,49 +30,6 @@ pub(crate) fn release_handles<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> MetaO
     Ok(MetaReply::Done)
 }
 
-/// Handles the close of an existing file by this client. If the file is kept only because the
-/// client had it open (not by the client's request), and the client has nothing open any more, it
-/// is kept no longer.
-pub(crate) fn release_if_closed<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> MetaOutcome<()> {
-    let client = txn.ctx.client;
-    let (is_kept, writers) =
-        txn.inspect_inode(ino, |inode| (inode.nlink == 0 && inode.keepers > 0, inode.writers))?;
-    if !is_kept || txn.state.opens.is_open_by(ino, client) {
-        return Ok(());
-    }
-    let writes = writers > 0 && txn.get(&keys::writer(ino, client))?.is_some();
-    if !writes && txn.get(&keys::orphan(client, ino))?.as_deref() == Some(KEPT_WHILE_OPEN) {
-        drop_keeper(txn, ino, client)?;
-    }
-    Ok(())
-}
-
-/// The value of a keeper record: the client keeps the inode until its `Release`.
-pub(crate) const KEPT: &[u8] = &[1];
-/// The same: as long as the client is recorded to have it open.
-pub(crate) const KEPT_WHILE_OPEN: &[u8] = &[2];
-
-/// Returns the other clients that are recorded to have a file open. `writes`: some client writes.
-pub(crate) fn other_openers<S: Store>(
-    txn: &Txn<'_, S>,
-    ino: Ino,
-    writes: bool,
-) -> MetaOutcome<BTreeSet<ClientId>> {
-    let mut clients: BTreeSet<_> = txn.state.opens.clients_of(ino).collect();
-    if writes {
-        // Writers are recorded in the store, readers in memory: both count.
-        for key in txn.list_keys(&keys::inode_prefix(tag::WRITER, ino), usize::MAX)? {
-            if let Some(ParsedKey::Writer { client, .. }) = keys::parse(&key)
-                && txn.get(&key)?.is_some()
-            {
-                clients.insert(client);
-            }
-        }
-    }
-    clients.remove(&txn.ctx.client);
-    Ok(clients)
-}
-
 /// Removes the writer record of `client`. Returns whether there was one.
 fn drop_writer<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, client: ClientId) -> MetaOutcome<bool> {
     let mark = keys::writer(ino, client);
@@ -84,22 +39,6 @@ fn drop_writer<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, client: ClientId) -> Me
     let Some(value) = txn.get(&mark)? else { return Ok(false) };
     attr::remove_writer_mark(txn, ino, client, (mark, &value))?;
     Ok(true)
-}
-
-fn drop_keeper<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, client: ClientId) -> MetaOutcome<()> {
-    let mark = keys::orphan(client, ino);
-    if txn.load_inode(ino)?.keepers == 0 || txn.get(&mark)?.is_none() {
-        return Ok(());
-    }
-    let inode = txn.edit_inode(ino)?;
-    inode.keepers = inode.keepers.saturating_sub(1);
-    let dead = inode.is_unreferenced();
-    txn.delete_record(mark);
-    // No name and no keeper is left.
-    if dead {
-        txn.remove_inode(ino)?;
-    }
-    Ok(())
 }
 
 /// Releases all records of an expired client. The replies on its slots go last, so that `Clients`
@@ -234,7 +173,7 @@ pub(crate) fn list_dropped_objects<S: Store>(
             return Ok(ControlFlow::Break(()));
         }
         if let Some(ParsedKey::Dropped { ino, object, .. }) = keys::parse(key)
-            && !tiled::is_reserved(txn, ino, value)?
+            && !relayout::is_reserved(txn, ino, value)?
         {
             found.push((ino, object));
         }
@@ -283,35 +222,6 @@ pub(crate) fn list_in_flight<S: Store>(
     Ok(MetaReply::InFlight(found))
 }
 
-/// Returns the nodes that have garbage.
-pub(crate) fn garbage_nodes<S: Store>(state: &MetaState<S>) -> MetaOutcome<BTreeSet<NodeId>> {
-    let mut nodes = garbage_nodes_of(state, tag::GARBAGE)?;
-    nodes.extend(garbage_nodes_of(state, tag::DROPPED)?);
-    Ok(nodes)
-}
-
-/// Returns the nodes that have garbage of one kind.
-pub(crate) fn garbage_nodes_of<S: Store>(
-    state: &MetaState<S>,
-    tag: u8,
-) -> MetaOutcome<BTreeSet<NodeId>> {
-    let mut nodes = BTreeSet::new();
-    let mut from = Some(vec![tag]);
-    while let Some(start) = from.take() {
-        state.scan_records(&start, &[tag], &mut |key, _| {
-            let (Some(ParsedKey::Garbage { node, .. }) | Some(ParsedKey::Dropped { node, .. })) =
-                keys::parse(key)
-            else {
-                return Ok(ControlFlow::Continue(()));
-            };
-            nodes.insert(node);
-            from = prefix_end(&keys::node_prefix(tag, node));
-            Ok(ControlFlow::Break(()))
-        })?;
-    }
-    Ok(nodes)
-}
-
 /// Lists files whose writer died.
 pub(crate) fn list_pending_recovery<S: Store>(
     txn: &mut Txn<'_, S>,
@@ -336,7 +246,7 @@ pub(crate) fn recover_size<S: Store>(
     state: Option<&DataState>,
 ) -> MetaOutcome<MetaReply> {
     if let Some(state) = state {
-        attr::check_state(state)?;
+        data_state::check_state(state)?;
     }
     match txn.find_inode(ino)? {
         Some(inode) if inode.pending_recovery => {
@@ -351,7 +261,7 @@ pub(crate) fn recover_size<S: Store>(
             // The recovered bytes may be newer than the copies of a re-layout.
             inode.relayout_mark = false;
             if let Some(state) = state {
-                attr::recover_data_state(inode, &state);
+                data_state::recover_data_state(inode, &state);
             }
             txn.delete_record(keys::pending_recovery(ino));
         }

@@ -6,7 +6,8 @@
 use crate::entry::remove_directory;
 use crate::error::MetaOutcome;
 use crate::inode::Inode;
-use crate::operation::{PartitionInode, Txn};
+use crate::operation::Txn;
+use crate::operation::partitions::PartitionInode;
 use crate::permission::{self, EntryName, want};
 use crate::record::DamagedRecord;
 use crate::store::Store;

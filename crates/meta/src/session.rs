@@ -9,16 +9,15 @@
 //! late duplicate on a dying connection. When the daemon dies, those connections die with it, and a
 //! request repeated after that is executed for the first time.
 
-use crate::OperationContext;
+use crate::context::OperationContext;
 use crate::error::MetaOutcome;
 use crate::keys;
 use crate::record::{decode_reply, decode_reply_seq};
 use crate::state::MetaState;
 use crate::store::Store;
 use std::collections::HashMap;
-use tatami_wire::hash;
 use tatami_wire::meta::MetaResult;
-use tatami_wire::{ClientId, Errno};
+use tatami_wire::{ClientId, Errno, hash};
 
 /// Slots cached in memory. Beyond that, all are dropped and read again from the store as they are
 /// used.

@@ -1,77 +1,30 @@
 //! The shards of one node: the interface that the daemon calls.
 
+use crate::context::{MetaConfig, OperationContext};
 use crate::error::{MetaOpenError, MetaOutcome, OperationFailure};
+use crate::execute::execute_operation;
 use crate::inode::Inode;
-use crate::keys;
-use crate::migration::ShardMoves;
+use crate::migration::moves::ShardMoves;
+use crate::namespace::{Meta, OperatorAlert};
 use crate::operation::Txn;
 use crate::session::{ReplySlots, SlotAdmission};
 use crate::state::MetaState;
 use crate::store::{BackgroundTask, Store, StoreError, SyncWork};
-use crate::transaction::{Applied, FinishedOperation, OutgoingMessage, Transactions};
-use crate::{attr, batch, check, entry, job, orphan, rename, split, tiled, xattr};
-use std::collections::BTreeSet;
+use crate::transaction::messages::{Applied, FinishedOperation, OutgoingMessage};
+use crate::transaction::tables::Transactions;
+use crate::{garbage, job, keys};
 use std::sync::Arc;
 use tatami_wire::delegation::PartitionAttr;
 use tatami_wire::meta::{MetaOp, MetaReply, MetaResult, SYNC_NAMES_MAX};
 use tatami_wire::transaction::PeerMessage;
 use tatami_wire::{
-    Attr, ClientId, Cred, Errno, ExecutorId, Ino, InodeKind, NodeId, ShardId, ShardMap, Timestamp,
-    VolumeId, VolumeKey,
+    Attr, ClientId, Cred, Errno, ExecutorId, Ino, InodeKind, NodeId, ShardId, Timestamp,
 };
-
-/// The configuration of an executor's namespace.
-#[derive(Clone, Debug)]
-pub struct MetaConfig {
-    /// The executor that serves it.
-    pub executor: ExecutorId,
-    /// The assignment of all shards to executors.
-    pub map: ShardMap,
-    /// The volume it belongs to. The hash that orders names is seeded with it.
-    pub volume: VolumeId,
-    /// Signs capabilities.
-    pub key: VolumeKey,
-}
-
-/// The circumstances of an operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OperationContext {
-    /// The time, by the daemon's clock.
-    pub now: Timestamp,
-    /// The requesting client.
-    pub client: ClientId,
-    /// The client's connection.
-    pub slot: u32,
-    /// Rises with every request on the slot.
-    pub seq: u64,
-    /// Whether the requesting process knows the volume's key or is the superuser on the daemon's
-    /// machine. Only those may do housekeeping.
-    pub trusted: bool,
-}
-
-/// The shards of the namespace that one executor serves. See the crate's page.
-pub struct Meta<S> {
-    pub(crate) state: MetaState<S>,
-    pub(crate) key: VolumeKey,
-    pub(crate) sessions: ReplySlots,
-    /// Nodes on which objects may have become garbage since the last call.
-    pub(crate) garbage: BTreeSet<NodeId>,
-    trouble: Option<OperatorAlert>,
-    pub(crate) tx: Transactions,
-    pub(crate) moves: ShardMoves,
-}
 
 /// An unacknowledged outcome is sent again after this many ms, where participants acknowledge only
 /// after a sync, which takes up to a second. A participant that did not get the outcome asks by
 /// itself, and much sooner.
 const RESEND_DECISION_MS: u64 = 2000;
-
-/// A message for the operator.
-struct OperatorAlert {
-    what: String,
-    /// It is a full disk, and ends when there is room again.
-    full: bool,
-}
 
 impl<S: Store> Meta<S> {
     /// Opens the shards in `store`. In an empty store, the node of shard 0 makes the root
@@ -95,7 +48,7 @@ impl<S: Store> Meta<S> {
             })?;
         }
         // The notifications of the last run may be lost, so all garbage is announced again.
-        let garbage = orphan::garbage_nodes(&state).map_err(|e| match e {
+        let garbage = garbage::garbage_nodes(&state).map_err(|e| match e {
             OperationFailure::Store(e) => MetaOpenError::Store(*e),
             _ => MetaOpenError::Damaged("garbage record"),
         })?;
@@ -604,112 +557,4 @@ fn make_root<S: Store>(state: &mut MetaState<S>, now: Timestamp) -> MetaOutcome<
     state.commit()?;
     state.sync()?;
     Ok(())
-}
-
-pub(crate) fn execute_operation<S: Store>(
-    txn: &mut Txn<'_, S>,
-    key: &VolumeKey,
-    op: &MetaOp,
-) -> MetaOutcome<MetaReply> {
-    let mut reply = run_operation(txn, key, op)?;
-    attr::correct_for_client(txn, &mut reply)?;
-    Ok(reply)
-}
-
-fn run_operation<S: Store>(
-    txn: &mut Txn<'_, S>,
-    key: &VolumeKey,
-    op: &MetaOp,
-) -> MetaOutcome<MetaReply> {
-    match op {
-        MetaOp::Lookup { parent, name } => entry::lookup(txn, *parent, name),
-        MetaOp::LookupEntry { parent, name } => entry::lookup_referral(txn, *parent, name),
-        MetaOp::GetAttr { ino } => attr::get_attr(txn, *ino),
-        MetaOp::SetAttr { ino, set } => attr::set_attr(txn, *ino, set),
-        MetaOp::Create { parent, name, node, mode, umask, exclusive, open } => {
-            let new = entry::NewInode { node, mode: *mode, umask: *umask };
-            entry::create(txn, key, *parent, name, &new, *exclusive, *open)
-        }
-        MetaOp::Tmpfile { parent, layout, mode, umask, open } => {
-            entry::tmpfile(txn, key, *parent, *layout, *mode, *umask, *open)
-        }
-        MetaOp::Open { ino, access, registered: noted } => {
-            attr::open_inode(txn, key, *ino, *access, *noted)
-        }
-        MetaOp::Commit { ino, state, close } => {
-            attr::commit_data(txn, *ino, state.as_ref(), *close)
-        }
-        MetaOp::ReportClosed { inos, empty, read } => attr::close_files(txn, inos, empty, read),
-        // The daemon syncs once for all requests; the answer is the same.
-        MetaOp::Sync => Ok(MetaReply::Synced { epoch: txn.state.epoch() }),
-        MetaOp::Unlink { parent, name, keep } => entry::unlink(txn, *parent, name, *keep),
-        MetaOp::Rmdir { parent, name, keep } => entry::rmdir(txn, *parent, name, *keep),
-        MetaOp::Rename { parent, name, new_parent, new_name, mode, keep } => {
-            let from = rename::EntryPosition { dir: *parent, name };
-            let to = rename::EntryPosition { dir: *new_parent, name: new_name };
-            rename::rename(txn, from, to, *mode, *keep)
-        }
-        MetaOp::Link { ino, parent, name } => entry::link(txn, *ino, *parent, name),
-        MetaOp::Readlink { ino } => attr::readlink(txn, *ino),
-        MetaOp::ReadDir { dir, after, limit, plus } => {
-            entry::read_dir(txn, *dir, *after, *limit, *plus)
-        }
-        MetaOp::GetXattr { ino, name } => xattr::get_xattr(txn, *ino, name),
-        MetaOp::SetXattr { ino, name, value, mode } => {
-            xattr::set_xattr(txn, *ino, name, value, *mode)
-        }
-        MetaOp::ListXattr { ino } => xattr::list_xattrs(txn, *ino),
-        MetaOp::RemoveXattr { ino, name } => xattr::remove_xattr(txn, *ino, name),
-        MetaOp::Release { ino } => orphan::release_handles(txn, *ino),
-        MetaOp::StatVolume => Ok(MetaReply::Volume { inodes: txn.state.inode_count() }),
-        MetaOp::ListGarbage { node, limit } => orphan::list_garbage(txn, *node, *limit),
-        MetaOp::ReportGarbageRemoved { node, inos } => {
-            orphan::remove_garbage_records(txn, *node, inos)
-        }
-        MetaOp::ExpireClient { client } => orphan::expire_client(txn, *client),
-        MetaOp::ListClients => orphan::list_clients(txn),
-        MetaOp::ListPendingRecovery { limit } => orphan::list_pending_recovery(txn, *limit),
-        MetaOp::SetRecoveredSize { ino, state } => orphan::recover_size(txn, *ino, state.as_ref()),
-        MetaOp::ScanInodes { after, limit } => attr::scan_inodes(txn, *after, *limit),
-        MetaOp::Check { after, limit, repair } => check::check_shard(txn, *after, *limit, *repair),
-        MetaOp::ListPartitions { dir } => split::list_partitions(txn, *dir),
-        MetaOp::SplitPartition { partition: part, above } => {
-            split::split_partition(txn, *part, *above)
-        }
-        MetaOp::ScanBackPointers { after, last, limit, .. } => {
-            check::list_ties(txn, *after, *last, *limit)
-        }
-        MetaOp::ListEntriesOf { inos, .. } => check::list_names_of(txn, inos),
-        MetaOp::ScanPartitions { after, .. } => check::list_partitioned(txn, *after),
-        MetaOp::Repair { ino, repair: mend } => check::repair_records(txn, *ino, mend),
-        MetaOp::ListInFlight { node, inos } => orphan::list_in_flight(txn, *node, inos),
-        MetaOp::AddPieces { ino, nodes } => tiled::add_pieces(txn, *ino, nodes),
-        MetaOp::Publish { ino, updates: parts, cuts, base } => {
-            tiled::publish_tiles(txn, *ino, parts, cuts, base.as_ref())
-        }
-        MetaOp::Reserve { ino, nodes } => tiled::reserve_objects(txn, *ino, nodes),
-        MetaOp::Relayout { ino, pieces, base, state } => {
-            tiled::apply_relayout(txn, *ino, pieces, *base, state)
-        }
-        MetaOp::ListTiles { ino, after, limit } => tiled::list_tiles(txn, *ino, *after, *limit),
-        MetaOp::ListGarbagePieces { node, limit } => {
-            orphan::list_dropped_objects(txn, *node, *limit)
-        }
-        MetaOp::ReportPiecesRemoved { node, pieces } => {
-            orphan::remove_dropped_records(txn, *node, pieces)
-        }
-        MetaOp::Job { ino, open, rank, joined, op } => {
-            let who = job::JobRank { ino: *ino, open: *open, rank: *rank };
-            job::run_job_op(txn, who, *joined, *op)
-        }
-        MetaOp::ClearDir { dir, after, limit, .. } => {
-            batch::clear_empty_dir(txn, *dir, *after, *limit)
-        }
-        MetaOp::SumDir { dir, after, limit } => batch::sum_directory(txn, *dir, *after, *limit),
-        // The operations of a batch are run one by one; names to sync are looked up before. Locks
-        // are handled by the node, and do not come here.
-        MetaOp::Batch { .. } | MetaOp::SyncNames { .. } | MetaOp::Locks { .. } => {
-            Err(Errno::EINVAL.into())
-        }
-    }
 }

@@ -10,15 +10,11 @@
 //! without a last publication, the file needs a size recovery: then the journals of such pieces are
 //! read for the last time.
 
-mod record;
-mod relayout;
+pub(crate) mod pieces;
+pub(crate) mod record;
+pub(crate) mod relayout;
 
-pub(crate) use record::{PieceRecord, TiledRecord};
-pub(crate) use relayout::{
-    apply_relayout, invalidate_relayout, is_reserved, release_reserved, reserve_objects,
-};
-
-use crate::attr::{self, check_state, is_later, record_piece_maker};
+use crate::data_state::{self, check_state, is_later};
 use crate::error::MetaOutcome;
 use crate::inode::Inode;
 use crate::keys::{self, ParsedKey, RecordKey, tag};
@@ -26,19 +22,22 @@ use crate::operation::Txn;
 use crate::permission::{self, want};
 use crate::record::DamagedRecord;
 use crate::store::Store;
+use crate::tiled::pieces::{
+    STAMP_END, drop_object, encoded_tiles_end, load_tiled, next_stamp, put_tiled, tiles_end,
+    writable_inode,
+};
+use crate::tiled::record::{PieceRecord, TiledRecord};
+use crate::tiled::relayout::invalidate_relayout;
+use crate::writer_marks::record_piece_maker;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
-use std::sync::Arc;
-use tatami_layout::{PieceTiles, TileIndex};
+use tatami_layout::PieceTiles;
 use tatami_wire::meta::{DataState, MetaReply};
 use tatami_wire::tiles::{
     ADD_PIECES_MAX, CUTS_MAX, Cut, PIECE_UPDATES_MAX, PIECES_MAX, PieceGrowth, PieceInfo,
     PieceUpdate, TILE_PAGE_BYTES, TILE_PAGE_PIECES, TILES_MAX, TilePage,
 };
 use tatami_wire::{ClientId, Errno, FILE_SIZE_MAX, Ino, NodeId, Piece, SetAttr};
-
-/// Stamps lie below this, so that there is always a later one.
-const STAMP_END: u64 = 1 << 63;
 
 /// Makes pieces; the file is tiled from now on.
 pub(crate) fn add_pieces<S: Store>(
@@ -144,7 +143,7 @@ pub(crate) fn publish_tiles<S: Store>(
     (inode.size, inode.blocks) = (tiled.file_size(), tiled.storage_blocks());
     match base {
         Some(base) => {
-            attr::record_data_times(inode, base);
+            data_state::record_data_times(inode, base);
             inode.ctime = inode.ctime.max(now);
         }
         None => {
@@ -212,23 +211,6 @@ fn publish_piece<S: Store>(
     txn.put_record(key, record.encode());
     let end = tiles_end(tiles, &tiled.cuts).map_err(|_| Errno::EFBIG)?;
     Ok((before, end))
-}
-
-/// Returns the end of tiles in a file with these cuts.
-fn tiles_end(tiles: PieceTiles, cuts: &[Cut]) -> Result<u64, DamagedRecord> {
-    let cuts = cuts.iter().map(|cut| tatami_layout::TileCut { stamp: cut.stamp, size: cut.size });
-    // No base: it is counted elsewhere.
-    let index =
-        TileIndex::with_base(vec![(Piece::of_bytes(1), tiles)], cuts.collect(), 0, u64::MAX);
-    if index.size() > FILE_SIZE_MAX { Err(DamagedRecord("tiles")) } else { Ok(index.size()) }
-}
-
-/// Returns the end of an encoded piece's tiles in a file.
-pub(crate) fn encoded_tiles_end(tiles: &[u8], cuts: &[Cut]) -> Result<u64, DamagedRecord> {
-    if tiles.is_empty() {
-        return Ok(0);
-    }
-    tiles_end(PieceTiles::decode(tiles).map_err(|_| DamagedRecord("tiles"))?, cuts)
 }
 
 /// Returns the end of all pieces; `known` are ends of pieces that are not in the store yet.
@@ -368,10 +350,6 @@ fn drop_closed<S: Store>(
     Ok(())
 }
 
-fn drop_object<S: Store>(txn: &mut Txn<'_, S>, node: NodeId, ino: Ino, object: Piece) {
-    txn.add_garbage(node, keys::dropped_object(node, ino, object));
-}
-
 /// Applies a writer's report of a tiled file at close or fsync. Returns it with the size that
 /// results from all tiles; `None` for a report older than the known state.
 ///
@@ -468,43 +446,4 @@ pub(crate) fn remove_pieces<S: Store>(
         drop_object(txn, node, ino, object);
     }
     Ok(nodes)
-}
-
-/// Returns the inode, if the client may write its bytes: because it has it open for writing, or
-/// could.
-fn writable_inode<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> MetaOutcome<Arc<Inode>> {
-    let inode = txn.load_inode(ino)?;
-    if !inode.is_file() {
-        return Err(Errno::EINVAL.into());
-    }
-    let mark = keys::writer(ino, txn.ctx.client);
-    if inode.writers == 0 || txn.get(&mark)?.is_none() {
-        permission::check_access(&inode, txn.cred, want::WRITE)?;
-    }
-    Ok(inode)
-}
-
-fn load_tiled<S: Store>(
-    txn: &Txn<'_, S>,
-    ino: Ino,
-    inode: &Inode,
-) -> MetaOutcome<Option<TiledRecord>> {
-    if !inode.pieces {
-        return Ok(None);
-    }
-    let record = txn.get(&keys::tiled(ino))?.ok_or(DamagedRecord("tiled file"))?;
-    Ok(Some(TiledRecord::decode(&record)?))
-}
-
-fn put_tiled<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, tiled: &TiledRecord) {
-    txn.put_record(keys::tiled(ino), tiled.encode());
-}
-
-/// Returns a stamp later than all that the file has.
-fn next_stamp<S: Store>(txn: &Txn<'_, S>, tiled: &mut TiledRecord) -> u64 {
-    let now = txn.now();
-    let micros = now.sec.saturating_mul(1_000_000).saturating_add(i64::from(now.nsec) / 1000);
-    // As a Lamport clock: later than all known stamps, and not before the wall clock.
-    tiled.stamp = (tiled.stamp + 1).max(u64::try_from(micros).unwrap_or(0));
-    tiled.stamp
 }

@@ -612,7 +612,7 @@ mod tests {
         let down = import("top", "a");
         let group = [import("a", "b"), import("b", "c"), import("c", "a")];
         let other = [import("d", "e"), import("e", "d")];
-        let all: Vec<Import> = [&[down.clone()], &group[..], &other[..]].concat();
+        let all: Vec<Import> = [std::slice::from_ref(&down), &group[..], &other[..]].concat();
         assert_eq!(find_cycles(&all), [group.to_vec(), other.to_vec()]);
         assert!(find_cycles(&[down, import("a", "b"), import("top", "b")]).is_empty());
     }

@@ -1,7 +1,8 @@
 //! Compares the inodes of a survey with the sums of their records.
 
-use super::survey::Survey;
-use super::{CheckProblem, LocalRepair, peek_inode, pieces};
+use crate::check::pieces::judge_pieces;
+use crate::check::problem::{CheckProblem, LocalRepair, peek_inode};
+use crate::check::survey::Survey;
 use crate::error::MetaOutcome;
 use crate::inode::Inode;
 use crate::keys::{self, RecordKey, tag};
@@ -26,7 +27,7 @@ pub(super) fn judge_survey<S: Store>(
             }
             Some(inode) => {
                 judge.check_side_records(&survey, ino, &inode);
-                pieces::judge_pieces(&survey, ino, &inode, &mut judge.problems);
+                judge_pieces(&survey, ino, &inode, &mut judge.problems);
                 if inode.is_dir() {
                     judge.check_directory(txn, &mut survey, ino, &inode)?;
                 } else {

@@ -1,6 +1,6 @@
 //! Partitions whose record is lost, and those that their directory does not know.
 
-use super::uncount_entry;
+use crate::check::problem::uncount_entry;
 use crate::error::{MetaOutcome, OperationFailure};
 use crate::inode::Inode;
 use crate::keys::{self, ParsedKey, RecordKey, tag};

@@ -5,7 +5,8 @@
 //! several nodes: the records that it has read elsewhere are locked, so all of them are current
 //! when it takes effect.
 
-use super::{parts, uncount_entry};
+use crate::check::parts;
+use crate::check::problem::uncount_entry;
 use crate::error::{MetaOutcome, OperationFailure};
 use crate::inode::Inode;
 use crate::keys::{self, ParsedKey, tag};

@@ -1,7 +1,9 @@
 //! The records about a range of inodes: gathered first, judged later.
 
-use super::pieces::{self, SideRecords};
-use super::{CheckProblem, LocalRepair, format_name, is_local_if_any, parse_inode_key, peek_inode};
+use crate::check::problem::{
+    CheckProblem, LocalRepair, format_name, is_local_if_any, parse_inode_key, peek_inode,
+};
+use crate::check::side_records::SideRecords;
 use crate::error::MetaOutcome;
 use crate::inode::Inode;
 use crate::keys::{self, ParsedKey, RecordKey, tag};
@@ -86,7 +88,6 @@ impl Survey {
         survey.gather_xattrs(txn)?;
         survey.gather_marks(txn)?;
         survey.gather_garbage(txn)?;
-        pieces::gather_pieces(&mut survey, txn)?;
         if survey.last.is_none() {
             survey.gather_unknown_keys(txn)?;
         }

@@ -1,29 +1,18 @@
 //! The destination of a shard migration: it receives shards.
 
-use super::{BlockSummary, IncomingBlock, MoveEvent};
 use crate::error::MetaOutcome;
 use crate::keys;
-use crate::shard::Meta;
+use crate::migration::moves::{BlockSummary, IncomingBlock, MoveDestination, MoveEvent};
+use crate::millis::add_millis;
+use crate::namespace::Meta;
 use crate::store::Store;
-use crate::transaction::locks::ShardBlock;
-use crate::transaction::{add_millis, record};
+use crate::transaction::record;
+use tatami_wire::Errno;
 use tatami_wire::meta::Bytes;
 use tatami_wire::transaction::{MigrationChunk, PeerMessage, Txid};
-use tatami_wire::{ClientId, Errno, Ino, Timestamp};
 
 /// The source is asked for the outcome of a move after this many ms.
 pub(super) const ASK_OUTCOME_MS: u64 = 500;
-
-/// A move to here in progress.
-pub(super) struct MoveDestination {
-    pub brought: IncomingBlock,
-    /// The number of the next chunk.
-    pub next: u32,
-    /// When the source is asked.
-    pub ask_at: Timestamp,
-    /// The open files and their clients.
-    pub opens: Vec<(Ino, ClientId)>,
-}
 
 impl<S: Store> Meta<S> {
     /// Handles a chunk of a move to this executor.
@@ -190,7 +179,7 @@ impl<S: Store> Meta<S> {
             self.state.forget_cached();
             self.moves.wants_sync = true;
             self.moves.events.push(MoveEvent::Arrived(lockers));
-            self.garbage.extend(crate::orphan::garbage_nodes(&self.state)?);
+            self.garbage.extend(crate::garbage::garbage_nodes(&self.state)?);
             // Splits that the source had planned become ours.
             self.tx.splits.resume_planned(&self.state, self.tx.now)?;
         }
@@ -208,16 +197,5 @@ impl<S: Store> Meta<S> {
             self.schedule_deletion(taking.brought.shard_block())?;
         }
         Ok(())
-    }
-}
-
-impl IncomingBlock {
-    /// Returns whether it was begun before the other one; `None` where they have no shard in
-    /// common.
-    fn began_before(&self, txid: Txid, other: &IncomingBlock, other_txid: Txid) -> Option<bool> {
-        let (block, theirs): (ShardBlock, ShardBlock) = (self.shard_block(), other.shard_block());
-        let common = block.iter_shards().find(|shard| theirs.contains_shard(*shard))?;
-        let moves = |of: &IncomingBlock| of.moves[usize::from(common.0 - of.first)];
-        Some((moves(self), txid) < (moves(other), other_txid))
     }
 }

@@ -27,7 +27,7 @@ const LOOKS_MAX: usize = 64 * 1024;
 
 /// The progress of a scan of a block's records.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct BlockCursor {
+pub(crate) struct BlockCursor {
     /// Index of the tag.
     tag: usize,
     /// The key under that tag where the scan goes on.

@@ -1,18 +1,20 @@
 //! The source of a shard migration: it serves the shards and gives them away.
 
-use super::records::BlockCursor;
-use super::{BYTES_MAX, KEYS_MAX, MoveEvent, MoveRequest, refusal_errno};
 use crate::error::MetaOutcome;
 use crate::inode::Inode;
 use crate::keys::tag;
-use crate::shard::Meta;
+use crate::migration::moves::{
+    BYTES_MAX, KEYS_MAX, MoveEvent, MovePhase, MoveRequest, MoveSource, refusal_errno,
+};
+use crate::migration::records::BlockCursor;
+use crate::millis::add_millis;
+use crate::namespace::Meta;
 use crate::store::Store;
-use crate::transaction::add_millis;
 use crate::transaction::locks::ShardBlock;
 use crate::transaction::record;
 use tatami_wire::meta::Bytes;
 use tatami_wire::transaction::{MigrationChunk, PeerMessage, Txid};
-use tatami_wire::{ClientId, Errno, ExecutorId, Ino, Timestamp};
+use tatami_wire::{ClientId, Errno, ExecutorId, Timestamp};
 
 /// A chunk that is not acknowledged is sent again after this many ms.
 const RESEND_MS: u64 = 200;
@@ -27,50 +29,6 @@ const INODES_PER_MOVE: u64 = 16 * 1024;
 
 /// Most open files in one chunk.
 const OPENS_MAX: usize = 4096;
-
-/// The steps of a move.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum MovePhase {
-    /// The destination has not yet accepted the shards.
-    Offering,
-    /// Delegations of the shards are being recalled.
-    Recalling,
-    /// Transactions that hold locks in the shards must end.
-    Closing,
-    /// The records are being sent.
-    Sending,
-    /// The daemon lists the clients that may hold locks.
-    ListingLockers,
-    /// The destination must have everything durably.
-    Ending,
-}
-
-/// A move from here; see the module.
-pub(super) struct MoveSource {
-    pub txid: Txid,
-    block: ShardBlock,
-    destination: ExecutorId,
-    phase: MovePhase,
-    /// The number of the last chunk, and its content until it is acknowledged.
-    chunk_number: u32,
-    chunk: Option<MigrationChunk>,
-    again_at: Timestamp,
-    gives_up: Timestamp,
-    cursor: BlockCursor,
-    inodes: u64,
-    /// The open files up to this one were sent.
-    opens: Option<(Ino, ClientId)>,
-}
-
-impl MoveSource {
-    /// Returns when the move must be handled next.
-    pub fn next_due(&self) -> Timestamp {
-        match (&self.chunk, self.phase) {
-            (Some(_), _) | (None, MovePhase::Closing) => self.again_at.min(self.gives_up),
-            _ => self.gives_up,
-        }
-    }
-}
 
 impl<S: Store> Meta<S> {
     /// Begins to move at most `count` shards from `first` on to another executor. Fewer are moved

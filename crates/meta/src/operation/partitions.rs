@@ -4,10 +4,10 @@
 //! times and version, and a copy of the permissions. So an operation on a name works in its
 //! partition as in any directory.
 
-use super::Txn;
 use crate::error::{MetaOutcome, OperationFailure};
 use crate::inode::Inode;
 use crate::keys;
+use crate::operation::Txn;
 use crate::store::Store;
 use std::sync::Arc;
 use tatami_wire::partition::HashRange;

@@ -1,9 +1,9 @@
 //! Records of other executors: how an operation reads them, and how it writes them.
 
-use super::{ExecutorShare, OperationWrites, Txn};
 use crate::error::{MetaOutcome, OperationFailure};
 use crate::inode::Inode;
 use crate::keys::{self, RecordKey};
+use crate::operation::{ExecutorShare, OperationWrites, Txn};
 use crate::record::EntryRecord;
 use crate::store::Store;
 use std::collections::BTreeMap;

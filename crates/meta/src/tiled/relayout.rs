@@ -11,16 +11,16 @@
 //! removes the mark: a new writer, a cut, pieces, a publication, a report of the bytes. Without the
 //! mark, the new objects are refused.
 
-use super::{STAMP_END, TiledRecord, load_tiled, next_stamp, put_tiled, tiles_end};
-use crate::attr::check_state;
+use crate::data_state::check_state;
 use crate::error::MetaOutcome;
+use crate::garbage;
 use crate::inode::Inode;
 use crate::keys::{self, ParsedKey, tag};
 use crate::operation::Txn;
-use crate::orphan;
 use crate::record::DamagedRecord;
 use crate::store::Store;
-use crate::tiled::PieceRecord;
+use crate::tiled::pieces::{STAMP_END, load_tiled, next_stamp, put_tiled, tiles_end};
+use crate::tiled::record::{PieceRecord, TiledRecord};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use tatami_layout::PieceTiles;
@@ -54,7 +54,7 @@ pub(crate) fn release_reserved<S: Store>(
         return Ok(());
     }
     let mut found = Vec::new();
-    for node in orphan::garbage_nodes_of(txn.state, tag::DROPPED)? {
+    for node in garbage::garbage_nodes_of(txn.state, tag::DROPPED)? {
         let prefix = keys::dropped_prefix(node, ino);
         txn.scan_records(&prefix, &prefix, &mut |key, value| {
             let ours = match client {
@@ -204,9 +204,9 @@ fn drop_file_objects<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, old: &Inode) -> M
     })?;
     for (number, node) in pieces {
         txn.delete_record(keys::piece(ino, number));
-        super::drop_object(txn, node, ino, Piece::of_bytes(number));
+        crate::tiled::drop_object(txn, node, ino, Piece::of_bytes(number));
     }
-    super::drop_object(txn, old.layout.node(), ino, old.layout.base());
+    crate::tiled::drop_object(txn, old.layout.node(), ino, old.layout.base());
     Ok(())
 }
 

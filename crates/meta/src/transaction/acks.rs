@@ -4,14 +4,13 @@
 //! No operation waits for them, so they wake no thread. They are sent along with the next message
 //! to that executor, or after a while in one message.
 
-use super::{OutgoingMessage, Transactions, add_millis};
+use crate::millis::add_millis;
+use crate::transaction::intervals::ACK_DELAY_MS;
+use crate::transaction::messages::OutgoingMessage;
 use std::collections::BTreeMap;
 use tatami_wire::transaction::{PeerMessage, Txid};
 use tatami_wire::{ExecutorId, Timestamp};
 
-/// An acknowledgement waits at most this long (in ms) for others: less than until the coordinator
-/// asks again.
-const DELAY: u64 = 20;
 /// Most acknowledgements in one message.
 const TOGETHER_MAX: usize = 4096;
 
@@ -28,7 +27,7 @@ pub(crate) struct Acks {
     /// The subset that the running sync covers.
     syncing: Vec<Txid>,
     /// By coordinator: since when the first one waits, and the transactions.
-    done: BTreeMap<ExecutorId, (Timestamp, Vec<Txid>)>,
+    pub done: BTreeMap<ExecutorId, (Timestamp, Vec<Txid>)>,
     now: Timestamp,
 }
 
@@ -78,10 +77,10 @@ impl Acks {
 
     /// Returns when the first acknowledgement must be sent.
     pub fn next_due(&self) -> Option<Timestamp> {
-        self.done.values().map(|(since, _)| add_millis(*since, DELAY)).min()
+        self.done.values().map(|(since, _)| add_millis(*since, ACK_DELAY_MS)).min()
     }
 
-    fn take_message(&mut self, to: ExecutorId) -> Option<OutgoingMessage> {
+    pub fn take_message(&mut self, to: ExecutorId) -> Option<OutgoingMessage> {
         let txids = &mut self.done.get_mut(&to)?.1;
         let some = txids.split_off(txids.len().saturating_sub(TOGETHER_MAX));
         if txids.is_empty() {
@@ -89,38 +88,5 @@ impl Acks {
         }
         let message = PeerMessage::Finished { txids: some };
         Some(OutgoingMessage { to, message, changed: Vec::new(), seen: Vec::new() })
-    }
-}
-
-impl Transactions {
-    /// Takes the messages that leave now, with the acknowledgements that go along.
-    pub fn take_messages(&mut self) -> Vec<OutgoingMessage> {
-        let mut outs = std::mem::take(&mut self.ready_messages);
-        if !self.acks.done.is_empty() {
-            let mut executors: Vec<_> = outs.iter().map(|out| out.to).collect();
-            executors.sort_unstable();
-            executors.dedup();
-            outs.extend(
-                executors.into_iter().filter_map(|executor| self.acks.take_message(executor)),
-            );
-        }
-        outs
-    }
-
-    /// Sends the acknowledgements that have waited long enough.
-    pub fn send_due_acks(&mut self) {
-        let late = |(since, _): &(Timestamp, Vec<Txid>)| add_millis(*since, DELAY) <= self.now;
-        let due: Vec<_> = self
-            .acks
-            .done
-            .iter()
-            .filter(|(_, all)| late(all))
-            .map(|(executor, _)| *executor)
-            .collect();
-        for executor in due {
-            while let Some(out) = self.acks.take_message(executor) {
-                self.staged_messages.push(out);
-            }
-        }
     }
 }

@@ -3,29 +3,29 @@
 //! An operation is run again and again, each time with more records of others, until none is
 //! missing. [`Meta::commit_operation`] is the commit point.
 
-use super::locking::LockSet;
-use super::locks::inode_of;
-use super::participant::{ASK_AGAIN, ASK_SOON};
-use super::prepare::PrepareAttempt;
-use super::record::{DecisionRecord, ParticipantWrites};
-use super::splits::{self, NO_CLIENT};
-use super::{Applied, FinishedOperation, OutgoingMessage, Ticket, add_millis};
+use crate::context::OperationContext;
 use crate::error::{MetaOutcome, OperationFailure};
+use crate::execute::execute_operation;
 use crate::keys::{self, ParsedKey, RecordKey};
+use crate::millis::add_millis;
+use crate::namespace::Meta;
 use crate::operation::{ExecutorShare, OperationWrites, RerunContext, Txn};
 use crate::record::{DamagedRecord, EntryRecord, encode_reply};
-use crate::shard::{Meta, OperationContext, execute_operation};
 use crate::store::Store;
+use crate::transaction::intervals::{ASK_AGAIN, ASK_SOON, RESEND_MS};
+use crate::transaction::locks::inode_of;
+use crate::transaction::messages::{Applied, FinishedOperation, OutgoingMessage, Ticket};
+use crate::transaction::pending::{
+    DecidedTransaction, OperationPhase, OperationRun, PendingOperation,
+};
+use crate::transaction::record::{DecisionRecord, ParticipantWrites};
+use crate::transaction::split_plan::{self, NO_CLIENT};
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use tatami_wire::meta::{Bytes, MetaOp, MetaReply, MetaResult};
 use tatami_wire::transaction::{PeerMessage, RecordItem, Refusal, TransactionAge, Txid};
 use tatami_wire::{Cred, Errno, ExecutorId, Ino, Timestamp};
 
-/// A message without an answer is sent again after this many ms.
-pub(super) const RESEND_MS: u64 = 50;
-/// An attempt holds locks for at most this long (in ms) while a participant does not answer.
-pub(super) const ATTEMPT_MS: u64 = 500;
 /// After this many ms without success an operation fails with `EAGAIN`.
 const OPERATION_TIMEOUT_MS: u64 = 10_000;
 /// An operation that only reads takes locks after this many rounds that found something changed.
@@ -33,68 +33,6 @@ const OPTIMISTIC_ROUNDS: u32 = 6;
 /// Shortest and longest rest (in ms) between two attempts.
 const REST_MS: u64 = 2;
 const REST_MAX: u64 = 100;
-
-/// An operation that needs other executors.
-pub(crate) struct PendingOperation {
-    pub(super) ticket: Ticket,
-    ctx: OperationContext,
-    cred: Cred,
-    pub(super) op: MetaOp,
-    pub(super) age: TransactionAge,
-    gives_up: Timestamp,
-    /// Failed attempts.
-    tries: u32,
-    /// Locks the records that it asks for.
-    locks: bool,
-    pub(super) rerun: RerunContext,
-    /// The executors that were asked, and the number of rounds, since the last fresh start.
-    asked: BTreeSet<ExecutorId>,
-    rounds: u32,
-    /// Digest of the local records that had been read when the last request was sent.
-    trace: u128,
-    /// Digest of all that a complete run has read, to be confirmed by a second run.
-    confirm: Option<u128>,
-    /// The inodes of this executor that the last run has read.
-    seen: Vec<Ino>,
-    pub(super) phase: OperationPhase,
-}
-
-pub(super) enum OperationPhase {
-    /// Participants lock the records that it asks for.
-    Locking(LockSet),
-    Fetching {
-        request: Txid,
-        left: BTreeMap<ExecutorId, Vec<RecordKey>>,
-        again_at: Timestamp,
-    },
-    /// Records of this executor are locked by a participant's transaction.
-    Blocked {
-        on: Vec<Txid>,
-        ask_at: Timestamp,
-    },
-    /// Participants prepare the writes of a split.
-    Preparing(PrepareAttempt),
-    Resting {
-        until: Timestamp,
-    },
-}
-
-/// A committed transaction that not all participants have acknowledged.
-pub(crate) struct DecidedTransaction {
-    pub left: BTreeMap<ExecutorId, ParticipantWrites>,
-    pub again_at: Timestamp,
-    pub since: Timestamp,
-    /// The inodes of this executor that it has changed.
-    pub changed: Vec<Ino>,
-}
-
-/// The result of one run of an operation.
-pub(super) struct OperationRun {
-    pub result: MetaOutcome<MetaReply>,
-    pub done: OperationWrites,
-    pub used: BTreeSet<RecordKey>,
-    trace: u128,
-}
 
 impl<S: Store> Meta<S> {
     /// Begins an operation that cannot be answered at once.
@@ -501,7 +439,8 @@ impl<S: Store> Meta<S> {
         job.tries += 1;
         // Operations that collide again and again get different rests.
         let rest = longest / 2 + job.ticket.0 * 7 % longest.max(1);
-        let rest = if job.split_target().is_some() { rest + splits::SPLIT_REST_MS } else { rest };
+        let rest =
+            if job.split_target().is_some() { rest + split_plan::SPLIT_REST_MS } else { rest };
         job.phase = OperationPhase::Resting { until: add_millis(self.tx.now, rest) };
         self.tx.jobs.insert(job.ticket, job);
     }
@@ -682,27 +621,5 @@ impl<S: Store> Meta<S> {
             }
         }
         self.tx.jobs.insert(job.ticket, job);
-    }
-}
-
-impl PendingOperation {
-    /// Returns the partition that it splits, if it is a split.
-    pub fn split_target(&self) -> Option<Ino> {
-        match self.op {
-            MetaOp::SplitPartition { partition: part, .. } => Some(part),
-            _ => None,
-        }
-    }
-
-    /// Returns when the job must be handled next.
-    pub fn next_due(&self) -> Timestamp {
-        let due = match &self.phase {
-            OperationPhase::Fetching { again_at, .. } => *again_at,
-            OperationPhase::Blocked { ask_at, .. } => *ask_at,
-            OperationPhase::Preparing(attempt) => attempt.next_due(),
-            OperationPhase::Locking(grip) => grip.next_due(),
-            OperationPhase::Resting { until } => *until,
-        };
-        due.min(self.gives_up)
     }
 }

@@ -6,102 +6,21 @@
 //! (wait-die). A transaction without locks may wait for any. So no cycle of waiting arises, and the
 //! oldest is never aborted.
 
-use super::coordinator::{ATTEMPT_MS, OperationPhase, OperationRun, PendingOperation, RESEND_MS};
-use super::participant::{ASK_AGAIN, ASK_SOON};
-use super::record::{DecisionRecord, ParticipantWrites};
-use super::{OutgoingMessage, add_millis};
 use crate::error::{MetaOutcome, OperationFailure};
 use crate::keys::{self, ParsedKey, RecordKey};
+use crate::millis::add_millis;
+use crate::namespace::Meta;
 use crate::operation::{ExecutorShare, OperationWrites};
-use crate::shard::Meta;
 use crate::store::Store;
+use crate::transaction::intervals::{ASK_AGAIN, ASK_SOON, ATTEMPT_MS, RESEND_MS};
+use crate::transaction::lock_set::{LockKeys, LockReply, LockSet, Vote};
+use crate::transaction::messages::OutgoingMessage;
+use crate::transaction::pending::{OperationPhase, OperationRun, PendingOperation};
+use crate::transaction::record::{DecisionRecord, ParticipantWrites};
 use std::collections::{BTreeMap, BTreeSet};
 use tatami_wire::meta::Bytes;
 use tatami_wire::transaction::{PeerMessage, RecordItem, Txid};
-use tatami_wire::{Errno, ExecutorId, Timestamp};
-
-/// The lock set of an attempt: the locks that other executors have granted, and those that are
-/// requested.
-pub(super) struct LockSet {
-    pub txid: Txid,
-    held: BTreeMap<ExecutorId, Vote>,
-    /// The executors that have not answered yet, and the requested keys.
-    pub outstanding: BTreeMap<ExecutorId, LockKeys>,
-    /// The number of the last request.
-    request: u32,
-    /// It has asked one executor, and no other.
-    may_wait: bool,
-    /// When it asks again, for locks or for the outcome of the transactions in its way.
-    again_at: Timestamp,
-    pub deadline: Timestamp,
-    /// Nothing is missing, but these transactions hold locks on records of this executor.
-    pub blockers: Vec<Txid>,
-}
-
-/// Records of one executor: those that are read, and those that may be written.
-#[derive(Clone, Default)]
-pub(super) struct LockKeys {
-    reads: BTreeSet<RecordKey>,
-    writes: BTreeSet<RecordKey>,
-}
-
-/// The locks that one executor has granted.
-struct Vote {
-    incarnation: u64,
-    has_room: bool,
-    keys: LockKeys,
-}
-
-/// The reply of an executor that has granted locks.
-pub(super) struct LockReply {
-    pub incarnation: u64,
-    pub has_room: bool,
-    pub values: Vec<Option<Bytes>>,
-}
-
-impl LockKeys {
-    fn contains_key(&self, key: &RecordKey, to_write: bool) -> bool {
-        self.writes.contains(key) || !to_write && self.reads.contains(key)
-    }
-
-    fn iter_in_order(&self) -> impl Iterator<Item = &RecordKey> {
-        self.reads.iter().chain(&self.writes)
-    }
-}
-
-impl LockSet {
-    /// Returns when the attempt must be handled next.
-    pub fn next_due(&self) -> Timestamp {
-        self.again_at.min(self.deadline)
-    }
-
-    /// Returns all executors that were asked for locks.
-    pub fn asked_executors(&self) -> impl Iterator<Item = &ExecutorId> {
-        let others = self.outstanding.keys().filter(|executor| !self.held.contains_key(executor));
-        self.held.keys().chain(others)
-    }
-
-    /// Returns the records of others that the operation reads or writes and that are not locked for
-    /// it.
-    fn missing_locks(&self, done: &OperationWrites) -> BTreeMap<ExecutorId, LockKeys> {
-        let mut all = BTreeMap::new();
-        for (executor, share) in &done.shares {
-            let has = |key: &RecordKey, to_write| {
-                self.held
-                    .get(executor)
-                    .is_some_and(|promise| promise.keys.contains_key(key, to_write))
-            };
-            let writes: BTreeSet<_> =
-                share.writes.keys().filter(|key| !has(key, true)).cloned().collect();
-            let reads = share.reads.keys().filter(|key| !has(key, false));
-            let reads: BTreeSet<_> = reads.filter(|key| !writes.contains(*key)).cloned().collect();
-            if !(reads.is_empty() && writes.is_empty()) {
-                all.insert(*executor, LockKeys { reads, writes });
-            }
-        }
-        all
-    }
-}
+use tatami_wire::{Errno, ExecutorId};
 
 impl<S: Store> Meta<S> {
     /// Acts on the result of a run that locks: requests the missing records, waits for locked ones,

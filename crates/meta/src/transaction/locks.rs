@@ -1,7 +1,7 @@
 //! The lock table of an executor: in memory, as the `L` records of the store state.
 
-use super::record::LockRecord;
 use crate::keys::{self, ParsedKey, RecordKey};
+use crate::transaction::record::LockRecord;
 use std::collections::{BTreeMap, BTreeSet};
 use tatami_wire::transaction::{TransactionAge, Txid};
 use tatami_wire::{Ino, ShardId, Timestamp};

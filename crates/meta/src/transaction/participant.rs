@@ -3,16 +3,21 @@
 //! It locks records for them, prepares writes, and applies or drops them by the coordinator's
 //! decision.
 
-use super::locking::LockReply;
-use super::locks::inode_of;
-use super::record::{LockRecord, ParticipantWrites};
-use super::{WaitingRequest, add_millis, hash_value, peer_value};
+use crate::context::OperationContext;
 use crate::error::{MetaOutcome, OperationFailure};
 use crate::inode::Inode;
 use crate::keys::{self, ParsedKey, RecordKey};
+use crate::millis::add_millis;
+use crate::namespace::Meta;
 use crate::operation::Txn;
-use crate::shard::{Meta, OperationContext};
 use crate::store::Store;
+use crate::transaction::intervals::{ASK_AGAIN, ASK_SOON};
+use crate::transaction::lock_set::LockReply;
+use crate::transaction::locks::inode_of;
+use crate::transaction::messages::OutgoingMessage;
+use crate::transaction::participations::WaitingRequest;
+use crate::transaction::peer_value::{hash_value, peer_value};
+use crate::transaction::record::{LockRecord, ParticipantWrites};
 use std::collections::BTreeSet;
 use tatami_wire::meta::Bytes;
 use tatami_wire::transaction::{
@@ -22,12 +27,6 @@ use tatami_wire::{ClientId, Cred, ExecutorId, Ino};
 
 /// The coordinator of a lock that is held for this long (in ms) is asked for the outcome.
 const ASK_OUTCOME_MS: u64 = 500;
-/// A request that waits for a lock asks the lock's coordinator after this many ms: nearly all locks
-/// are released earlier. Unless an executor has died or a message is lost, all waits end without
-/// that, since a transaction that holds locks waits for younger ones only.
-pub(super) const ASK_SOON: u64 = 3;
-/// And again after this many ms.
-pub(super) const ASK_AGAIN: u64 = 20;
 /// Most waiting requests of other executors. More are dropped, and are sent again by their
 /// coordinators.
 const WAITING_MAX: usize = 4096;
@@ -167,7 +166,7 @@ impl<S: Store> Meta<S> {
         let room = self.state.has_room();
         let message =
             PeerMessage::Locked { txid, incarnation: life, request: question, room, values };
-        self.tx.staged_messages.push(super::OutgoingMessage { to: from, message, changed, seen });
+        self.tx.staged_messages.push(OutgoingMessage { to: from, message, changed, seen });
         Ok(())
     }
 
@@ -239,12 +238,7 @@ impl<S: Store> Meta<S> {
         if self.state.locks.held().contains_key(&txid) {
             let (changed, seen) = (written_inodes(&writes), read_inodes(&reads));
             let message = PeerMessage::Prepared { txid };
-            self.tx.staged_messages.push(super::OutgoingMessage {
-                to: from,
-                message,
-                changed,
-                seen,
-            });
+            self.tx.staged_messages.push(OutgoingMessage { to: from, message, changed, seen });
             return Ok(());
         }
         let refused = |why| PeerMessage::Refused { txid, why };
@@ -304,7 +298,7 @@ impl<S: Store> Meta<S> {
         let ask_at = add_millis(self.tx.now, ASK_OUTCOME_MS);
         self.state.locks.insert(txid, prepared, ask_at);
         let message = PeerMessage::Prepared { txid };
-        self.tx.staged_messages.push(super::OutgoingMessage { to: from, message, changed, seen });
+        self.tx.staged_messages.push(OutgoingMessage { to: from, message, changed, seen });
         Ok(())
     }
 

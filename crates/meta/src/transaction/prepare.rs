@@ -3,77 +3,28 @@
 //! The writes may be more than fit in a message. Then they go as several transactions, which are
 //! decided together.
 
-use super::coordinator::{OperationPhase, OperationRun, PendingOperation, RESEND_MS};
-use super::record::{DecisionRecord, ParticipantWrites};
-use super::{OutgoingMessage, add_millis, hash_value, splits};
 use crate::error::MetaOutcome;
 use crate::keys::RecordKey;
+use crate::millis::add_millis;
+use crate::namespace::Meta;
 use crate::operation::{ExecutorShare, OperationWrites};
-use crate::shard::Meta;
 use crate::store::Store;
+use crate::transaction::intervals::RESEND_MS;
+use crate::transaction::messages::OutgoingMessage;
+use crate::transaction::peer_value::hash_value;
+use crate::transaction::pending::{OperationPhase, OperationRun, PendingOperation};
+use crate::transaction::prepare_attempt::{PrepareAttempt, PreparePart};
+use crate::transaction::record::{DecisionRecord, ParticipantWrites};
+use crate::transaction::split_plan;
 use std::collections::BTreeMap;
+use tatami_wire::ExecutorId;
 use tatami_wire::meta::Bytes;
 use tatami_wire::transaction::{PeerMessage, RecordItem, Txid};
-use tatami_wire::{ExecutorId, Timestamp};
 
 /// About this many bytes of records are prepared with one message.
 const BYTES_MAX: usize = 256 * 1024;
 /// The most that a record takes in a message besides its bytes.
 const RECORD_BYTES: usize = 24;
-/// This many messages are answered in the time limit of one.
-const MESSAGES_AT_ONCE: u64 = 2;
-
-/// A prepare phase in progress; see the module.
-pub(super) struct PrepareAttempt {
-    parts: BTreeMap<ExecutorId, ExecutorShare>,
-    pieces: Vec<PreparePart>,
-    again_at: Timestamp,
-    ends: Timestamp,
-}
-
-/// The part that one message prepares.
-struct PreparePart {
-    on: ExecutorId,
-    txid: Txid,
-    share: ExecutorShare,
-    is_ready: bool,
-}
-
-impl PrepareAttempt {
-    pub fn has_transaction(&self, txid: Txid) -> bool {
-        self.pieces.iter().any(|piece| piece.txid == txid)
-    }
-
-    pub fn waits_for(&self, executor: ExecutorId, txid: Txid) -> bool {
-        self.pieces
-            .iter()
-            .any(|piece| piece.on == executor && piece.txid == txid && !piece.is_ready)
-    }
-
-    pub fn txids(&self) -> impl Iterator<Item = (ExecutorId, Txid)> {
-        self.pieces.iter().map(|piece| (piece.on, piece.txid))
-    }
-
-    pub fn is_expired(&self, now: Timestamp) -> bool {
-        self.ends <= now
-    }
-
-    /// Returns when the attempt must be handled next.
-    pub fn next_due(&self) -> Timestamp {
-        self.again_at.min(self.ends)
-    }
-
-    /// Returns the first transaction, which stands for all of them.
-    fn first_txid(&self) -> Option<Txid> {
-        self.pieces.first().map(|piece| piece.txid)
-    }
-
-    /// Returns a time that grows with the number of messages.
-    fn scaled_time(&self, ms: u64) -> u64 {
-        ms * (1 + self.pieces.len() as u64 / MESSAGES_AT_ONCE)
-    }
-}
-
 impl<S: Store> Meta<S> {
     /// Sends the prepare messages: participants validate the split's reads and store its writes.
     pub(super) fn begin_prepare(&mut self, mut job: PendingOperation, done: OperationWrites) {
@@ -101,7 +52,7 @@ impl<S: Store> Meta<S> {
         }
         let mut attempt = PrepareAttempt { parts: done.shares, pieces, again_at: now, ends: now };
         attempt.again_at = add_millis(now, attempt.scaled_time(RESEND_MS));
-        attempt.ends = add_millis(now, attempt.scaled_time(splits::PREPARE_MS));
+        attempt.ends = add_millis(now, attempt.scaled_time(split_plan::PREPARE_MS));
         // The partition is locked before the first prepare leaves: else a new entry could miss the
         // split.
         if let (Some(part), Some(txid)) = (job.split_target(), attempt.first_txid()) {

@@ -6,111 +6,16 @@
 //! operation may write the partition. That lock is in memory only, since it protects a transaction
 //! of this executor. It lasts at most [`PREPARE_MS`] while a participant does not answer.
 
-use super::add_millis;
-use super::coordinator::PendingOperation;
-use super::locks::TransactionLocks;
-use super::record::LockRecord;
-use crate::error::MetaOutcome;
-use crate::keys::{self, ParsedKey, tag};
+use crate::context::OperationContext;
+use crate::keys;
+use crate::millis::add_millis;
+use crate::namespace::Meta;
 use crate::operation::OperationWrites;
-use crate::shard::{Meta, OperationContext};
-use crate::state::MetaState;
 use crate::store::Store;
-use std::collections::{BTreeMap, BTreeSet};
-use std::ops::ControlFlow;
-use tatami_wire::meta::{Bytes, MetaOp};
-use tatami_wire::transaction::{TransactionAge, Txid};
-use tatami_wire::{ClientId, Cred, Errno, ExecutorId, Ino, Timestamp};
-
-/// A partition that has grown is split after this many ms.
-const SPLIT_DELAY_MS: u64 = 1;
-/// The partition stays locked for at most this long (in ms) while a participant does not answer.
-pub(super) const PREPARE_MS: u64 = 100;
-/// Shortest rest (in ms) between two attempts.
-pub(super) const SPLIT_REST_MS: u64 = 500;
-/// A failed split is tried again after this many ms.
-const SPLIT_RETRY_MS: u64 = 2_000;
-
-/// The client of a split.
-pub(crate) const NO_CLIENT: ClientId = ClientId([0; 16]);
-
-/// The splits that are planned and in progress.
-#[derive(Default)]
-pub(crate) struct Splits {
-    /// Partitions, and when their split begins.
-    planned: BTreeMap<Ino, Timestamp>,
-    /// Partitions whose split is under way.
-    running: BTreeSet<Ino>,
-    /// Partitions that no other operation may write until their split is done.
-    locked: BTreeSet<Ino>,
-}
-
-impl Splits {
-    /// Plans the splits that were due when the executor died, or when another executor served the
-    /// shard.
-    pub fn resume_planned<S: Store>(
-        &mut self,
-        state: &MetaState<S>,
-        now: Timestamp,
-    ) -> MetaOutcome<()> {
-        state.scan_records(&[tag::PLANNED_SPLIT], &[tag::PLANNED_SPLIT], &mut |key, _| {
-            if let Some(ParsedKey::PlannedSplit(part)) = keys::parse(key)
-                && state.owns_shard(part.owner_shard())
-                && !self.running.contains(&part)
-            {
-                self.planned.insert(part, add_millis(now, SPLIT_DELAY_MS));
-            }
-            Ok(ControlFlow::Continue(()))
-        })
-    }
-
-    /// Returns when the next one begins.
-    pub fn next_due(&self) -> Option<Timestamp> {
-        self.planned.values().min().copied()
-    }
-
-    /// Returns the number of splits that have not begun.
-    pub fn count_planned(&self) -> usize {
-        self.planned.len()
-    }
-
-    /// Returns whether a partition is locked by its split.
-    pub fn is_locked(&self, part: Ino) -> bool {
-        self.locked.contains(&part)
-    }
-
-    /// Ends a split; plans it again if it was in vain.
-    pub fn end_split(&mut self, part: Ino, now: Timestamp, in_vain: bool) {
-        self.running.remove(&part);
-        if in_vain {
-            self.planned.insert(part, add_millis(now, SPLIT_RETRY_MS));
-        }
-    }
-
-    /// Locks the partition against all other writers.
-    pub fn lock_partition(
-        &mut self,
-        locks: &mut TransactionLocks,
-        part: Ino,
-        txid: Txid,
-        age: TransactionAge,
-    ) {
-        self.locked.insert(part);
-        // A shared lock on the inode is enough: every operation that makes or removes an entry
-        // writes the inode.
-        let reads = vec![Bytes::from(keys::inode(part))];
-        // The lock is local, so no coordinator is ever asked about it.
-        let never = Timestamp { sec: i64::MAX, nsec: 0 };
-        let (intents, writes) = (Vec::new(), Vec::new());
-        locks.insert(txid, LockRecord { age, incarnation: 0, reads, intents, writes }, never);
-    }
-
-    /// Undoes [`Splits::lock_partition`].
-    pub fn unlock_partition(&mut self, locks: &mut TransactionLocks, part: Ino, txid: Txid) {
-        self.locked.remove(&part);
-        locks.remove(&txid);
-    }
-}
+use crate::transaction::pending::PendingOperation;
+use crate::transaction::split_plan::{NO_CLIENT, SPLIT_DELAY_MS};
+use tatami_wire::meta::MetaOp;
+use tatami_wire::{Cred, Errno, ExecutorId, Ino};
 
 impl<S: Store> Meta<S> {
     /// Sets the number of entries above which partitions are split; the default is 1024.
