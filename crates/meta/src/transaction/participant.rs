@@ -594,3 +594,122 @@ fn sort_and_dedup(mut inos: Vec<Ino>) -> Vec<Ino> {
     inos.dedup();
     inos
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::context::MetaConfig;
+    use crate::store::MemoryStore;
+    use tatami_wire::{InodeKind, NodeId, ShardMap, Timestamp, VolumeId, VolumeKey};
+
+    const HERE: ExecutorId = ExecutorId { node: NodeId(1), index: 0 };
+    const COORDINATOR: ExecutorId = ExecutorId { node: NodeId(0), index: 0 };
+    const NOW: Timestamp = Timestamp { sec: 9, nsec: 0 };
+
+    /// An executor with one inode that others may read, and the message that prepares a change of
+    /// it.
+    struct Participant {
+        meta: Meta<MemoryStore>,
+        key: RecordKey,
+        number: u64,
+    }
+
+    impl Participant {
+        fn new() -> Participant {
+            let map = ShardMap::with_even_blocks(1, 16, &[COORDINATOR, HERE]).expect("16 shards");
+            let shard = map.shards_of(HERE).next().expect("half of them");
+            let config = MetaConfig {
+                executor: HERE,
+                map,
+                volume: VolumeId([1; 16]),
+                key: VolumeKey::new([1; 32]),
+            };
+            let mut meta = Meta::open(MemoryStore::new(), config, NOW).expect("opens");
+            let ino = Ino::first_in_shard(shard);
+            meta.state.put_inode(ino, Inode::new(InodeKind::Dir, 0o755, 0, 0, NOW));
+            meta.commit().expect("commits");
+            Participant { meta, key: keys::inode(ino), number: 0 }
+        }
+
+        fn value(&mut self) -> Option<RecordDigest> {
+            let value = peer_value(&mut self.meta.state, &self.key).expect("a record");
+            value.as_deref().map(hash_value)
+        }
+
+        fn next_txid(&mut self) -> Txid {
+            self.number += 1;
+            Txid { executor: COORDINATOR, incarnation: 1, number: self.number }
+        }
+
+        /// Sends a prepare, and returns the only reply.
+        fn prepare(
+            &mut self,
+            txid: Txid,
+            incarnation: u64,
+            value: Option<RecordDigest>,
+        ) -> PeerMessage {
+            let reads = vec![RecordItem { key: Bytes::from(self.key.clone()), value }];
+            let writes = vec![RecordItem { key: Bytes::from(self.key.clone()), value: None }];
+            let age = TransactionAge { since: NOW, first_attempt: txid };
+            let message = PeerMessage::Prepare { txid, age, incarnation, reads, writes };
+            self.meta.receive_message(NOW, COORDINATOR, message);
+            self.meta.commit().expect("commits");
+            let mut replies = self.meta.take_outbox();
+            assert_eq!(replies.len(), 1, "{replies:?}");
+            replies.remove(0).message
+        }
+
+        fn is_locked(&self) -> bool {
+            !self.meta.state.locks.held().is_empty()
+        }
+    }
+
+    fn refusal(txid: Txid) -> PeerMessage {
+        PeerMessage::Refused { txid, why: Refusal::Retry }
+    }
+
+    #[test]
+    fn a_prepare_of_this_incarnation_with_current_values_is_accepted() {
+        let mut participant = Participant::new();
+        let (life, value) = (participant.meta.tx.incarnation, participant.value());
+        let txid = participant.next_txid();
+        for _ in 0..2 {
+            let reply = participant.prepare(txid, life, value);
+            assert_eq!(reply, PeerMessage::Prepared { txid }, "also when it is repeated");
+        }
+        assert!(participant.is_locked());
+    }
+
+    #[test]
+    fn a_prepare_for_another_incarnation_is_refused() {
+        let mut participant = Participant::new();
+        let (life, value) = (participant.meta.tx.incarnation, participant.value());
+        for other in [life + 1, life - 1] {
+            let txid = participant.next_txid();
+            assert_eq!(participant.prepare(txid, other, value), refusal(txid));
+        }
+        assert!(!participant.is_locked());
+    }
+
+    #[test]
+    fn a_prepare_that_read_another_value_is_refused_for_good() {
+        let mut participant = Participant::new();
+        let (life, value) = (participant.meta.tx.incarnation, participant.value());
+        for other in [None, Some(hash_value(b"an earlier value"))] {
+            let txid = participant.next_txid();
+            assert_eq!(participant.prepare(txid, life, other), refusal(txid));
+            // It is over: a late message must not prepare it again.
+            assert_eq!(participant.prepare(txid, life, value), refusal(txid));
+        }
+        assert!(!participant.is_locked());
+    }
+
+    #[test]
+    fn a_prepare_of_another_coordinators_transaction_is_refused() {
+        let mut participant = Participant::new();
+        let (life, value) = (participant.meta.tx.incarnation, participant.value());
+        let txid = Txid { executor: HERE, ..participant.next_txid() };
+        assert_eq!(participant.prepare(txid, life, value), refusal(txid));
+        assert!(!participant.is_locked());
+    }
+}
