@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help quickstart check test test-libraries soak bench predict bench-mpi lint install tools packages fmt
+.PHONY: help quickstart check test test-libraries fuzz soak bench predict bench-mpi lint install tools packages fmt
 
 # The compiler is pinned (rust-toolchain.toml). Where rustup has not got it yet, it is fetched; where
 # it cannot be fetched, the default compiler does, and a word says so.
@@ -38,8 +38,12 @@ test: packages tools ## format, clippy, unit, property and end-to-end tests
 test-libraries: packages ## tests of PnetCDF, HDF5, netCDF-C, mpi4py, h5py, MPICH and ROMIO, natively and through the MPI-IO layer
 	@scripts/test-libraries.sh
 
+fuzz: ## inputs that nobody thought of, for every decoder, SECONDS_EACH (60) seconds each
+	@scripts/fuzz.sh
+
 soak: packages tools lint ## the end-to-end tests, SCALE (20) times as much of each, and the libraries' own
 	@TATAMI_TEST_SCALE=$(SCALE) scripts/test.sh
+	@scripts/fuzz.sh
 	@scripts/test-libraries.sh
 
 bench: packages ## measure Tatami and the plain disk side by side

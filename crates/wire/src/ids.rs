@@ -4,9 +4,28 @@ use crate::NodeId;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// A slice of the namespace: one position on the ring of a [`ShardMap`](crate::ShardMap).
+/// A slice of the namespace: one position on the ring of a [`ShardMap`](crate::ShardMap). Below
+/// [`SHARDS_MAX`](crate::SHARDS_MAX) in every message and record: a higher number is not decoded,
+/// since no inode number has room for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "u16")]
 pub struct ShardId(pub u16);
+
+/// A number that is no shard's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0} is no shard: there are {max} at most", max = 1 << SHARD_BITS)]
+pub struct UnknownShard(u16);
+
+impl TryFrom<u16> for ShardId {
+    type Error = UnknownShard;
+
+    fn try_from(number: u16) -> Result<ShardId, UnknownShard> {
+        match number >> SHARD_BITS {
+            0 => Ok(ShardId(number)),
+            _ => Err(UnknownShard(number)),
+        }
+    }
+}
 
 /// Most executors of a node.
 pub const EXECUTORS_MAX: u8 = 64;
@@ -193,6 +212,18 @@ mod tests {
         assert!(Ino::first_in_shard(ShardId(513)) < ino && ino < Ino::first_in_shard(ShardId(514)));
         let last = Ino::new(ShardId(4095), ShardId(4095), Ino::COUNTER_MAX);
         assert_eq!((last.0 & Ino::MARK, last.counter()), (0, Ino::COUNTER_MAX));
+    }
+
+    #[test]
+    fn a_shard_that_no_inode_number_has_room_for_is_not_decoded() {
+        let decode = |number: u16| {
+            let bytes = postcard::to_allocvec(&number).expect("plain data");
+            postcard::from_bytes::<ShardId>(&bytes)
+        };
+        assert_eq!(decode(4095).ok(), Some(ShardId(4095)));
+        for number in [4096, u16::MAX] {
+            assert!(decode(number).is_err());
+        }
     }
 
     #[test]
