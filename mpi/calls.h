@@ -1,10 +1,14 @@
 /*
  * The functions of MPI-4.1, chapter 14, that the layer replaces. Front and backend share this list:
- * its order is their interface. The MPI library itself does the rest (error handlers, conversion
+ * its order is their interface, and both check that they were built with the same one. The MPI
+ * library itself does the rest (error handlers, conversion
  * between C and Fortran handles), because every handle that it sees is one of its own.
  */
 #ifndef TATAMI_CALLS_H
 #define TATAMI_CALLS_H
+
+#include <stddef.h>
+#include <stdint.h>
 
 /* Functions that only exist with int counts, or have none. */
 #define TATAMI_PLAIN_CALLS(C)                                                                                          \
@@ -38,10 +42,30 @@ enum tatami_call {
 /* A function of any of these signatures; the backend never calls one by this type. */
 typedef void (*tatami_function)(void);
 
-/* The type of `tatami_backend_start`, which a backend exports. `real` has the MPI library's own
- * functions by call number, NULL for missing ones, and stays valid. Fills `ours`. Returns 0, or
- * -1 if this backend does not fit the library. */
-typedef int (*tatami_backend_start_fn)(const tatami_function *real, tatami_function *ours);
-#define TATAMI_BACKEND_START "tatami_backend_start"
+/* The version of the interface between front and backend, raised when the list above, the structure
+ * below or the meaning of a call changes. Both files of a process must have the same version. */
+#define TATAMI_BACKEND_VERSION 1
+/* A longer or shorter list does not compile before a developer has come here to raise the version. */
+_Static_assert(TATAMI_CALL_COUNT == 84, "the list of calls changed: raise TATAMI_BACKEND_VERSION");
+
+/* The first field of `struct tatami_backend`: another value is no such structure. */
+#define TATAMI_BACKEND_MAGIC UINT32_C(0x496d6154) /* "TamI" */
+
+/* A backend exports one of these, under the name TATAMI_BACKEND. The front uses nothing behind
+ * `count` before it has compared the first three fields with its own numbers. */
+struct tatami_backend {
+  uint32_t magic;
+  uint32_t version;
+  uint32_t count; /* the number of entries in `ours`, which is TATAMI_CALL_COUNT in one build */
+  /* Called once. `real` has the MPI library's own functions by call number, NULL for missing ones,
+   * and stays valid. Returns 0, or -1 if this backend does not fit the library. */
+  int (*start)(const tatami_function *real);
+  const tatami_function *ours; /* the functions that replace them, by call number; no entry is NULL */
+};
+#define TATAMI_BACKEND "tatami_backend"
+/* Fronts of all versions read these three fields of backends of all versions: they never move. */
+_Static_assert(offsetof(struct tatami_backend, magic) == 0 && offsetof(struct tatami_backend, version) == 4 &&
+                   offsetof(struct tatami_backend, count) == 8,
+               "the front finds magic, version and count at these places in every build");
 
 #endif

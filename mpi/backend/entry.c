@@ -5,14 +5,26 @@
 
 const tatami_function *tatami_real;
 
-__attribute__((visibility("default"))) int tatami_backend_start(const tatami_function *real, tatami_function *ours)
+static int start(const tatami_function *real)
 {
   if (tio_version() != TIO_VERSION || real[CALL_File_open] == NULL)
     return -1;
   tatami_real = real;
-#define OURS(name) ours[CALL_##name] = (tatami_function)our_##name;
-#define OURS_BOTH(name) OURS(name) OURS(name##_c)
-  TATAMI_PLAIN_CALLS(OURS)
-  TATAMI_COUNT_CALLS(OURS_BOTH)
   return 0;
 }
+
+static const tatami_function ours[] = {
+#define OURS(name) [CALL_##name] = (tatami_function)our_##name,
+#define OURS_BOTH(name) OURS(name) OURS(name##_c)
+    TATAMI_PLAIN_CALLS(OURS) TATAMI_COUNT_CALLS(OURS_BOTH)};
+#define COUNT (sizeof ours / sizeof *ours)
+_Static_assert(COUNT == TATAMI_CALL_COUNT, "the backend has one function for each call of calls.h");
+
+__attribute__((visibility("default"))) extern const struct tatami_backend tatami_backend;
+const struct tatami_backend tatami_backend = {
+    .magic = TATAMI_BACKEND_MAGIC,
+    .version = TATAMI_BACKEND_VERSION,
+    .count = COUNT,
+    .start = start,
+    .ours = ours,
+};

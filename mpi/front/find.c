@@ -6,6 +6,7 @@
 #include <dlfcn.h>
 #include <limits.h>
 #include <link.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -112,6 +113,30 @@ static void *load_backend(const char *which)
   return backend;
 }
 
+/* Returns the backend's table if it is of the same interface as the front. Otherwise prints one
+ * sentence and returns NULL: a call number means another function in a table of another build, so
+ * no entry of it may be used. */
+static const struct tatami_backend *check_backend(void *handle)
+{
+  const struct tatami_backend *backend = dlsym(handle, TATAMI_BACKEND);
+  bool has_numbers = backend != NULL && backend->magic == TATAMI_BACKEND_MAGIC;
+  if (has_numbers && backend->version == TATAMI_BACKEND_VERSION && backend->count == TATAMI_CALL_COUNT)
+    return backend;
+  char theirs[64] = "no version";
+  if (has_numbers)
+    snprintf(theirs, sizeof theirs, "version %u, %u functions", (unsigned)backend->version, (unsigned)backend->count);
+  Dl_info self = {0};
+  struct link_map *other = NULL;
+  bool has_names = dladdr((void *)real, &self) != 0 && self.dli_fname != NULL &&
+                   dlinfo(handle, RTLD_DI_LINKMAP, &other) == 0;
+  fprintf(stderr,
+          "tatami: MPI-IO goes to the MPI library, because %s (version %u, %u functions) and %s (%s) are not of one "
+          "build: install both from the same build\n",
+          has_names ? self.dli_fname : "the front", (unsigned)TATAMI_BACKEND_VERSION, (unsigned)TATAMI_CALL_COUNT,
+          has_names ? other->l_name : "its backend", theirs);
+  return NULL;
+}
+
 int tatami_front_disabled(void)
 {
   const char *value = getenv("TATAMI_MPI");
@@ -136,17 +161,22 @@ static void find_backend(void *library)
     report("off: neither Open MPI nor MPICH");
     return;
   }
-  void *backend = load_backend(which);
-  if (backend == NULL) {
+  void *handle = load_backend(which);
+  if (handle == NULL) {
     report("off: backend not loaded");
     return;
   }
-  tatami_backend_start_fn start = (tatami_backend_start_fn)symbol(backend, TATAMI_BACKEND_START);
-  if (start == NULL || start(real, tatami_target) != 0) {
+  const struct tatami_backend *backend = check_backend(handle);
+  if (backend == NULL) {
+    report("off: backend of another build");
+    return;
+  }
+  if (backend->start(real) != 0) {
     fprintf(stderr, "tatami: MPI-IO goes to the MPI library, because the backend for %s does not fit it\n", which);
     report("off: backend does not fit");
     return;
   }
+  memcpy(tatami_target, backend->ours, sizeof tatami_target);
   report(strcmp(which, "openmpi") == 0 ? "active with Open MPI" : "active with MPICH");
 }
 

@@ -225,6 +225,48 @@ fn mpi4py_runs_unmodified() {
     assert!(path.is_dir(), "the layer was not used");
 }
 
+/// A front does not go on with a backend of another build: one with another version or number of
+/// functions, or from before there were versions. All calls go to the MPI library, each process
+/// prints one sentence about it, and `tatami mpi-check` gives the reason.
+#[test]
+fn backends_of_another_build_are_refused() {
+    let _turn = ONE_AT_A_TIME.lock();
+    let built = target_dir().join("mpi");
+    for mpi in MPIS {
+        let program = compiled("fortran_mpi", mpi);
+        for (other, theirs) in [
+            ("other_version", "(version 2, 84 functions)"),
+            ("other_count", "(version 1, 83 functions)"),
+            ("other_table", "(no version)"),
+        ] {
+            let dir = folder();
+            let at = |name: &str| dir.path().join(name);
+            let front = at("libtatami_mpi.so");
+            let backend = at(&format!("libtatami_mpi_{mpi}.so"));
+            fs::copy(built.join("libtatami_mpi.so"), &front).expect("the front");
+            fs::copy(built.join(format!("tests/{other}.so")), &backend).expect("a backend");
+            let mut command = layered(mpi, 2, dir.path());
+            command.env("TATAMI_MPI_LIBRARY", &front);
+            let said = run(command.arg(&program).arg(at("file")));
+            let sentence = format!(
+                "tatami: MPI-IO goes to the MPI library, because {} (version 1, 84 functions) and \
+                 {} {theirs} are not of one build: install both from the same build\n",
+                front.display(),
+                backend.display()
+            );
+            assert_eq!(said.err.matches(&sentence).count(), 2, "{mpi}, {other}: {}", said.err);
+            assert!(said.out.contains("all values right"), "{mpi}, {other}: {}", said.out);
+            assert!(at("file").is_file(), "{mpi}, {other}: the layer was used");
+            let mut check = Command::new(tatami_bin());
+            check.args(["mpi-check", "--run", "--"]).arg(&program).arg(at("checked"));
+            check.env("TATAMI_MPI_LIBRARY", &front);
+            let said = ask(on_this_machine(&mut check));
+            assert_eq!(said.code, Some(1), "{mpi}, {other}: {}", said.out);
+            assert!(said.err.contains("another build"), "{mpi}, {other}: {}", said.err);
+        }
+    }
+}
+
 /// `tatami mpi-check` reports whether the layer is active, and the reason if not.
 #[test]
 fn mpi_check_tells_why_not() {
