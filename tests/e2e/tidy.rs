@@ -147,6 +147,7 @@ fn crates_depend_downwards_only() {
         ("layout", &[] as &[&str]),
         ("fuse", &[]),
         ("model", &[]),
+        ("skip", &[]),
         ("wire", &["layout"]),
         ("cluster", &["wire"]),
         ("meta", &["wire", "layout"]),

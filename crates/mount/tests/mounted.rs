@@ -1,5 +1,5 @@
 //! Real mounts of a volume of two nodes, both in this process. They need root and `/dev/fuse`.
-//! Without these, the tests print a note and pass.
+//! Without these, the tests are skipped.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
@@ -10,13 +10,14 @@ use std::thread::JoinHandle;
 use tatami_client::{Client, ClientOptions, Endpoint};
 use tatami_mount::{Mount, MountError, MountOptions, Passthrough, UnmountError};
 use tatami_node::{NodeDaemon, NodeOptions, StopHandle};
+use tatami_skip::skip_test;
 use tatami_wire::admin::{ClusterMap, NodeInfo};
 use tatami_wire::{ExecutorId, NodeId, VolumeId, VolumeKey};
 
 fn can_mount() -> bool {
     let can = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
     if !can {
-        eprintln!("skipped: mounting takes root and /dev/fuse");
+        skip_test("mounting takes root and /dev/fuse");
     }
     can
 }

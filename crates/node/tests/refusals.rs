@@ -10,6 +10,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
 use tatami_client::connection::{Caller, ConnectError, Connection};
 use tatami_node::{NodeDaemon, StartError};
+use tatami_skip::skip_test;
 use tatami_wire::admin::{AdminCall, AdminReply, MountInfo};
 use tatami_wire::delegation::RecallCall;
 use tatami_wire::frame::{self, BODY_MAX, FrameClass, HEADER_LEN, PAYLOAD_MAX};
@@ -271,8 +272,7 @@ fn capabilities_are_checked_where_the_bytes_are() {
 #[test]
 fn ordinary_users_act_as_themselves_and_give_no_orders() {
     if !rustix::process::geteuid().is_root() {
-        eprintln!("only root can play another user");
-        return;
+        return skip_test("only root can play another user");
     }
     let volume = Volume::new(1);
     let _node = volume.start(0);
@@ -469,8 +469,7 @@ fn each_reason_to_turn_somebody_away_is_counted_by_itself() {
 #[test]
 fn users_that_take_all_they_can_get_leave_room_for_others() {
     if !rustix::process::geteuid().is_root() {
-        eprintln!("only root can play another user");
-        return;
+        return skip_test("only root can play another user");
     }
     let volume = Volume::new(1);
     let _node = volume.start(0);
@@ -502,8 +501,7 @@ fn a_silent_connection_does_not_keep_others_out() {
 #[test]
 fn a_closed_volume_lets_its_own_user_in_only() {
     if !rustix::process::geteuid().is_root() {
-        eprintln!("only root can play another user");
-        return;
+        return skip_test("only root can play another user");
     }
     use std::os::unix::fs::PermissionsExt;
     let volume = Volume::new(2);

@@ -5,6 +5,7 @@ mod common;
 use common::*;
 use tatami_client::connection::{Caller, ConnectError, Endpoint};
 use tatami_client::{Client, ClientOptions};
+use tatami_skip::skip_test;
 use tatami_wire::admin::{AdminCall, AdminReply};
 use tatami_wire::handshake::{self, HandshakeError, Hello, Role, Transport};
 use tatami_wire::meta::{MetaOp, MetaReply};
@@ -39,8 +40,7 @@ fn set_mode(session: &mut Session, ino: Ino, mode: u16) {
 #[test]
 fn whoever_has_no_key_acts_as_himself_on_other_nodes_too() {
     if !rustix::process::geteuid().is_root() {
-        eprintln!("only root can play another user");
-        return;
+        return skip_test("only root can play another user");
     }
     let (volume, _nodes) = two();
     let mut root = Session::new(volume.unix(0), 1);

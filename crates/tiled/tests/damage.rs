@@ -11,6 +11,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use tatami_layout::{Appended, PieceTiles, Shape, View};
+use tatami_skip::skip_test;
 use tatami_tiled::journal::{self, JournalError, JournalReader, JournalWriter, WordSource};
 use tatami_tiled::marker::PieceName;
 use tatami_tiled::published::{PublishedIndex, PublishedPiece};
@@ -685,8 +686,7 @@ fn a_full_disk_is_an_error_and_no_damage() {
         .output()
         .is_ok_and(|out| out.status.success());
     if !mounted {
-        eprintln!("skipped: no right to mount a small file system");
-        return;
+        return skip_test("no right to mount a small file system");
     }
     let result = std::panic::catch_unwind(|| fill(dir.path()));
     let unmounted = Command::new("umount").arg(dir.path()).status().unwrap();

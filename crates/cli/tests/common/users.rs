@@ -6,6 +6,7 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use tatami_skip::skip_test;
 
 /// The user with a volume, and the user without.
 pub const OWNER: u32 = 12_345;
@@ -20,7 +21,7 @@ impl Users {
     /// `None` if this process may not run programs as other users.
     pub fn new() -> Option<Users> {
         if !rustix::process::geteuid().is_root() {
-            eprintln!("only root can play another user");
+            skip_test("only root can play another user");
             return None;
         }
         let dir = tempfile::Builder::new().prefix("ttm").tempdir_in("/tmp").expect("a directory");

@@ -6,6 +6,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use tatami_meta::store::{Change, Store, StoreError};
 use tatami_meta::{FjallStore, Meta, MetaOpenError, OperationContext, StoreOptions};
+use tatami_skip::skip_test;
 use tatami_wire::meta::{InodeTemplate, MetaOp, MetaReply};
 use tatami_wire::{Cred, Errno, Timestamp, VolumeId};
 
@@ -622,7 +623,7 @@ fn a_shard_on_disk_survives_a_kill() {
     }
 }
 
-/// Runs `test` on a disk of `megabytes`. Needs root and tmpfs; elsewhere it prints that and passes.
+/// Runs `test` on a disk of `megabytes`. Needs root and tmpfs; elsewhere it is skipped.
 fn on_small_disk(megabytes: u32, test: impl Fn(&Path) + std::panic::RefUnwindSafe) {
     let dir = tempfile::tempdir().expect("directory");
     let mounted = std::process::Command::new("mount")
@@ -631,8 +632,7 @@ fn on_small_disk(megabytes: u32, test: impl Fn(&Path) + std::panic::RefUnwindSaf
         .output()
         .is_ok_and(|o| o.status.success());
     if !mounted {
-        eprintln!("skipped: mounting a small tmpfs needs root");
-        return;
+        return skip_test("mounting a small tmpfs needs root");
     }
     let result = std::panic::catch_unwind(|| test(dir.path()));
     let unmounted = std::process::Command::new("umount").arg(dir.path()).status();

@@ -233,6 +233,7 @@ mod tests {
     use std::os::unix::fs::FileExt;
     use std::sync::atomic::AtomicUsize;
     use std::time::Instant;
+    use tatami_skip::skip_test;
 
     const OPEN: u64 = 0x1234_5678;
     const FIRST: u32 = 100;
@@ -418,10 +419,10 @@ mod tests {
         }
     }
 
-    /// Runs `act` in a thread of another user; skips it where this process cannot switch users.
+    /// Runs `act` in a thread of another user; skips it without root.
     fn as_other(act: impl FnOnce() + Send) {
         if !geteuid().is_root() {
-            return;
+            return skip_test("only root can play another user");
         }
         let other = rustix::process::Uid::from_raw(OTHER);
         std::thread::scope(|scope| {
