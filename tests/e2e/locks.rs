@@ -565,7 +565,7 @@ fn locks_of_a_file_of_ones_own_cost_no_request() {
                 free(&file, 10, 10);
             }
             let cost = requests(&cluster) - before;
-            if cost < 100 {
+            if cost == 0 {
                 break;
             }
             assert!(Instant::now() < deadline, "{cost} requests for 1000 locks");
