@@ -48,7 +48,8 @@ fn a_rename_between_two_nodes_takes_three_messages() {
     cluster.quiet();
     let messages = cluster.parcels - before;
     assert!((3 * TIMES..3 * TIMES + 3).contains(&messages), "{messages} messages");
-    // So does one that replaces an entry, whose inode is on the other node, too.
+    // One that replaces an entry, whose inode is on the other node, too, takes two more. The last
+    // acknowledgement has no later message to go along with.
     create(&mut cluster, here, "three");
     cluster.quiet();
     let before = cluster.parcels;
