@@ -121,7 +121,7 @@ fn ops() -> impl Strategy<Value = MetaOp> {
 
 fn calls() -> impl Strategy<Value = MetaCall> {
     let groups = prop::collection::vec(any::<u32>(), 0..20);
-    (any::<u16>(), any::<u32>(), any::<u32>(), groups, ops()).prop_map(
+    (0..4096u16, any::<u32>(), any::<u32>(), groups, ops()).prop_map(
         |(shard, uid, gid, groups, op)| MetaCall {
             shard: ShardId(shard),
             cred: Cred { uid, gid, groups },
