@@ -18,9 +18,9 @@ pub struct SuiteArgs {
     /// How often each figure is taken, on both sides
     #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub runs: u16,
-    /// Only figures whose names begin so: a part (passthrough, remote, mount, library, servers,
-    /// large), or more of the name without its commas, such as "passthrough write cached" or
-    /// "mount create"
+    /// Measure only figures whose names begin with one of these words: a part (passthrough, remote,
+    /// mount, library, servers, large), or more of the name without its commas, such as
+    /// "passthrough write cached" or "mount create"
     #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = Prefix::parse)]
     pub only: Vec<Prefix>,
     /// Entries of the large directory (10,000,000 take some 15 minutes and 8 GB of disk)

@@ -69,7 +69,7 @@ pub fn run_counted(call: impl FnOnce() -> Result<i64, CallFailure>) -> i64 {
     }
 }
 
-/// As [`run_counted`], for calls whose success is 0 or a small number.
+/// Runs a call as [`run_counted`] does, where the result of a success is 0 or a small number.
 pub fn run_status(call: impl FnOnce() -> Result<i32, CallFailure>) -> i32 {
     run_counted(|| call().map(i64::from)) as i32
 }

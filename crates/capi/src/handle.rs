@@ -120,7 +120,7 @@ pub unsafe extern "C" fn tio_begin(
         let (path, hints) = unsafe { (text::path_argument(path)?, text::hints_argument(hints)) };
         let nodes: &[u32] = match nodes.is_null() {
             true => &[],
-            // SAFETY: the caller's: a number for each rank.
+            // SAFETY: the caller passes a number for each rank.
             false => unsafe { std::slice::from_raw_parts(nodes, ranks as usize) },
         };
         let begin = CollectiveOpen {
@@ -176,8 +176,8 @@ pub unsafe extern "C" fn tio_open(
         let token = OpenToken::decode(token, path)?;
         let inboxes: &[u64] = match inboxes.is_null() {
             true => &[],
-            // SAFETY: the caller's: a number for each rank of the open, whose token says how many
-            // there are.
+            // SAFETY: the caller passes a number for each rank of the open. The token has the
+            // number of ranks.
             false => unsafe { std::slice::from_raw_parts(inboxes, token.ranks as usize) },
         };
         let file = RankFile::open_among(path, Flags(flags as u32), &hints, rank, token, inboxes)?;

@@ -111,8 +111,8 @@ fn a_damaged_key_is_told_by_every_command() {
     volume.run("ls", NOTHING).works();
 }
 
-/// The daemons have the key in memory. That its file would not do for their next start is told
-/// while a copy may still be had.
+/// The daemons have the key in memory. While they run, `up` reports a damaged key file, because a
+/// copy of the key may still be found.
 #[test]
 fn a_bad_key_file_is_told_while_the_daemons_run() {
     let volume = Volume::up(2);

@@ -31,7 +31,7 @@ const GOAL: f64 = 2.0;
 enum MountBaseline {
     /// The empty file system.
     Null,
-    /// That, and the disk, whose part of the cost is a figure of its own.
+    /// The empty file system, and the disk. The disk's part of the cost is another figure.
     NullAndDisk,
     /// Files of the disk: the empty file system has no bytes.
     Disk,

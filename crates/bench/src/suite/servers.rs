@@ -4,8 +4,8 @@
 //! rename between servers with one within a server.
 //!
 //! Servers are nodes with one executor, or the executors of one node, which are threads of one
-//! process. Programs use the client library, or the mounts of five nodes, of which one or all have
-//! names.
+//! process. Programs use the client library, or the mounts of five nodes. One of these nodes serves
+//! names, or all of them do.
 //!
 //! Every round has a directory of its own, because the split of a growing directory is part of the
 //! cost. Through the library, programs reach all servers by TCP, as servers on other machines. A

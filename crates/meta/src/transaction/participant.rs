@@ -659,13 +659,19 @@ mod tests {
             replies.remove(0).message
         }
 
+        /// Sends prepares of one transaction, each with an incarnation and a value. Each is
+        /// refused, and nothing is locked.
+        fn assert_refusals(&mut self, txid: Txid, prepares: &[(u64, Option<RecordDigest>)]) {
+            for (incarnation, value) in prepares {
+                let refused = PeerMessage::Refused { txid, why: Refusal::Retry };
+                assert_eq!(self.prepare(txid, *incarnation, *value), refused);
+            }
+            assert!(!self.is_locked());
+        }
+
         fn is_locked(&self) -> bool {
             !self.meta.state.locks.held().is_empty()
         }
-    }
-
-    fn refusal(txid: Txid) -> PeerMessage {
-        PeerMessage::Refused { txid, why: Refusal::Retry }
     }
 
     #[test]
@@ -686,9 +692,8 @@ mod tests {
         let (life, value) = (participant.meta.tx.incarnation, participant.value());
         for other in [life + 1, life - 1] {
             let txid = participant.next_txid();
-            assert_eq!(participant.prepare(txid, other, value), refusal(txid));
+            participant.assert_refusals(txid, &[(other, value)]);
         }
-        assert!(!participant.is_locked());
     }
 
     #[test]
@@ -697,11 +702,9 @@ mod tests {
         let (life, value) = (participant.meta.tx.incarnation, participant.value());
         for other in [None, Some(hash_value(b"an earlier value"))] {
             let txid = participant.next_txid();
-            assert_eq!(participant.prepare(txid, life, other), refusal(txid));
-            // It is over: a late message must not prepare it again.
-            assert_eq!(participant.prepare(txid, life, value), refusal(txid));
+            // After the first it is over: a late message must not prepare it again.
+            participant.assert_refusals(txid, &[(life, other), (life, value)]);
         }
-        assert!(!participant.is_locked());
     }
 
     #[test]
@@ -709,7 +712,6 @@ mod tests {
         let mut participant = Participant::new();
         let (life, value) = (participant.meta.tx.incarnation, participant.value());
         let txid = Txid { executor: HERE, ..participant.next_txid() };
-        assert_eq!(participant.prepare(txid, life, value), refusal(txid));
-        assert!(!participant.is_locked());
+        participant.assert_refusals(txid, &[(life, value)]);
     }
 }
