@@ -8,4 +8,4 @@ scripts/lint.sh
 echo "== unit tests"
 cargo test --quiet --locked --workspace --lib --bins --exclude tatami-tests
 echo "== house rules"
-cargo test --quiet --locked -p tatami-tests --test language --test tidy
+cargo test --quiet --locked -p tatami-tests --test sources

@@ -7,7 +7,7 @@
 //! last one in [`RELEASED`]:
 //!
 //! ```text
-//! cargo test -p tatami-tests --test format -- --ignored --exact write_the_fixture
+//! cargo test -p tatami-tests --test e2e -- --ignored --exact format::write_the_fixture
 //! ```
 //!
 //! A fixture of a released format never changes.

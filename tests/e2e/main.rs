@@ -1,0 +1,35 @@
+//! All end-to-end tests in one binary: it links once, and tests of different files run side by side.
+//! Each module has the tests of one subject, and starts the daemons and mounts that it needs.
+//!
+//! `cargo test -p tatami-tests --test e2e -- MODULE::` runs those of one module.
+
+mod away;
+mod bulk;
+mod crash;
+mod delegations;
+mod files;
+mod format;
+mod gfarm;
+mod grow;
+mod jobs;
+mod lent;
+mod locks;
+mod lost;
+mod mending;
+mod model;
+mod mpi;
+mod mpi_programs;
+mod mpi_volume;
+mod names;
+mod overlay;
+mod permissions;
+mod posix;
+mod relayout;
+mod shared;
+mod silent;
+mod sim;
+mod space;
+mod spread;
+mod tiled;
+mod unlinked;
+mod visibility;

@@ -1,0 +1,4 @@
+//! Tests that read the sources: their language and their structure. They start nothing.
+
+mod language;
+mod tidy;
