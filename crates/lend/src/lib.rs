@@ -23,14 +23,18 @@
 //! void, because it was never synced; the boot id in it shows that.
 
 pub mod boot;
+#[cfg(test)]
+mod schedules;
+mod word;
 
 use rustix::mm::{MapFlags, ProtFlags};
 use std::io;
+use std::ops::Deref;
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::SeqCst;
 use tatami_wire::Ino;
+use word::TableWord;
 
 /// Number of spares in one table.
 pub const SLOTS: usize = 64;
@@ -42,20 +46,23 @@ const FREE: u64 = 0;
 /// Set beside the inode in a slot that is taken.
 const TAKEN: u64 = Ino::MARK;
 
-/// The start of the file. Any bytes are valid.
+/// The words of a table, at the start of its file. Any bytes are valid.
+///
+/// The methods are the protocol between the mount and the daemon. They do not depend on the kind of
+/// the word, so that a test can run them in every order (see the module `schedules`).
 #[repr(C)]
-struct SparePage {
-    magic: AtomicU64,
-    boot: AtomicU64,
+pub struct SparePage<W = AtomicU64, const N: usize = SLOTS> {
+    magic: W,
+    boot: W,
     /// Not 0: this table gives out no more spares.
-    ended: AtomicU64,
-    claims: AtomicU64,
-    slots: [AtomicU64; SLOTS],
+    ended: W,
+    claims: W,
+    slots: [W; N],
     /// The check of the inode of each slot: one flipped bit of the two words is found and repaired.
-    checks: [AtomicU64; SLOTS],
+    checks: [W; N],
     /// The check of the boot: identifies the table's boot even if a bit of the first words has
     /// flipped.
-    head: AtomicU64,
+    head: W,
 }
 
 /// Returns the check of a number, never 0. (The finalizer of SplitMix64: one changed bit changes
@@ -81,11 +88,11 @@ fn repair_word(slot: u64, check: u64) -> Option<u64> {
 
 const _: () = assert!(size_of::<SparePage>() <= TABLE_LEN);
 
-/// A value of the claim counter, for [`SpareTable::assign_slot`].
+/// A value of the claim counter, for [`SparePage::assign_slot`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClaimCount(u64);
 
-/// See the crate.
+/// A table that is mapped into memory; see the crate.
 pub struct SpareTable(NonNull<SparePage>);
 
 // SAFETY: the mapping belongs to this value until it is dropped, and everything reached through it
@@ -119,7 +126,7 @@ impl SpareTable {
     /// `InvalidData` if there is none; those of fstat(2) and mmap(2).
     pub fn map_file(file: impl AsFd) -> io::Result<SpareTable> {
         let table = SpareTable::map_unchecked(file)?;
-        match table.page().magic.load(SeqCst) == MAGIC {
+        match table.magic.read() == MAGIC {
             true => Ok(table),
             false => Err(io::ErrorKind::InvalidData.into()),
         }
@@ -132,9 +139,8 @@ impl SpareTable {
     /// Those of fstat(2) and mmap(2); `InvalidData` if the file has another length.
     pub fn map_of_boot(file: impl AsFd, boot: u64) -> io::Result<Option<SpareTable>> {
         let table = SpareTable::map_unchecked(file)?;
-        let page = table.page();
-        let says = page.magic.load(SeqCst) == MAGIC && page.boot.load(SeqCst) == boot;
-        let is_of = says || page.head.load(SeqCst) == check_of(boot);
+        let says = table.magic.read() == MAGIC && table.boot.read() == boot;
+        let is_of = says || table.head.read() == check_of(boot);
         Ok(is_of.then_some(table))
     }
 
@@ -151,27 +157,33 @@ impl SpareTable {
         Ok(SpareTable(NonNull::new(at.cast()).ok_or(io::ErrorKind::OutOfMemory)?))
     }
 
-    fn page(&self) -> &SparePage {
-        // SAFETY: it points to a mapping of TABLE_LEN bytes, aligned to a page, which lives as long
-        // as `self`. No process makes the file shorter. Any bytes are a valid `Page`.
-        unsafe { self.0.as_ref() }
-    }
-
     /// Returns the boot of the machine that the table belongs to.
     pub fn boot(&self) -> u64 {
-        self.page().boot.load(SeqCst)
+        self.boot.read()
     }
+}
 
+impl Deref for SpareTable {
+    type Target = SparePage;
+
+    fn deref(&self) -> &SparePage {
+        // SAFETY: it points to a mapping of TABLE_LEN bytes, aligned to a page, which lives as long
+        // as `self`. No process makes the file shorter. Any bytes are a valid `SparePage`.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl<W: TableWord, const N: usize> SparePage<W, N> {
     /// Whether the table gives out no more spares. All spares that it gave out are objects, or will
     /// be before a client can ask for them.
     pub fn is_ended(&self) -> bool {
-        self.page().ended.load(SeqCst) != 0
+        self.ended.read() != 0
     }
 
     /// The mount: reads the claim counter, before it makes an inode.
     pub fn current_claims(&self) -> ClaimCount {
         // Before the inode exists: any claim for it therefore comes later and changes the counter.
-        ClaimCount(self.page().claims.load(SeqCst))
+        ClaimCount(self.claims.read())
     }
 
     /// The mount: makes a free slot stand for `ino`, which did not exist at `since`. Returns false
@@ -182,81 +194,80 @@ impl SpareTable {
         }
         // The check goes first: a slot that stands for an inode must have its check, whenever the
         // mount dies.
-        self.page().checks[slot].store(check_of(ino.0), SeqCst);
+        self.checks[slot].write(check_of(ino.0));
         // The mount's half of Dekker's protocol: the store of the slot, then the load of the
-        // claims. Only `SeqCst` keeps a load from passing an earlier store to another word.
-        self.page().slots[slot].store(ino.0, SeqCst);
+        // claims. Only sequential consistency keeps a load from passing an earlier store to another word.
+        self.slots[slot].write(ino.0);
         self.current_claims() == since && !self.is_ended()
     }
 
     /// The mount: frees the slot that stands for `ino`. Returns false if its file has become the
     /// object of `ino`, or the table gives out no more spares.
     pub fn return_slot(&self, slot: usize, ino: Ino) -> bool {
-        let slot = &self.page().slots[slot];
+        let slot = &self.slots[slot];
         // The daemon may take the slot at the same moment: exactly one of the two exchanges
         // succeeds. The end is read afterwards: from then on the daemon treats the slots as its
         // own.
-        slot.compare_exchange(ino.0, FREE, SeqCst, SeqCst).is_ok() && !self.is_ended()
+        slot.exchange(ino.0, FREE) && !self.is_ended()
     }
 
     /// The daemon: announces that it may make an object.
     pub fn count_claim(&self) {
         // The daemon's half of Dekker's protocol: the claim is counted before
-        // [`SpareTable::take_slot`] searches the slots. `SeqCst` orders it against the mount's
+        // [`SparePage::take_slot`] searches the slots. Sequential consistency orders it against the mount's
         // store and load.
-        self.page().claims.fetch_add(1, SeqCst);
+        self.claims.increment();
     }
 
     /// The daemon: takes the slot that stands for `ino`, if there is one.
     pub fn take_slot(&self, ino: Ino) -> Option<usize> {
-        let taken = |slot: &AtomicU64| {
+        let taken = |slot: &W| {
             // The plain load skips the other slots without taking their cache line for writing. The
             // exchange decides against a mount that frees the slot now.
-            slot.load(SeqCst) == ino.0
-                && slot.compare_exchange(ino.0, ino.0 | TAKEN, SeqCst, SeqCst).is_ok()
+            slot.read() == ino.0 && slot.exchange(ino.0, ino.0 | TAKEN)
         };
-        self.page().slots.iter().position(taken)
+        self.slots.iter().position(taken)
     }
 
-    /// The daemon: restores a slot that [`SpareTable::take_slot`] took, if its file could not
+    /// The daemon: restores a slot that [`SparePage::take_slot`] took, if its file could not
     /// become an object.
     pub fn restore_slot(&self, slot: usize, ino: Ino) {
         // No exchange is needed: the mount never changes a slot that is taken.
-        self.page().slots[slot].store(ino.0, SeqCst);
+        self.slots[slot].write(ino.0);
     }
 
     /// Returns the inode that a slot stands for.
     pub fn assigned_inode(&self, slot: usize) -> Option<Ino> {
-        let ino = self.page().slots.get(slot)?.load(SeqCst);
+        let ino = self.slots.get(slot)?.read();
         (ino != FREE && ino & TAKEN == 0).then_some(Ino(ino))
     }
 
     /// Returns the inode whose object the file of a taken slot was to become. A daemon that died
     /// may not have got that far.
     pub fn taken_inode(&self, slot: usize) -> Option<Ino> {
-        let ino = self.page().slots.get(slot)?.load(SeqCst);
+        let ino = self.slots.get(slot)?.read();
         (ino & TAKEN != 0).then_some(Ino(ino & !TAKEN))
     }
 
     /// The daemon: frees a taken slot that has a new file.
     pub fn free_slot(&self, slot: usize) {
         // The last step: the mount may use the slot from here on, so its new file must be in place.
-        self.page().slots[slot].store(FREE, SeqCst);
+        self.slots[slot].write(FREE);
     }
 
     /// The daemon, for the last time: restores the inode of a slot if the disk returned it with one
     /// flipped bit. Returns false if the inode cannot be found: then the owner of the file's bytes
     /// is unknown, if it `has_bytes`.
     pub fn repair_slot(&self, slot: usize, has_bytes: bool) -> bool {
-        let (at, check) = (&self.page().slots[slot], self.page().checks[slot].load(SeqCst));
-        let found = at.load(SeqCst);
+        let (at, check) = (&self.slots[slot], self.checks[slot].read());
+        let found = at.read();
         // A file without bytes may have been returned.
         if found == FREE && !has_bytes {
             return true;
         }
         match repair_word(found, check) {
             Some(right) => {
-                at.store(right, SeqCst);
+                at.write(right);
                 true
             }
             None => false,
@@ -267,7 +278,7 @@ impl SpareTable {
     pub fn mark_ended(&self) {
         // The daemon looks through the slots only after this store. A mount that fills or frees a
         // slot later reads the flag afterwards, and then asks the daemon.
-        self.page().ended.store(1, SeqCst);
+        self.ended.write(1);
     }
 }
 
@@ -283,6 +294,7 @@ impl Drop for SpareTable {
 mod tests {
     use super::*;
     use std::fs::File;
+    use std::sync::atomic::Ordering::SeqCst;
 
     const INO: Ino = Ino(7);
 
@@ -295,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lent_is_given_back_or_taken() {
+    fn an_assigned_slot_is_returned_or_taken() {
         let (daemon, mount) = both();
         assert!(mount.assign_slot(3, INO, mount.current_claims()));
         assert_eq!(daemon.assigned_inode(3), Some(INO));
@@ -312,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn inodes_of_all_shards_can_be_lent_to() {
+    fn slots_can_stand_for_inodes_of_all_shards() {
         let (daemon, mount) = both();
         for shard in [0, 1, 2047, 2048, 4095].map(tatami_wire::ShardId) {
             let ino = Ino::new(shard, shard, Ino::COUNTER_MAX);
@@ -336,24 +348,24 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_and_a_loan_at_the_same_time_do_not_miss_each_other() {
+    fn a_claim_and_an_assignment_at_the_same_time_do_not_miss_each_other() {
         for _ in 0..200 {
             let (daemon, mount) = both();
             let before = mount.current_claims();
-            let (found, lent) = std::thread::scope(|scope| {
+            let (found, assigned) = std::thread::scope(|scope| {
                 let found = scope.spawn(|| {
                     daemon.count_claim();
                     daemon.take_slot(INO).is_some()
                 });
-                let lent = scope.spawn(|| mount.assign_slot(0, INO, before));
-                (found.join().expect("no panic"), lent.join().expect("no panic"))
+                let assigned = scope.spawn(|| mount.assign_slot(0, INO, before));
+                (found.join().expect("no panic"), assigned.join().expect("no panic"))
             });
-            assert!(found || !lent);
+            assert!(found || !assigned);
         }
     }
 
     #[test]
-    fn after_the_end_nothing_is_lent_nor_used_again() {
+    fn after_the_end_no_slot_is_assigned_or_returned() {
         let (daemon, mount) = both();
         let now = mount.current_claims();
         assert!(mount.assign_slot(0, INO, now));
@@ -364,21 +376,21 @@ mod tests {
     }
 
     #[test]
-    fn one_flipped_bit_of_a_slot_is_mended() {
+    fn one_flipped_bit_of_a_slot_is_repaired() {
         for ino in [INO, Ino(2), Ino(0x0123_0450_6789_abcd)] {
             for bit in 0..64 {
                 let (daemon, mount) = both();
                 assert!(mount.assign_slot(3, ino, mount.current_claims()));
-                daemon.page().slots[3].fetch_xor(1 << bit, SeqCst);
+                daemon.slots[3].fetch_xor(1 << bit, SeqCst);
                 assert!(daemon.repair_slot(3, true), "{ino}, bit {bit}");
                 assert_eq!(daemon.assigned_inode(3).or(daemon.taken_inode(3)), Some(ino));
-                daemon.page().checks[3].fetch_xor(1 << bit, SeqCst);
+                daemon.checks[3].fetch_xor(1 << bit, SeqCst);
                 assert!(daemon.repair_slot(3, true), "{ino}, bit {bit} of the check");
                 assert_eq!(daemon.assigned_inode(3).or(daemon.taken_inode(3)), Some(ino));
             }
             let (daemon, mount) = both();
             assert!(mount.assign_slot(3, ino, mount.current_claims()));
-            daemon.page().slots[3].fetch_xor(0b1010, SeqCst);
+            daemon.slots[3].fetch_xor(0b1010, SeqCst);
             assert!(!daemon.repair_slot(3, true), "two bits");
         }
     }
@@ -407,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_table_is_refused() {
+    fn a_file_that_is_no_table_is_refused() {
         let file = tempfile::tempfile().expect("a file");
         assert!(SpareTable::map_file(&file).is_err());
         file.set_len(TABLE_LEN as u64).expect("cut");
