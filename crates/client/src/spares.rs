@@ -2,7 +2,7 @@
 
 use crate::DataFile;
 use crate::connection::Connection;
-use crate::data::stat_file;
+use crate::local_object::stat_file;
 use parking_lot::Mutex;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -40,23 +40,18 @@ impl BorrowedSpares {
     /// `EOPNOTSUPP` where the disk does not suit, `EPERM` where the daemon does not trust this
     /// client, `EHOSTDOWN` when the daemon stays away, `EINVAL` for a file on another node.
     pub fn begin(data: &DataFile) -> Result<BorrowedSpares, Errno> {
-        if !data.is_local() {
-            return Err(Errno::EINVAL);
-        }
+        let object = data.local_object()?;
         let mut id = [0; 8];
         getrandom::fill(&mut id).map_err(|_| Errno::EIO)?;
         let id = u64::from_ne_bytes(id);
         let op = ObjectOp::CreateSpareTable { table: id };
-        let (file, connection) = data.with_valid_cap(|cap| {
+        let (file, connection) = object.with_valid_cap(|cap| {
             let mut kept = None;
             // An idle connection may be broken; then the daemon is asked on a new one.
             for _ in 0..2 {
-                let Ok(mut connection) =
-                    data.node_client().take_data_connection(data.node_client().timeout())
-                else {
-                    break;
-                };
-                if let Ok(answer) = data.request_descriptor(&mut connection, cap, &op) {
+                let timeout = object.peer.timeout();
+                let Ok(mut connection) = object.peer.take_data_connection(timeout) else { break };
+                if let Ok(answer) = object.request_descriptor(&mut connection, cap, &op) {
                     kept = Some((answer?, connection));
                     break;
                 }
@@ -76,14 +71,15 @@ impl BorrowedSpares {
     /// Those of the disk, `EHOSTDOWN` when the daemon is away.
     pub fn request_spare(&self, data: &DataFile, slot: usize) -> Result<SpareFile, Errno> {
         let op = ObjectOp::GetSpare { table: self.id, slot: slot as u16 };
-        let fd = data.with_valid_cap(|cap| {
-            let connection = data.node_client().take_data_connection(data.node_client().timeout());
+        let object = data.local_object()?;
+        let fd = object.with_valid_cap(|cap| {
+            let connection = object.peer.take_data_connection(object.peer.timeout());
             let mut connection = connection.map_err(|e| {
                 if e.lacks_descriptors() { Errno::ENFILE } else { Errno::EHOSTDOWN }
             })?;
-            let answer = data.request_descriptor(&mut connection, cap, &op);
+            let answer = object.request_descriptor(&mut connection, cap, &op);
             let fd = answer.map_err(|_| Errno::EHOSTDOWN)?;
-            data.node_client().return_data_connection(connection);
+            object.peer.return_data_connection(connection);
             fd
         })?;
         let state = stat_file(&fd)?;

@@ -1,18 +1,17 @@
 //! The bytes of a tiled file: each is in the piece of the tile that wins it, and in the base where
 //! no tile covers it. Writes go in place, so a file that is written through here gets no new tiles.
 
-use crate::Client;
-use crate::data::{DataFile, OpenBase, OpenPiece, TiledFile};
+use crate::file_bytes::FileBytes;
 use crate::lost::ShortObject;
-use crate::node::NodeClient;
-use crate::tiled_files::Tiles;
+use crate::object_handle::FileAccess;
+use crate::tiled_files::{SharedTiles, Tiles};
 use parking_lot::Mutex;
+use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use tatami_layout::FoundExtent;
 use tatami_wire::frame::PAYLOAD_MAX;
 use tatami_wire::object::{AllocMode, ObjectState, SeekTarget};
-use tatami_wire::{Attr, Cap, Errno, Piece};
+use tatami_wire::{Errno, Layout, NodeId, Piece};
 
 /// How often a read is repeated because the file was re-laid out meanwhile.
 const ATTEMPTS: usize = 8;
@@ -20,6 +19,27 @@ const ATTEMPTS: usize = 8;
 const OPEN_MAX: usize = 64;
 /// Longest stretch of a piece, in bytes, that is read in one request for many small tiles.
 const GATHER_MAX: u64 = PAYLOAD_MAX as u64;
+
+/// One open tiled file: a file of objects. All of them use the capability of its open.
+pub(crate) struct TiledFile {
+    access: Arc<FileAccess>,
+    base: Mutex<OpenBase>,
+    shared: Arc<SharedTiles>,
+    pieces: Mutex<HashMap<Piece, OpenPiece>>,
+}
+
+/// The base, as the last request knew it.
+struct OpenBase {
+    at: (NodeId, Piece),
+    data: Arc<dyn FileBytes>,
+}
+
+/// One open piece.
+struct OpenPiece {
+    data: Arc<dyn FileBytes>,
+    written: bool,
+    used: u64,
+}
 
 /// Bytes of a request that are contiguous in one piece, or nearly so.
 struct PieceRun {
@@ -40,47 +60,40 @@ struct ReadShortfall {
 }
 
 impl TiledFile {
-    pub(crate) fn new(client: &Arc<Client>, attr: &Attr, cap: Cap) -> Result<TiledFile, Errno> {
-        let at = (attr.layout.node(), attr.layout.base());
-        let data = Arc::new(client.open_object(attr.ino, at.0, at.1, cap)?);
-        Ok(TiledFile {
-            client: client.clone(),
-            ino: attr.ino,
-            cap,
-            peer: data.node_client().clone(),
-            base: Mutex::new(OpenBase { at, data }),
-            shared: client.tiled.get_shared(attr.ino),
-            pieces: Mutex::default(),
-            is_whole: AtomicBool::new(false),
-        })
-    }
-
-    /// Returns the node of the base.
-    pub(crate) fn base_peer(&self) -> &Arc<NodeClient> {
-        &self.peer
+    pub(crate) fn new(access: &Arc<FileAccess>, layout: Layout) -> Result<TiledFile, Errno> {
+        let (access, at) = (access.clone(), (layout.node(), layout.base()));
+        let data = access.client.open_object_bytes(&access, at.0, at.1)?;
+        let base = Mutex::new(OpenBase { at, data });
+        let shared = access.client.tiled.get_shared(access.ino);
+        Ok(TiledFile { access, base, shared, pieces: Mutex::default() })
     }
 
     /// Returns the base of the file in its present layout.
-    fn current_base(&self, tiles: &Tiles) -> Result<Arc<DataFile>, Errno> {
+    fn current_base(&self, tiles: &Tiles) -> Result<Arc<dyn FileBytes>, Errno> {
         let mut base = self.base.lock();
         if base.at != tiles.base {
             let (node, piece) = tiles.base;
-            let data = Arc::new(self.client.open_object(self.ino, node, piece, self.cap)?);
+            let data = self.access.client.open_object_bytes(&self.access, node, piece)?;
             *base = OpenBase { at: tiles.base, data };
         }
         Ok(base.data.clone())
     }
 
-    fn last_base(&self) -> Arc<DataFile> {
+    fn last_base(&self) -> Arc<dyn FileBytes> {
         self.base.lock().data.clone()
     }
 
     fn current_tiles(&self) -> Result<Arc<Tiles>, Errno> {
-        self.shared.current_tiles(&self.client, self.ino)
+        self.shared.current_tiles(&self.access.client, self.access.ino)
     }
 
     /// Opens the bytes of one piece.
-    fn open_piece(&self, tiles: &Tiles, piece: Piece, write: bool) -> Result<Arc<DataFile>, Errno> {
+    fn open_piece(
+        &self,
+        tiles: &Tiles,
+        piece: Piece,
+        write: bool,
+    ) -> Result<Arc<dyn FileBytes>, Errno> {
         let mut open = self.pieces.lock();
         let used = open.values().map(|p| p.used).max().unwrap_or(0) + 1;
         if let Some(known) = open.get_mut(&piece) {
@@ -96,46 +109,20 @@ impl TiledFile {
                 open.remove(&oldest);
             }
         }
-        let data = Arc::new(self.client.open_object(self.ino, place.node, piece, self.cap)?);
+        let data = self.access.client.open_object_bytes(&self.access, place.node, piece)?;
         open.insert(piece, OpenPiece { data: data.clone(), written: write, used });
         Ok(data)
     }
 
-    fn written_pieces(&self) -> Vec<Arc<DataFile>> {
+    fn written_pieces(&self) -> Vec<Arc<dyn FileBytes>> {
         let open = self.pieces.lock();
         open.values().filter(|p| p.written).map(|p| p.data.clone()).collect()
-    }
-
-    pub(crate) fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize, Errno> {
-        for _ in 0..ATTEMPTS {
-            let tiles = self.current_tiles()?;
-            let mut seen = ReadShortfall::default();
-            let result = self.read_parts(&tiles, buf, offset, &mut seen);
-            if !seen.short && result.is_ok() {
-                return result;
-            }
-            // Removed objects read as empty. If the file still has them, the missing bytes are
-            // real.
-            if self.current_tiles()?.version == tiles.version {
-                if let Some(lost) = &seen.lost {
-                    self.client.report_lost(self.ino, lost);
-                    return Err(Errno::EIO);
-                }
-                let is_in_base = offset < tiles.base_size;
-                return if is_in_base && self.is_base_lost(offset, buf.len() as u64)? {
-                    Err(Errno::EIO)
-                } else {
-                    result
-                };
-            }
-        }
-        Err(Errno::EBUSY)
     }
 
     /// Returns whether the base lacks bytes of this range that it must have by the shard's record;
     /// see [`crate::lost`].
     fn is_base_lost(&self, offset: u64, len: u64) -> Result<bool, Errno> {
-        self.client.is_lost(self.ino, |_| {
+        self.access.client.is_lost(self.access.ino, |_| {
             let tiles = self.current_tiles()?;
             let ((node, piece), least) = (tiles.base, tiles.base_size);
             let (_, beneath) =
@@ -145,19 +132,6 @@ impl TiledFile {
             let has = now.exists.then_some(now.size);
             Ok((now.size < end).then_some(ShortObject { node, piece, least, has }))
         })
-    }
-
-    /// As [`DataFile::check_changeable`].
-    pub(crate) fn check_not_lost(&self) -> Result<(), Errno> {
-        if self.is_whole.load(Ordering::Relaxed) {
-            return Ok(());
-        }
-        let least = self.current_tiles()?.base_size;
-        if least > 0 && self.is_base_lost(0, least)? {
-            return Err(Errno::EIO);
-        }
-        self.is_whole.store(true, Ordering::Relaxed);
-        Ok(())
     }
 
     /// Reads the bytes from the objects that these tiles name.
@@ -204,7 +178,8 @@ impl TiledFile {
                 }
                 // The bytes of a tile were written before the tile was published: they are lost,
                 // unless the tile belongs to an older layout.
-                let (node, piece) = (data.node_client().node, group.piece);
+                let piece = group.piece;
+                let node = tiles.pieces.get(&piece.number()).ok_or(Errno::EIO)?.node;
                 let (least, has) = (at + part.len() as u64, Some(at + got as u64));
                 seen.lost = Some(ShortObject { node, piece, least, has });
                 Err(Errno::EIO)
@@ -223,9 +198,36 @@ impl TiledFile {
         }
         Ok(())
     }
+}
 
-    pub(crate) fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
-        self.check_not_lost()?;
+impl FileBytes for TiledFile {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize, Errno> {
+        for _ in 0..ATTEMPTS {
+            let tiles = self.current_tiles()?;
+            let mut seen = ReadShortfall::default();
+            let result = self.read_parts(&tiles, buf, offset, &mut seen);
+            if !seen.short && result.is_ok() {
+                return result;
+            }
+            // Removed objects read as empty. If the file still has them, the missing bytes are
+            // real.
+            if self.current_tiles()?.version == tiles.version {
+                if let Some(lost) = &seen.lost {
+                    self.access.client.report_lost(self.access.ino, lost);
+                    return Err(Errno::EIO);
+                }
+                let is_in_base = offset < tiles.base_size;
+                return if is_in_base && self.is_base_lost(offset, buf.len() as u64)? {
+                    Err(Errno::EIO)
+                } else {
+                    result
+                };
+            }
+        }
+        Err(Errno::EBUSY)
+    }
+
+    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
         let tiles = self.current_tiles()?;
         let (mut found, beneath) = split_by_object(&tiles, offset, data.len() as u64);
         for (from, len) in beneath {
@@ -251,8 +253,7 @@ impl TiledFile {
     }
 
     /// Appends to the base, which is first made as long as the file.
-    pub(crate) fn append(&self, data: &[u8]) -> Result<usize, Errno> {
-        self.check_not_lost()?;
+    fn append(&self, data: &[u8]) -> Result<usize, Errno> {
         let tiles = self.current_tiles()?;
         let (base, end) = (self.current_base(&tiles)?, tiles.index.size());
         if end > 0 && base.stat()?.size < end {
@@ -262,7 +263,7 @@ impl TiledFile {
         base.append(data)
     }
 
-    pub(crate) fn flush(&self) -> Result<(), Errno> {
+    fn flush(&self) -> Result<(), Errno> {
         let mut result = self.last_base().flush();
         for piece in self.written_pieces() {
             result = result.and(piece.flush());
@@ -270,12 +271,12 @@ impl TiledFile {
         result
     }
 
-    pub(crate) fn wait_for_writes(&self) {
+    fn wait_for_writes(&self) {
         self.last_base().wait_for_writes();
         self.written_pieces().iter().for_each(|piece| piece.wait_for_writes());
     }
 
-    pub(crate) fn sync(&self, data_only: bool) -> Result<ObjectState, Errno> {
+    fn sync(&self, data_only: bool) -> Result<ObjectState, Errno> {
         self.last_base().sync(data_only)?;
         for piece in self.written_pieces() {
             piece.sync(data_only)?;
@@ -284,21 +285,14 @@ impl TiledFile {
     }
 
     /// Cuts the base. The shard cuts the tiles when it learns the new size.
-    pub(crate) fn truncate(&self, size: u64) -> Result<ObjectState, Errno> {
+    fn truncate(&self, size: u64) -> Result<ObjectState, Errno> {
         self.flush()?;
-        self.current_base(&*self.current_tiles()?)?.truncate_unrecorded(size)?;
-        self.is_whole.store(true, Ordering::Relaxed);
+        self.current_base(&*self.current_tiles()?)?.truncate(size)?;
         Ok(ObjectState { size, ..self.stat()? })
     }
 
-    pub(crate) fn allocate(
-        &self,
-        mode: AllocMode,
-        offset: u64,
-        len: u64,
-    ) -> Result<ObjectState, Errno> {
+    fn allocate(&self, mode: AllocMode, offset: u64, len: u64) -> Result<ObjectState, Errno> {
         self.flush()?;
-        self.check_not_lost()?;
         let tiles = self.current_tiles()?;
         self.current_base(&tiles)?.allocate(mode, offset, len)?;
         let in_place = match mode {
@@ -317,7 +311,7 @@ impl TiledFile {
     }
 
     /// Returns the next data or hole: a tiled file is all data up to its end.
-    pub(crate) fn seek(&self, what: SeekTarget, offset: u64) -> Result<u64, Errno> {
+    fn seek(&self, what: SeekTarget, offset: u64) -> Result<u64, Errno> {
         self.flush()?;
         let tiles = self.current_tiles()?;
         let size = tiles.size(self.current_base(&tiles)?.stat()?.size);
@@ -330,7 +324,7 @@ impl TiledFile {
 
     /// Returns size, times and storage of the file; the storage of its pieces is the one that the
     /// shard knows.
-    pub(crate) fn stat(&self) -> Result<ObjectState, Errno> {
+    fn stat(&self) -> Result<ObjectState, Errno> {
         let tiles = self.current_tiles()?;
         let base = self.current_base(&tiles)?.stat()?;
         let mut state = ObjectState { exists: true, size: tiles.size(base.size), ..base };
@@ -339,6 +333,16 @@ impl TiledFile {
         }
         state.blocks = base.blocks.saturating_add(tiles.blocks);
         Ok(state)
+    }
+
+    fn has_lost_bytes(&self) -> Result<bool, Errno> {
+        let least = self.current_tiles()?.base_size;
+        Ok(least > 0 && self.is_base_lost(0, least)?)
+    }
+
+    fn shows_all_writes(&self) -> bool {
+        // The state of one object does not show the writes of other clients to the pieces.
+        false
     }
 }
 

@@ -317,10 +317,10 @@ impl FileSystem {
         if let Some(stale) = self.take_stale_backing(inode, attr, access)? {
             return Ok((fopen::PASSTHROUGH | DIRECT, stale));
         }
-        if data.is_tiled() {
-            return self.choose_tiled_path(inode, access);
+        if !data.shows_all_writes() {
+            return self.choose_uncached_path(inode, access);
         }
-        if !(self.passthrough && data.is_local()) {
+        if !(self.passthrough && data.has_local_file()) {
             if access.write {
                 return Ok((DIRECT, 0));
             }
@@ -354,7 +354,7 @@ impl FileSystem {
             .filter(|_| access.write)
             .and_then(|before| self.spare_pool.take_spare(&self.device, data, before, attr.mtime));
         if let Some(backing) = lent {
-            backing.file.iter().for_each(|file| data.set_local_file(file.clone()));
+            data.set_local_file(backing.file.clone());
             state.committed = Some(CommitMark { size: 0, mtime: attr.mtime });
             let id = backing.id;
             state.backing = Some(backing);
@@ -387,7 +387,7 @@ impl FileSystem {
                 let base = attr.layout.base();
                 let file = access.write.then_some(file);
                 if file.is_none() {
-                    data.close_local_file();
+                    data.set_local_file(None);
                 }
                 state.backing = Some(Backing { id, file, base, spare: None, unwritten: None });
                 Ok((fopen::PASSTHROUGH, id.0))
@@ -426,14 +426,14 @@ impl FileSystem {
         Ok(Some(id))
     }
 
-    /// Returns the open flags for a tiled file, and the number of its backing file or 0. The state
-    /// of one object does not show the writes of other clients to the pieces. So the kernel keeps
-    /// no pages across opens.
+    /// Returns the open flags for a file, such as a tiled one, whose state does not show all writes
+    /// of other clients, and the number of its backing file or 0. The kernel keeps no pages across
+    /// opens.
     ///
     /// # Errors
     /// `EBUSY` as for [`FileSystem::take_stale_backing`], while the file is open from before its
     /// first tiles.
-    fn choose_tiled_path(&self, inode: &OpenInode, access: Access) -> Result<(u32, i32), Errno> {
+    fn choose_uncached_path(&self, inode: &OpenInode, access: Access) -> Result<(u32, i32), Errno> {
         self.page_validity.forget_state(inode.ino);
         let mut state = inode.state.lock();
         state.no_backing = true;
@@ -556,7 +556,7 @@ impl FileSystem {
                 return;
             }
         };
-        let far = file.access.read && file.data.is_remote();
+        let far = file.access.read && file.data.can_splice();
         if far && (SPLICE_MIN..=PAYLOAD_MAX).contains(&size) {
             reply.send_spliced(|passage| {
                 let got = file.data.read_into(&mut PassageSink(passage), offset, size);

@@ -1,0 +1,74 @@
+//! Opens the bytes of files: here, and only here, the client chooses the kind of an open file.
+
+use crate::Client;
+use crate::data::DataFile;
+use crate::file_bytes::FileBytes;
+use crate::local_object::LocalObject;
+use crate::object_handle::{FileAccess, ObjectHandle};
+use crate::remote_object::RemoteObject;
+use crate::tiled_file::TiledFile;
+use parking_lot::Mutex;
+use std::sync::Arc;
+use tatami_wire::{Attr, Cap, Errno, Ino, Layout, NodeId, Piece};
+
+impl Client {
+    /// Opens the bytes of a file, as far as `cap` allows. Sends no request.
+    ///
+    /// # Errors
+    /// `ENXIO` when the file's node is not in the cluster map.
+    pub fn open_data(self: &Arc<Self>, attr: &Attr, cap: Cap) -> Result<DataFile, Errno> {
+        let layout = attr.layout;
+        if layout.is_tiled() {
+            let access = self.new_access(attr.ino, cap, None);
+            let bytes = Arc::new(TiledFile::new(&access, layout)?);
+            return Ok(DataFile::new(access, bytes, false));
+        }
+        let access = self.new_access(attr.ino, cap, Some((layout, attr.size)));
+        let bytes = self.open_object_bytes(&access, layout.node(), layout.base())?;
+        Ok(DataFile::new(access, bytes, attr.size == 0))
+    }
+
+    /// Opens the bytes of one object of a file. Sends no request.
+    ///
+    /// # Errors
+    /// `ENXIO` when `node` is not in the cluster map.
+    pub fn open_object(
+        self: &Arc<Self>,
+        ino: Ino,
+        node: NodeId,
+        piece: Piece,
+        cap: Cap,
+    ) -> Result<DataFile, Errno> {
+        let access = self.new_access(ino, cap, None);
+        let bytes = self.open_object_bytes(&access, node, piece)?;
+        Ok(DataFile::new(access, bytes, true))
+    }
+
+    fn new_access(
+        self: &Arc<Self>,
+        ino: Ino,
+        cap: Cap,
+        opened: Option<(Layout, u64)>,
+    ) -> Arc<FileAccess> {
+        Arc::new(FileAccess { client: self.clone(), ino, cap: Mutex::new(cap), opened })
+    }
+
+    /// Opens one object of an open file, on this node or another. Sends no request.
+    ///
+    /// # Errors
+    /// `ENXIO` when `node` is not in the cluster map.
+    pub(crate) fn open_object_bytes(
+        &self,
+        access: &Arc<FileAccess>,
+        node: NodeId,
+        piece: Piece,
+    ) -> Result<Arc<dyn FileBytes>, Errno> {
+        let peer = self.node_client(node)?.clone();
+        let object = ObjectHandle { access: access.clone(), peer, piece };
+        if self.home() == Some(node) {
+            return Ok(Arc::new(LocalObject::new(object)));
+        }
+        let stream = self.streams.get_stream(access.ino, piece, &object.peer);
+        Ok(Arc::new(RemoteObject::new(object, stream)))
+    }
+}
