@@ -170,7 +170,7 @@ fn build_call(operation: &str, number: u64) -> Option<MetaCall> {
         "create" => MetaOp::Create {
             parent,
             name,
-            node: InodeTemplate::File(Layout::Whole { node: NodeId(0) }),
+            node: InodeTemplate::File(Layout::whole(NodeId(0))),
             mode: 0o664,
             umask: 0o022,
             exclusive: false,

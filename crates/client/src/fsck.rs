@@ -456,7 +456,7 @@ mod tests {
     fn file(size: u64) -> Attr {
         Attr {
             size,
-            layout: Layout::Whole { node: NodeId(1) },
+            layout: Layout::whole(NodeId(1)),
             ..Attr::with_defaults(Ino(7), InodeKind::File)
         }
     }

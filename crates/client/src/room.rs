@@ -21,11 +21,11 @@ impl Client {
     pub fn new_layout(&self) -> Layout {
         let node = self.home().unwrap_or(NodeId(0));
         if self.room_cache.when_full == WhenFull::Refuse {
-            return Layout::Whole { node };
+            return Layout::whole(node);
         }
         let map = self.map();
         if self.home().is_none_or(|home| has_local_room(&map, home)) {
-            return Layout::Whole { node };
+            return Layout::whole(node);
         }
         let (before, after): (Vec<NodeId>, Vec<NodeId>) = map
             .nodes
@@ -34,7 +34,7 @@ impl Client {
             .filter(|id| *id != node)
             .partition(|id| *id < node);
         let next = after.into_iter().chain(before).find(|id| self.has_room(*id));
-        Layout::Whole { node: next.unwrap_or(node) }
+        Layout::whole(next.unwrap_or(node))
     }
 
     /// Returns whether another node has room for new files.

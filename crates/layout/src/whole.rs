@@ -52,29 +52,42 @@ impl Piece {
     }
 }
 
-/// How the bytes of one file are spread over objects.
+/// How the bytes of one file are spread over objects: the base, and pieces whose tiles may lie over
+/// it. The shard keeps the tiles beside the inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Layout {
-    /// The whole file is piece 0, its base, on one node.
-    Whole {
-        /// The node that keeps the object.
-        node: NodeId,
-    },
-    /// Pieces of many writers, whose tiles the shard keeps beside the inode, lie over piece 0.
-    Tiled {
-        /// The node that keeps piece 0, the base.
-        node: NodeId,
-    },
-    /// Relocated since it was made: its base is another object than piece 0, so that a client with
-    /// the old layout cannot mistake the new object for the old one.
-    Relocated {
-        /// The node that keeps the base.
-        node: NodeId,
-        /// The base.
-        base: Piece,
-        /// Whether pieces may lie over it.
-        tiled: bool,
-    },
+#[serde(from = "LayoutCode", into = "LayoutCode")]
+pub struct Layout {
+    node: NodeId,
+    base: Piece,
+    is_tiled: bool,
+}
+
+/// A layout as it is sent.
+#[derive(Serialize, Deserialize)]
+enum LayoutCode {
+    Whole { node: NodeId },
+    Tiled { node: NodeId },
+    Relocated { node: NodeId, base: Piece, tiled: bool },
+}
+
+impl From<Layout> for LayoutCode {
+    fn from(Layout { node, base, is_tiled }: Layout) -> LayoutCode {
+        match (base, is_tiled) {
+            (Piece::BASE, false) => LayoutCode::Whole { node },
+            (Piece::BASE, true) => LayoutCode::Tiled { node },
+            _ => LayoutCode::Relocated { node, base, tiled: is_tiled },
+        }
+    }
+}
+
+impl From<LayoutCode> for Layout {
+    fn from(code: LayoutCode) -> Layout {
+        match code {
+            LayoutCode::Whole { node } => Layout::whole(node),
+            LayoutCode::Tiled { node } => Layout::with_base(node, Piece::BASE, true),
+            LayoutCode::Relocated { node, base, tiled } => Layout::with_base(node, base, tiled),
+        }
+    }
 }
 
 /// A run of bytes that is contiguous both in the file and in one object.
@@ -95,40 +108,41 @@ pub struct Extent {
 /// A layout knows the base only. Of a tiled file these methods therefore return what holds without
 /// tiles; a caller that needs more asks the shard for the tiles.
 impl Layout {
-    /// The layout of a file with this base, with or without pieces over it.
-    pub fn with_base(node: NodeId, base: Piece, tiled: bool) -> Layout {
-        match (base, tiled) {
-            (Piece::BASE, false) => Layout::Whole { node },
-            (Piece::BASE, true) => Layout::Tiled { node },
-            _ => Layout::Relocated { node, base, tiled },
-        }
+    /// The layout of a new file: one object on this node.
+    pub const fn whole(node: NodeId) -> Layout {
+        Layout::with_base(node, Piece::BASE, false)
+    }
+
+    /// The layout of a file with this base, with or without pieces over it. A file gets another
+    /// base than piece 0 when it is relocated, so that a client with the old layout cannot mistake
+    /// the new object for the old one.
+    pub const fn with_base(node: NodeId, base: Piece, is_tiled: bool) -> Layout {
+        Layout { node, base, is_tiled }
     }
 
     /// The same base, with pieces over it or without.
-    pub fn with_tiles(&self, tiled: bool) -> Layout {
-        Layout::with_base(self.node(), self.base(), tiled)
+    pub fn with_tiles(&self, is_tiled: bool) -> Layout {
+        Layout { is_tiled, ..*self }
     }
 
     /// The node that keeps the base.
     pub fn node(&self) -> NodeId {
-        match *self {
-            Layout::Whole { node } | Layout::Tiled { node } | Layout::Relocated { node, .. } => {
-                node
-            }
-        }
+        self.node
     }
 
     /// The base: all bytes of a whole file, and of a tiled one the bytes that no tile covers.
     pub fn base(&self) -> Piece {
-        match *self {
-            Layout::Whole { .. } | Layout::Tiled { .. } => Piece::BASE,
-            Layout::Relocated { base, .. } => base,
-        }
+        self.base
     }
 
     /// Whether tiles may lie over the base.
     pub fn is_tiled(&self) -> bool {
-        matches!(self, Layout::Tiled { .. } | Layout::Relocated { tiled: true, .. })
+        self.is_tiled
+    }
+
+    /// Whether a new file may have this layout.
+    pub fn is_of_new_file(&self) -> bool {
+        *self == Layout::whole(self.node)
     }
 
     /// Splits the byte range `offset .. offset + len` of the file into extents,
@@ -192,7 +206,7 @@ mod tests {
 
     #[test]
     fn a_range_at_the_end_of_the_offset_space_is_cut() {
-        let layout = Layout::Whole { node: NodeId(0) };
+        let layout = Layout::whole(NodeId(0));
         let last: Vec<_> = layout.extents(u64::MAX - 3, 100).collect();
         assert_eq!(last.len(), 1);
         assert_eq!(last[0].len, 3);
@@ -213,7 +227,7 @@ mod tests {
 
     #[test]
     fn other_pieces_do_not_belong_to_a_whole_file() {
-        let layout = Layout::Whole { node: NodeId(2) };
+        let layout = Layout::whole(NodeId(2));
         assert_eq!(layout.file_offset(Piece(1), 0), None);
         assert_eq!(layout.all_objects().collect::<Vec<_>>(), vec![(NodeId(2), Piece(0))]);
         assert_eq!(layout.file_size(|n, _| u64::from(n.0) * 10), 20);

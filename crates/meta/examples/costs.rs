@@ -71,7 +71,7 @@ fn run<S: Store>(what: &str, store: S, n: u64, batch: u64) -> S {
         move |i| MetaOp::Create {
             parent: Ino::ROOT,
             name: name(i),
-            node: InodeTemplate::File(Layout::Whole { node: NodeId(0) }),
+            node: InodeTemplate::File(Layout::whole(NodeId(0))),
             mode: 0o644,
             umask: 0o022,
             exclusive: true,

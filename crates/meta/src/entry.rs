@@ -165,7 +165,7 @@ fn build_inode<S: Store>(
     let (gid, mode) = permission::inherit_group(dir, is_dir, new.mode & 0o7777, cred);
     let mut inode = Inode::new(kind, mode, cred.uid, gid, txn.now());
     match new.node {
-        InodeTemplate::File(layout @ Layout::Whole { .. }) => inode.layout = *layout,
+        InodeTemplate::File(layout) if layout.is_of_new_file() => inode.layout = *layout,
         // A file becomes tiled with its first piece, and is re-laid out when it has bytes.
         InodeTemplate::File(_) => return Err(Errno::EINVAL),
         InodeTemplate::Symlink(target) => {

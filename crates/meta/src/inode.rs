@@ -99,7 +99,7 @@ impl Inode {
             changed: Timestamp::default(),
             version: 1,
             parent: Ino(0),
-            layout: Layout::Whole { node: NodeId(0) },
+            layout: Layout::whole(NodeId(0)),
             linkable: false,
             touched: false,
             pending_recovery: false,
@@ -195,11 +195,12 @@ impl Inode {
         for n in [self.keepers, self.writers, self.xattr_list, self.xattr_bytes] {
             out.extend_from_slice(&n.to_le_bytes());
         }
-        let (layout, node) = match self.layout {
-            Layout::Whole { node } => (LAYOUT_WHOLE, node),
-            Layout::Tiled { node } => (LAYOUT_TILED, node),
-            Layout::Relocated { node, tiled: false, .. } => (LAYOUT_WHOLE_RELOCATED, node),
-            Layout::Relocated { node, tiled: true, .. } => (LAYOUT_TILED_RELOCATED, node),
+        let (node, base) = (self.layout.node(), self.layout.base());
+        let layout = match (base, self.layout.is_tiled()) {
+            (Piece::BASE, false) => LAYOUT_WHOLE,
+            (Piece::BASE, true) => LAYOUT_TILED,
+            (_, false) => LAYOUT_WHOLE_RELOCATED,
+            (_, true) => LAYOUT_TILED_RELOCATED,
         };
         out.extend_from_slice(&[flags, layout]);
         out.extend_from_slice(&node.0.to_le_bytes());
@@ -207,7 +208,7 @@ impl Inode {
         Acl::encode(self.default_acl.as_deref(), &mut out);
         out.extend_from_slice(&(self.target.len() as u16).to_le_bytes());
         out.extend_from_slice(&self.target);
-        if let Layout::Relocated { base, .. } = self.layout {
+        if base != Piece::BASE {
             out.extend_from_slice(&base.0.to_le_bytes());
         }
         if self.is_partitioned() {
@@ -242,17 +243,16 @@ impl Inode {
             return Err(bad);
         }
         let target = r.read_bytes(len)?.to_vec();
-        let mut anew = |tiled| match r.read_u32()? {
-            0 => Err(DamagedRecord("inode")),
-            base => Ok(Layout::Relocated { node, base: Piece(base), tiled }),
-        };
-        let layout = match layout {
-            LAYOUT_WHOLE => Layout::Whole { node },
-            LAYOUT_TILED => Layout::Tiled { node },
-            LAYOUT_WHOLE_RELOCATED => anew(false)?,
-            LAYOUT_TILED_RELOCATED => anew(true)?,
+        let (base, is_tiled) = match layout {
+            LAYOUT_WHOLE => (Piece::BASE, false),
+            LAYOUT_TILED => (Piece::BASE, true),
+            LAYOUT_WHOLE_RELOCATED | LAYOUT_TILED_RELOCATED => match r.read_u32()? {
+                0 => return Err(bad),
+                base => (Piece(base), layout == LAYOUT_TILED_RELOCATED),
+            },
             _ => return Err(bad),
         };
+        let layout = Layout::with_base(node, base, is_tiled);
         let range = match flags & flag::PARTITIONED {
             0 => HashRange::ALL,
             _ => HashRange { from: r.read_u64()?, bits: r.read_u8()? },
@@ -322,7 +322,7 @@ mod tests {
             acl: Some(Arc::new(acl_for_user_7(6, 4, 6))),
             default_acl: Some(Arc::new(acl_for_user_7(7, 5, 7))),
             target: b"../elsewhere".to_vec(),
-            layout: Layout::Whole { node: NodeId(513) },
+            layout: Layout::whole(NodeId(513)),
             ..Inode::new(InodeKind::Symlink, 0o4751, 1000, 100, now)
         }
     }
@@ -330,10 +330,10 @@ mod tests {
     #[test]
     fn an_inode_reads_as_it_was_written() {
         let plain = Inode::new(InodeKind::File, 0o644, 0, 0, Timestamp::from_sec(9));
-        let layout = Layout::Tiled { node: NodeId(3) };
+        let layout = Layout::with_base(NodeId(3), Piece::BASE, true);
         let tiled =
             Inode { layout, pieces: true, relayout_mark: true, set_aside: true, ..plain.clone() };
-        let anew = |tiled| Layout::Relocated { node: NodeId(3), base: Piece(7), tiled };
+        let anew = |tiled| Layout::with_base(NodeId(3), Piece(7), tiled);
         let striped = Inode { layout: anew(true), ..rich() };
         let whole = Inode { layout: anew(false), ..plain.clone() };
         let range = HashRange { from: 0x0700_0000_0000_0000, bits: 8 };
@@ -365,7 +365,7 @@ mod tests {
             writers: 15,
             xattr_list: 16,
             xattr_bytes: 17,
-            layout: Layout::Tiled { node: NodeId(18) },
+            layout: Layout::with_base(NodeId(18), Piece::BASE, true),
             default_acl: Some(Arc::new(acl_for_user_7(6, 5, 4))),
             target: b"to".to_vec(),
             ..Inode::new(InodeKind::Symlink, 0o1234, 3, 4, time(10))
@@ -385,7 +385,7 @@ mod tests {
         }
         expected.extend([2, 0, b't', b'o']);
         assert_eq!(inode.encode(), expected);
-        let layout = Layout::Relocated { node: NodeId(18), base: Piece(0x0102), tiled: true };
+        let layout = Layout::with_base(NodeId(18), Piece(0x0102), true);
         expected[133] = 4;
         expected.extend([2, 1, 0, 0]);
         let range = HashRange { from: 0x0102 << 47, bits: 16 };

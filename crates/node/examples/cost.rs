@@ -113,7 +113,7 @@ fn create(connection: &mut Connection, seq: u64, name: String) -> Cap {
     let op = MetaOp::Create {
         parent: Ino::ROOT,
         name: name.into_bytes().into(),
-        node: InodeTemplate::File(Layout::Whole { node: NodeId(0) }),
+        node: InodeTemplate::File(Layout::whole(NodeId(0))),
         mode: 0o644,
         umask: 0,
         exclusive: true,

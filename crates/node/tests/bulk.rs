@@ -14,7 +14,7 @@ use tatami_wire::{Access, Cred, Errno, Ino, Layout, NodeId, READDIR_MAX, SetAttr
 
 const ROOT: Ino = Ino::ROOT;
 const ME: Cred = Cred::ROOT;
-const FILE: InodeTemplate = InodeTemplate::File(Layout::Whole { node: NodeId(0) });
+const FILE: InodeTemplate = InodeTemplate::File(Layout::whole(NodeId(0)));
 
 fn client(volume: &Volume) -> Arc<Client> {
     let mut options = ClientOptions::new(volume.unix(0));

@@ -36,7 +36,7 @@ fn dir(client: &Client, name: &str) -> Ino {
 }
 
 fn file(client: &Client, parent: Ino, name: &str) -> Ino {
-    let new = InodeTemplate::File(Layout::Whole { node: NodeId(0) });
+    let new = InodeTemplate::File(Layout::whole(NodeId(0)));
     client.create(&ME, parent, name.as_bytes(), new, 0o644, 0, true, None).expect(name).attr.ino
 }
 

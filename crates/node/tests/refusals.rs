@@ -334,7 +334,7 @@ fn requests_to_the_wrong_shard_or_for_unknown_nodes_are_refused() {
     let op = MetaOp::Create {
         parent: Ino::ROOT,
         name: bytes("nowhere"),
-        node: InodeTemplate::File(Layout::Whole { node: NodeId(7) }),
+        node: InodeTemplate::File(Layout::whole(NodeId(7))),
         mode: 0o644,
         umask: 0,
         exclusive: true,

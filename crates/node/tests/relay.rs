@@ -151,5 +151,5 @@ fn a_client_without_a_key_uses_all_nodes_and_waits_for_them() {
 }
 
 fn file() -> tatami_wire::meta::InodeTemplate {
-    tatami_wire::meta::InodeTemplate::File(tatami_wire::Layout::Whole { node: NodeId(0) })
+    tatami_wire::meta::InodeTemplate::File(tatami_wire::Layout::whole(NodeId(0)))
 }

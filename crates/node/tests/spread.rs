@@ -43,7 +43,7 @@ fn make(client: &Client, parent: Ino, name: &str, node: InodeTemplate) -> Attr {
 }
 
 fn file(client: &Client, parent: Ino, name: &str) -> Attr {
-    make(client, parent, name, InodeTemplate::File(Layout::Whole { node: NodeId(0) }))
+    make(client, parent, name, InodeTemplate::File(Layout::whole(NodeId(0))))
 }
 
 /// Makes a directory of the root whose owner shard is on that node, with a file in it: so the
@@ -123,7 +123,7 @@ fn a_listing_with_attributes_has_those_of_other_nodes() {
         assert!(listed.iter().all(|entry| entry.attr.as_ref().map(|a| a.ino) == Some(entry.ino)));
     }
     // Creating an existing file opens it, wherever it is.
-    let node = InodeTemplate::File(Layout::Whole { node: NodeId(0) });
+    let node = InodeTemplate::File(Layout::whole(NodeId(0)));
     let open = Some(Access::BOTH);
     let found = client.create(&ME, dir, b"f", node, 0o644, 0, false, open).expect("opened");
     assert!(!found.created);

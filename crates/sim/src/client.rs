@@ -164,7 +164,7 @@ pub(crate) fn to_meta_op(call: &SpecCall) -> MetaOp {
             name: name_bytes(*name),
             node: match is_dir {
                 true => InodeTemplate::Dir,
-                false => InodeTemplate::File(Layout::Whole { node: NodeId(0) }),
+                false => InodeTemplate::File(Layout::whole(NodeId(0))),
             },
             mode: 0o755,
             umask: 0,

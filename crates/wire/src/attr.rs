@@ -161,7 +161,7 @@ impl Attr {
             ctime: time,
             btime: time,
             version: 1,
-            layout: Layout::Whole { node: NodeId(0) },
+            layout: Layout::whole(NodeId(0)),
             xattr_class: XattrClass::NoXattr,
             maybe_written_elsewhere: false,
             object_changed: time,

@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn what_may_be_in_a_request_fits_a_frame() {
-        let file = InodeTemplate::File(Layout::Whole { node: NodeId(u16::MAX) });
+        let file = InodeTemplate::File(Layout::whole(NodeId(u16::MAX)));
         for node in [file, InodeTemplate::Symlink(vec![b't'; PATH_MAX].into())] {
             let act = longest(node);
             let one = postcard::to_allocvec(&act).expect("plain data").len();

@@ -54,7 +54,7 @@ fn lock_ops() -> impl Strategy<Value = LockOp> {
 }
 
 fn ops() -> impl Strategy<Value = MetaOp> {
-    let layout = Layout::Whole { node: NodeId(3) };
+    let layout = Layout::whole(NodeId(3));
     prop_oneof![
         (inos(), names()).prop_map(|(parent, name)| MetaOp::Lookup { parent, name }),
         inos().prop_map(|ino| MetaOp::GetAttr { ino }),

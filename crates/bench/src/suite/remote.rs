@@ -94,7 +94,7 @@ pub fn take_figures(bench: &SuiteContext) -> Result<Vec<Figure>, BenchError> {
 fn check_place(bench: &SuiteContext) -> Result<(), BenchError> {
     let found = bench.volume.client().lookup(&own_cred(), Ino::ROOT, FILE.as_bytes());
     let attr = found.map_err(crate::error::volume_error("looking up", FILE.as_bytes()))?;
-    if attr.layout != (Layout::Whole { node: NodeId(1) }) {
+    if attr.layout != (Layout::whole(NodeId(1))) {
         let text = format!("the file made on node 1 lies elsewhere: {:?}", attr.layout);
         return Err(BenchError::Usage(text));
     }

@@ -16,7 +16,7 @@ pub use crate::words::{name, scaled};
 pub const ROOT: Ino = Ino::ROOT;
 pub const A: ClientId = ClientId([0xa; 16]);
 pub const B: ClientId = ClientId([0xb; 16]);
-pub const LAYOUT: Layout = Layout::Whole { node: NodeId(1) };
+pub const LAYOUT: Layout = Layout::whole(NodeId(1));
 
 pub fn config() -> MetaConfig {
     MetaConfig {

@@ -19,7 +19,7 @@ use tatami_wire::{
 pub use crate::words::{name, scaled};
 
 pub const ROOT: Ino = Ino::ROOT;
-pub const LAYOUT: Layout = Layout::Whole { node: NodeId(1) };
+pub const LAYOUT: Layout = Layout::whole(NodeId(1));
 
 /// Returns the configuration of a node that has all shards.
 pub fn config() -> MetaConfig {

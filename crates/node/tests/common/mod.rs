@@ -235,7 +235,7 @@ impl Session {
         let op = MetaOp::Create {
             parent: Ino::ROOT,
             name: bytes(name),
-            node: InodeTemplate::File(Layout::Whole { node: NodeId(node) }),
+            node: InodeTemplate::File(Layout::whole(NodeId(node))),
             mode: 0o644,
             umask: 0,
             exclusive: true,

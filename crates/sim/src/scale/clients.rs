@@ -148,7 +148,7 @@ pub(super) fn build_request(kind: OperationKind, dir: Ino, process: u32, number:
         open: None,
     };
     match kind {
-        OperationKind::Create => new(InodeTemplate::File(Layout::Whole { node: NodeId(0) })),
+        OperationKind::Create => new(InodeTemplate::File(Layout::whole(NodeId(0)))),
         OperationKind::Mkdir => new(InodeTemplate::Dir),
         OperationKind::Stat => MetaOp::LookupEntry { parent, name },
         OperationKind::Unlink => MetaOp::Unlink { parent, name, keep: false },
