@@ -3,7 +3,7 @@
 use parking_lot::{Condvar, Mutex};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
-use tatami_lock::LockTable;
+use tatami_tables::LockTable;
 use tatami_wire::lock::{Lock, LockSort};
 use tatami_wire::{ExecutorId, Ino, hash};
 

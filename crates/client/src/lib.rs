@@ -83,7 +83,7 @@ pub use recalls::OpenFiles;
 pub use remove::RemovalEvent;
 pub use room_cache::WhenFull;
 pub use spares::{BorrowedSpares, SpareFile};
-pub use tatami_lend::ClaimCount;
+pub use tatami_tables::ClaimCount;
 pub use tiled_files::{PlacedPiece, Tiles};
 pub use usage::{Usage, UsageSum};
 pub use waiting::{IsEnding, OperationScope, TICK, lock_interruptibly};

@@ -174,6 +174,6 @@ pub fn stat_file(file: &OwnedFd) -> Result<ObjectState, Errno> {
         blocks: stat.st_blocks as u64,
         mtime: Timestamp { sec: stat.st_mtime, nsec: stat.st_mtime_nsec as u32 },
         changed: Timestamp { sec: stat.st_ctime, nsec: stat.st_ctime_nsec as u32 },
-        is_restarted: stat.st_mtime < tatami_lend::boot::started(),
+        is_restarted: stat.st_mtime < tatami_tables::boot_seconds(),
     })
 }

@@ -14,7 +14,7 @@ use parking_lot::{RwLockReadGuard, RwLockWriteGuard};
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
-use tatami_lock::LockTable;
+use tatami_tables::LockTable;
 use tatami_wire::admin::ClusterMap;
 use tatami_wire::lock::{ByteRange, Conflict, LOCKS_MAX, Lock, LockOp, LockOpReply, LockSort};
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply};

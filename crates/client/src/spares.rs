@@ -1,4 +1,5 @@
-//! Spare files that the home node lends to this client for new inodes; see [`tatami_lend`].
+//! Spare files that the home node lends to this client for new inodes; see
+//! [`tatami_tables::SpareTable`].
 
 use crate::DataFile;
 use crate::connection::Connection;
@@ -6,7 +7,7 @@ use crate::local_object::stat_file;
 use parking_lot::Mutex;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use tatami_lend::{ClaimCount, SLOTS, SpareTable};
+use tatami_tables::{ClaimCount, SLOTS, SpareTable};
 use tatami_wire::object::{ObjectOp, ObjectState};
 use tatami_wire::{Errno, Ino};
 

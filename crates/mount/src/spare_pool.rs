@@ -1,5 +1,5 @@
 //! Spare files: empty files on this node's disk that are registered with the kernel in advance, for
-//! new files. See `tatami_lend` and [`tatami_client::BorrowedSpares`].
+//! new files. See `tatami_tables::SpareTable` and [`tatami_client::BorrowedSpares`].
 //!
 //! The backing file is most of the cost of a new file: a request to the daemon, an inode of the
 //! disk and the registration. All of it is wasted if the file is closed without a byte. A spare

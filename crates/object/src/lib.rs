@@ -10,8 +10,8 @@
 //! ```
 //!
 //! An object that does not exist reads as empty. A mount of this node may hold a spare file in
-//! `DIR/lent`, which becomes an object at the first request for that object; see `tatami_lend`.
-//! Every call may be made from any thread.
+//! `DIR/lent`, which becomes an object at the first request for that object; see
+//! `tatami_tables::SpareTable`. Every call may be made from any thread.
 
 mod cache;
 mod disk;

@@ -225,6 +225,6 @@ pub(crate) fn state_from_stat(stat: &rustix::fs::Stat) -> ObjectState {
         blocks: stat.st_blocks as u64,
         mtime: Timestamp { sec: stat.st_mtime, nsec: stat.st_mtime_nsec as u32 },
         changed: Timestamp { sec: stat.st_ctime, nsec: stat.st_ctime_nsec as u32 },
-        is_restarted: stat.st_mtime < tatami_lend::boot::started(),
+        is_restarted: stat.st_mtime < tatami_tables::boot_seconds(),
     }
 }

@@ -1,5 +1,5 @@
 //! Spare files: empty files that are lent to mounts of this node. They become objects when they
-//! have bytes, or at a request for the object; see `tatami_lend`.
+//! have bytes, or at a request for the object; see `tatami_tables::SpareTable`.
 
 use crate::name::{self, ObjectKey};
 use crate::object::to_errno;
@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use tatami_lend::{SLOTS, SpareTable};
+use tatami_tables::{SLOTS, SpareTable};
 use tatami_wire::{Errno, Ino, Piece};
 
 /// The directory of spare files and their tables, within the data directory.
@@ -231,7 +231,7 @@ impl SpareStore {
     ) -> rustix::io::Result<()> {
         let from = spare_name(id, slot);
         match self.rename_to_object(&from, objects, ino) {
-            // The mount died just after it had noticed the object: see `tatami_lend`.
+            // The mount died just after it had noticed the object: see `tatami_tables::SpareTable`.
             Err(rustix::io::Errno::EXIST) if self.file_size(&from) == Some(0) => Ok(()),
             Err(e) => {
                 table.restore_slot(slot, ino);

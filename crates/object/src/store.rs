@@ -309,8 +309,8 @@ impl ObjectStore {
         }
     }
 
-    /// Makes a new table by which spare files are lent; see `tatami_lend`. The caller chooses its
-    /// number.
+    /// Makes a new table by which spare files are lent; see `tatami_tables::SpareTable`. The caller
+    /// chooses its number.
     ///
     /// # Errors
     /// `EOPNOTSUPP` on a disk that does not suit, `EBUSY` for a number in use; see [`ObjectStore`].

@@ -5,8 +5,8 @@ use std::fs::File;
 use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use tatami_lend::{SLOTS, SpareTable};
 use tatami_object::ObjectStore;
+use tatami_tables::{SLOTS, SpareTable};
 use tatami_wire::{Access, Errno, Ino, Piece};
 
 const INO: Ino = Ino(0x1234);

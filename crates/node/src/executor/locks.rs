@@ -15,7 +15,7 @@ mod tests;
 use lock_session::ServerLockSession;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
-use tatami_lock::LockTable;
+use tatami_tables::LockTable;
 use tatami_wire::lock::{
     ByteRange, Conflict, LOCKS_MAX, Lock, LockKind, LockOp, LockOpReply, LockSort,
 };

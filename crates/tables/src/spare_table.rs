@@ -22,11 +22,10 @@
 //! makes objects of all spares that the daemon before has given out. After a power cut the table is
 //! void, because it was never synced; the boot id in it shows that.
 
-pub mod boot;
 #[cfg(test)]
 mod schedules;
-mod word;
 
+use crate::table_word::TableWord;
 use rustix::mm::{MapFlags, ProtFlags};
 use std::io;
 use std::ops::Deref;
@@ -34,7 +33,6 @@ use std::os::fd::AsFd;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 use tatami_wire::Ino;
-use word::TableWord;
 
 /// Number of spares in one table.
 pub const SLOTS: usize = 64;
@@ -92,7 +90,7 @@ const _: () = assert!(size_of::<SparePage>() <= TABLE_LEN);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClaimCount(u64);
 
-/// A table that is mapped into memory; see the crate.
+/// A table that is mapped into memory; see the module.
 pub struct SpareTable(NonNull<SparePage>);
 
 // SAFETY: the mapping belongs to this value until it is dropped, and everything reached through it

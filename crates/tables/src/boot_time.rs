@@ -3,6 +3,6 @@
 use rustix::time::{ClockId, clock_gettime};
 
 /// Seconds since 1970 at which this machine was started, by its clock as it is now.
-pub fn started() -> i64 {
+pub fn boot_seconds() -> i64 {
     clock_gettime(ClockId::Realtime).tv_sec - clock_gettime(ClockId::Boottime).tv_sec
 }

@@ -3,8 +3,8 @@
 //! `shuttle` runs each closure once for each schedule: it decides at each access of a word which
 //! thread goes on. The last test shows that the explorer finds a daemon that breaks the protocol.
 
-use crate::word::TableWord;
-use crate::{ClaimCount, SparePage};
+use super::{ClaimCount, SparePage};
+use crate::table_word::TableWord;
 use shuttle::scheduler::DfsScheduler;
 use shuttle::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use shuttle::{Config, Runner};

@@ -1,7 +1,7 @@
 //! Checks the table against a model that has the holders of every byte.
 
 use proptest::prelude::*;
-use tatami_lock::LockTable;
+use tatami_tables::LockTable;
 use tatami_wire::lock::{ByteRange, LockKind};
 
 const BYTES: usize = 24;
