@@ -76,10 +76,27 @@ int refuse(int error, const char *format, ...)
   return error;
 }
 
+/* Calls the error handler of a handle, but not the one by which MPICH's C++ functions throw. For MPICH a
+ * call of that one is an error of MPI_COMM_WORLD, which ends the program. The C++ function throws when it
+ * sees the returned error. */
+static void call_handler(MPI_File shadow, MPI_Errhandler handler, int error)
+{
+#ifdef MPIR_ERRORS_THROW_EXCEPTIONS
+  if (handler == MPIR_ERRORS_THROW_EXCEPTIONS)
+    return;
+#else
+  (void)handler;
+#endif
+  PMPI_File_call_errhandler(shadow, error);
+}
+
 int fail(struct file *file, int error)
 {
-  if (error != MPI_SUCCESS)
-    PMPI_File_call_errhandler(file->shadow, error);
+  MPI_Errhandler handler;
+  if (error == MPI_SUCCESS || PMPI_File_get_errhandler(file->shadow, &handler) != MPI_SUCCESS)
+    return error;
+  call_handler(file->shadow, handler, error);
+  PMPI_Errhandler_free(&handler);
   return error;
 }
 
@@ -92,7 +109,7 @@ int fail_no_file(int error)
    * counts its references wrongly. A new handle has the same error handler. */
   MPI_File shadow;
   if (handler != MPI_ERRORS_RETURN && shadow_open(&shadow) == MPI_SUCCESS) {
-    PMPI_File_call_errhandler(shadow, error);
+    call_handler(shadow, handler, error);
     REAL(File_close)(&shadow);
   }
   PMPI_Errhandler_free(&handler);

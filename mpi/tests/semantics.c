@@ -493,6 +493,11 @@ static void errors(void)
   OK(MPI_File_call_errhandler(file, MPI_ERR_FILE));
   CHECK(called == 2, "%d", called);
   MPI_Errhandler_free(&mine);
+#ifdef MPIR_ERRORS_THROW_EXCEPTIONS
+  /* The C++ functions of MPICH throw when they see the error; C returns it. */
+  OK(MPI_File_set_errhandler(file, MPIR_ERRORS_THROW_EXCEPTIONS));
+  FAILS(MPI_File_seek(file, -1, MPI_SEEK_SET), MPI_ERR_ARG);
+#endif
   OK(MPI_File_set_errhandler(file, MPI_ERRORS_RETURN));
   OK(MPI_File_close(&file));
   CHECK(MPI_File_c2f(MPI_FILE_NULL) == MPI_File_c2f(MPI_File_f2c(MPI_File_c2f(MPI_FILE_NULL))), "handles");
@@ -507,6 +512,10 @@ static void handler_of_no_file(void)
   if (rank == 0)
     MPI_File_delete((char *)path, MPI_INFO_NULL);
   MPI_Barrier(MPI_COMM_WORLD);
+#ifdef MPIR_ERRORS_THROW_EXCEPTIONS
+  OK(MPI_File_set_errhandler(MPI_FILE_NULL, MPIR_ERRORS_THROW_EXCEPTIONS));
+  FAILS(MPI_File_open(MPI_COMM_WORLD, (char *)path, MPI_MODE_RDONLY, MPI_INFO_NULL, &file), MPI_ERR_NO_SUCH_FILE);
+#endif
   OK(MPI_File_create_errhandler(handler, &mine));
   OK(MPI_File_set_errhandler(MPI_FILE_NULL, mine));
   OK(MPI_Errhandler_free(&mine));
