@@ -200,7 +200,7 @@ impl SpareStore {
         // slots, the mount fills its slot and then reads the claims. So at least one of them sees
         // the other.
         if make {
-            tables.values().for_each(SpareTable::count_claim);
+            tables.values().for_each(|table| table.count_claim());
         }
         // A mount writes only the first piece by itself.
         let lent = tables.iter().filter(|_| key.1 == Piece(0));
