@@ -30,14 +30,8 @@ pub struct DataFile {
 /// operation.
 #[allow(clippy::missing_errors_doc)] // said once, above
 impl DataFile {
-    /// Makes an open file of its bytes. `is_whole`: there is no record to check them against.
-    pub(crate) fn new(
-        access: Arc<FileAccess>,
-        bytes: Arc<dyn FileBytes>,
-        is_whole: bool,
-    ) -> DataFile {
-        let is_whole = AtomicBool::new(is_whole);
-        DataFile { access, bytes, is_whole, relocated: OnceLock::new() }
+    pub(crate) fn new(access: Arc<FileAccess>, bytes: Arc<dyn FileBytes>) -> DataFile {
+        DataFile { access, bytes, is_whole: AtomicBool::new(false), relocated: OnceLock::new() }
     }
 
     /// Returns the file's inode.
@@ -86,9 +80,6 @@ impl DataFile {
 
     /// Returns whether the byte at `offset` of a whole file, which the shard knows of, is lost; see
     /// [`crate::lost`].
-    ///
-    /// # Errors
-    /// Those of the shard and of the object's node.
     pub fn is_lost(&self, offset: u64) -> Result<bool, Errno> {
         let Some((layout, _)) = self.access.opened else { return Ok(false) };
         self.access.client.is_lost(self.ino(), |attr| {
@@ -104,9 +95,6 @@ impl DataFile {
 
     /// Refuses to change a file if some of its first `len` bytes are lost: the change would make a
     /// damaged file look whole. Checks once for each handle.
-    ///
-    /// # Errors
-    /// `EIO`; those of the shard and of the object's node.
     fn check_not_lost(&self, len: u64) -> Result<(), Errno> {
         if len == 0 || self.is_whole.load(Ordering::Relaxed) {
             return Ok(());
@@ -123,12 +111,9 @@ impl DataFile {
         Ok(())
     }
 
-    /// Fails if the client refuses changes because bytes of the file are lost. The user must first
-    /// cut the file to the part that is left, or write it from the start. Before the first change
-    /// this sends one request for the object's state.
-    ///
-    /// # Errors
-    /// `EIO`; those of the shard and of the object's node.
+    /// Fails with `EIO` if the client refuses changes because bytes of the file are lost. The user
+    /// must first cut the file to the part that is left, or write it from the start. Before the
+    /// first change this sends one request for the object's state.
     pub fn check_changeable(&self) -> Result<(), Errno> {
         self.check_not_lost(u64::MAX)
     }
@@ -151,10 +136,7 @@ impl DataFile {
         self.local_object()?.request_descriptors(more)
     }
 
-    /// Returns the object of this node that has all bytes.
-    ///
-    /// # Errors
-    /// `EINVAL` where the bytes are elsewhere.
+    /// Returns the object of this node that has all bytes; `EINVAL` where they are elsewhere.
     pub(crate) fn local_object(&self) -> Result<&ObjectHandle, Errno> {
         self.bytes.object().filter(|_| self.bytes.has_local_file()).ok_or(Errno::EINVAL)
     }

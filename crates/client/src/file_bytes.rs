@@ -13,39 +13,24 @@ use tatami_wire::object::{AllocMode, ObjectState, SeekTarget};
 
 /// The bytes of an open file of one kind. `DataFile` has methods of the same names, which say more:
 /// they check the arguments, refuse to change damaged files, and follow a file that was relocated.
-#[allow(clippy::missing_errors_doc)] // as for `DataFile`
 pub(crate) trait FileBytes: Send + Sync {
-    /// Reads up to `buf.len()` bytes from `offset`; fewer only at the end.
     fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize, Errno>;
-
-    /// Writes all of `data`, which is not empty, to `offset`.
+    /// `data` is not empty.
     fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno>;
-
-    /// Writes `data`, at most one payload, to the end, atomically with regard to other appends.
+    /// `data` is at most one payload.
     fn append(&self, data: &[u8]) -> Result<usize, Errno>;
+    fn sync(&self, data_only: bool) -> Result<ObjectState, Errno>;
+    fn truncate(&self, size: u64) -> Result<ObjectState, Errno>;
+    fn allocate(&self, mode: AllocMode, offset: u64, len: u64) -> Result<ObjectState, Errno>;
+    fn seek(&self, what: SeekTarget, offset: u64) -> Result<u64, Errno>;
+    fn stat(&self) -> Result<ObjectState, Errno>;
 
-    /// Waits until all accepted writes have reached their nodes, and returns their failures.
+    /// Waits until no accepted write is under way.
     fn flush(&self) -> Result<(), Errno> {
         Ok(())
     }
 
-    /// As [`FileBytes::flush`], but leaves failures for the writers to learn later.
     fn wait_for_writes(&self) {}
-
-    /// Makes everything written so far survive a power cut.
-    fn sync(&self, data_only: bool) -> Result<ObjectState, Errno>;
-
-    /// Cuts or extends the file.
-    fn truncate(&self, size: u64) -> Result<ObjectState, Errno>;
-
-    /// Reserves, frees or zeroes a range.
-    fn allocate(&self, mode: AllocMode, offset: u64, len: u64) -> Result<ObjectState, Errno>;
-
-    /// Returns the next data, or hole, at or after `offset`.
-    fn seek(&self, what: SeekTarget, offset: u64) -> Result<u64, Errno>;
-
-    /// Returns size and storage, with everything that was written through this client.
-    fn stat(&self) -> Result<ObjectState, Errno>;
 
     /// Returns the one object that has all bytes.
     fn object(&self) -> Option<&ObjectHandle> {
@@ -58,32 +43,24 @@ pub(crate) trait FileBytes: Send + Sync {
         Ok(false)
     }
 
-    /// Returns whether each write of another client changes the state of these bytes.
     fn shows_all_writes(&self) -> bool {
         true
     }
 
-    /// Returns whether all bytes are in one file of this node's disk.
     fn has_local_file(&self) -> bool {
         false
     }
 
-    /// Returns the file with all bytes on this node's disk; with `create`, made where there is
-    /// none.
     fn local_file(&self, _create: bool) -> Result<Option<Arc<OwnedFd>>, Errno> {
         Ok(None)
     }
 
-    /// Uses `file` as the file on this node's disk, or closes that file until it is needed again.
     fn set_local_file(&self, _file: Option<Arc<OwnedFd>>) {}
 
-    /// Returns whether the bytes come from one socket, so that [`FileBytes::read_into`] works.
     fn can_splice(&self) -> bool {
         false
     }
 
-    /// Reads up to `len` bytes, at most one payload, from `offset` into `sink`; fewer only at the
-    /// end.
     fn read_into(
         &self,
         _sink: &mut dyn PayloadSink,

@@ -46,8 +46,8 @@ pub fn find_locations(client: &Client, attr: &Attr) -> Result<Vec<DataPattern>, 
         let tiles = client.fetch_tiles(attr.ino)?;
         return Ok(find_tile_patterns(&tiles, attr.size));
     }
-    let extents = attr.layout.extents(0, attr.size);
-    Ok(extents.map(|e| DataPattern::from_run(e.node, e.piece, e.file_offset, e.len, 0)).collect())
+    let objects = attr.layout.all_objects().filter(|_| attr.size > 0);
+    Ok(objects.map(|(node, piece)| DataPattern::from_run(node, piece, 0, attr.size, 0)).collect())
 }
 
 impl DataPattern {

@@ -27,29 +27,6 @@ impl FileAccess {
     pub(crate) fn current_cap(&self) -> Cap {
         *self.cap.lock()
     }
-
-    /// Runs `request`; if the capability has expired, once more with a new one. Permission was
-    /// checked when the file was opened, and an open file stays open.
-    fn with_valid_cap<R>(
-        &self,
-        mut request: impl FnMut(Cap) -> Result<R, Errno>,
-    ) -> Result<R, Errno> {
-        let cap = self.current_cap();
-        match request(cap) {
-            Err(Errno::EKEYEXPIRED) => {
-                let (attr, fresh) = self.client.open(&Cred::ROOT, self.ino, cap.access)?;
-                let moved = |(layout, _)| !is_same_base(attr.layout, layout);
-                if cap.access.write && self.opened.is_some_and(moved) {
-                    // This client was away for longer than its lease and lost its open for writing:
-                    // another client may have re-laid out the file meanwhile.
-                    return Err(Errno::ESTALE);
-                }
-                *self.cap.lock() = fresh;
-                request(fresh)
-            }
-            result => result,
-        }
-    }
 }
 
 /// Returns whether two layouts have the same object as their base.
@@ -75,12 +52,29 @@ impl ObjectHandle {
         ObjectCall { cap, piece: self.piece, op: op.clone() }
     }
 
-    /// Runs `request` with a capability that has not expired, and records why it failed.
+    /// Runs `request`; if the capability has expired, once more with a new one. Permission was
+    /// checked when the file was opened, and an open file stays open.
     pub(crate) fn with_valid_cap<R>(
         &self,
-        request: impl FnMut(Cap) -> Result<R, Errno>,
+        mut request: impl FnMut(Cap) -> Result<R, Errno>,
     ) -> Result<R, Errno> {
-        self.access.with_valid_cap(request).inspect_err(|errno| {
+        let access = &self.access;
+        let cap = access.current_cap();
+        match request(cap) {
+            Err(Errno::EKEYEXPIRED) => {
+                let (attr, fresh) = access.client.open(&Cred::ROOT, access.ino, cap.access)?;
+                let moved = |(layout, _)| !is_same_base(attr.layout, layout);
+                if cap.access.write && access.opened.is_some_and(moved) {
+                    // This client was away for longer than its lease and lost its open for writing:
+                    // another client may have re-laid out the file meanwhile.
+                    return Err(Errno::ESTALE);
+                }
+                *access.cap.lock() = fresh;
+                request(fresh)
+            }
+            result => result,
+        }
+        .inspect_err(|errno| {
             let (node, piece) = (self.node().0, self.piece.0);
             record_cause(*errno, || format!("node {node}, object {piece}: {errno}"));
         })

@@ -21,11 +21,11 @@ impl Client {
         if layout.is_tiled() {
             let access = self.new_access(attr.ino, cap, None);
             let bytes = Arc::new(TiledFile::new(&access, layout)?);
-            return Ok(DataFile::new(access, bytes, false));
+            return Ok(DataFile::new(access, bytes));
         }
         let access = self.new_access(attr.ino, cap, Some((layout, attr.size)));
         let bytes = self.open_object_bytes(&access, layout.node(), layout.base())?;
-        Ok(DataFile::new(access, bytes, attr.size == 0))
+        Ok(DataFile::new(access, bytes))
     }
 
     /// Opens the bytes of one object of a file. Sends no request.
@@ -41,7 +41,7 @@ impl Client {
     ) -> Result<DataFile, Errno> {
         let access = self.new_access(ino, cap, None);
         let bytes = self.open_object_bytes(&access, node, piece)?;
-        Ok(DataFile::new(access, bytes, true))
+        Ok(DataFile::new(access, bytes))
     }
 
     fn new_access(
@@ -53,10 +53,7 @@ impl Client {
         Arc::new(FileAccess { client: self.clone(), ino, cap: Mutex::new(cap), opened })
     }
 
-    /// Opens one object of an open file, on this node or another. Sends no request.
-    ///
-    /// # Errors
-    /// `ENXIO` when `node` is not in the cluster map.
+    /// Opens one object of an open file, on this node or another; as [`Client::open_object`].
     pub(crate) fn open_object_bytes(
         &self,
         access: &Arc<FileAccess>,

@@ -3,7 +3,7 @@
 //! Paths are absolute within the volume; a leading `/` may be left out. Symbolic links are followed
 //! as a kernel does, within the volume.
 
-use crate::{Client, Created, DataFile, DataPattern, find_locations};
+use crate::{Client, Created, DataFile};
 use std::io;
 use std::sync::Arc;
 use tatami_wire::batch::BatchOp;
@@ -201,16 +201,6 @@ impl VolumeTree {
             attr.ino,
             SetAttr { size: None, blocks: None, changed: None, ..set },
         )
-    }
-
-    /// Returns on which nodes the bytes of a file are.
-    pub fn locate_data(&self, path: &[u8]) -> Result<Vec<DataPattern>, Errno> {
-        let attr = self.resolve(path, true)?;
-        match attr.kind {
-            InodeKind::File => find_locations(&self.client, &attr),
-            InodeKind::Dir => Err(Errno::EISDIR),
-            _ => Err(Errno::EINVAL),
-        }
     }
 
     fn make_handle(&self, data: DataFile, attr: Attr, writable: bool) -> FileHandle {

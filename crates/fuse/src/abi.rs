@@ -68,8 +68,6 @@ pub mod op {
 pub mod init {
     pub const ASYNC_READ: u64 = 1 << 0;
     pub const POSIX_LOCKS: u64 = 1 << 1;
-    pub const ATOMIC_O_TRUNC: u64 = 1 << 3;
-    pub const EXPORT_SUPPORT: u64 = 1 << 4;
     pub const BIG_WRITES: u64 = 1 << 5;
     pub const DONT_MASK: u64 = 1 << 6;
     pub const FLOCK_LOCKS: u64 = 1 << 10;
@@ -77,14 +75,9 @@ pub mod init {
     pub const DO_READDIRPLUS: u64 = 1 << 13;
     pub const READDIRPLUS_AUTO: u64 = 1 << 14;
     pub const ASYNC_DIO: u64 = 1 << 15;
-    pub const WRITEBACK_CACHE: u64 = 1 << 16;
     pub const PARALLEL_DIROPS: u64 = 1 << 18;
-    pub const HANDLE_KILLPRIV: u64 = 1 << 19;
     pub const POSIX_ACL: u64 = 1 << 20;
-    pub const ABORT_ERROR: u64 = 1 << 21;
     pub const MAX_PAGES: u64 = 1 << 22;
-    pub const CACHE_SYMLINKS: u64 = 1 << 23;
-    pub const EXPLICIT_INVAL_DATA: u64 = 1 << 25;
     pub const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
     pub const INIT_EXT: u64 = 1 << 30;
     pub const CREATE_SUPP_GROUP: u64 = 1 << 34;
@@ -112,8 +105,6 @@ pub mod fattr {
 pub mod fopen {
     pub const DIRECT_IO: u32 = 1 << 0;
     pub const KEEP_CACHE: u32 = 1 << 1;
-    pub const NONSEEKABLE: u32 = 1 << 2;
-    pub const CACHE_DIR: u32 = 1 << 3;
     pub const NOFLUSH: u32 = 1 << 5;
     pub const PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
     pub const PASSTHROUGH: u32 = 1 << 7;
@@ -131,6 +122,4 @@ pub const EXT_GROUPS: u32 = 32;
 /// Notifications to the kernel.
 pub mod notify {
     pub const INVAL_INODE: i32 = 2;
-    pub const INVAL_ENTRY: i32 = 3;
-    pub const DELETE: i32 = 6;
 }

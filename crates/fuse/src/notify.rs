@@ -26,41 +26,13 @@ impl Notifier {
     /// `ENOENT` if the kernel does not know the inode; nothing is to be done.
     pub fn inval_inode(&self, ino: u64, offset: i64, len: i64) -> Result<(), Errno> {
         let body = FixedReply::<24>::new().put_u64(ino).put_u64(offset as u64).put_u64(len as u64);
-        self.send_notification(notify::INVAL_INODE, body.as_bytes(), &[])
+        self.send_notification(notify::INVAL_INODE, body.as_bytes())
     }
 
-    /// Invalidates the entry `name` of `parent`.
-    ///
-    /// # Errors
-    /// `ENOENT` if the kernel does not know the entry; nothing is to be done.
-    pub fn inval_entry(&self, parent: u64, name: &[u8]) -> Result<(), Errno> {
-        let body = FixedReply::<16>::new().put_u64(parent).put_u32(name.len() as u32).put_u32(0);
-        self.send_notification(notify::INVAL_ENTRY, body.as_bytes(), name)
-    }
-
-    /// Reports that the entry `name` of `parent` with the inode `child` was removed.
-    ///
-    /// # Errors
-    /// `ENOENT` if the kernel does not know the entry, `EBUSY` or `ENOTEMPTY` if it is in use.
-    pub fn notify_deleted(&self, parent: u64, child: u64, name: &[u8]) -> Result<(), Errno> {
-        let body = FixedReply::<24>::new()
-            .put_u64(parent)
-            .put_u64(child)
-            .put_u32(name.len() as u32)
-            .put_u32(0);
-        self.send_notification(notify::DELETE, body.as_bytes(), name)
-    }
-
-    fn send_notification(&self, code: i32, body: &[u8], name: &[u8]) -> Result<(), Errno> {
-        let tail: &[u8] = if name.is_empty() { &[] } else { &[0] };
-        let len = abi::OUT_HEADER_LEN + body.len() + name.len() + tail.len();
+    fn send_notification(&self, code: i32, body: &[u8]) -> Result<(), Errno> {
+        let len = abi::OUT_HEADER_LEN + body.len();
         // Request number 0 marks a notification. Its code takes the place of the error.
         let head = FixedReply::<16>::new().put_u32(len as u32).put_u32(code as u32).put_u64(0);
-        self.0.write(&[
-            IoSlice::new(head.as_bytes()),
-            IoSlice::new(body),
-            IoSlice::new(name),
-            IoSlice::new(tail),
-        ])
+        self.0.write(&[IoSlice::new(head.as_bytes()), IoSlice::new(body)])
     }
 }

@@ -1,8 +1,7 @@
 //! The mathematics of a file: which bytes of a file lie in which object.
 //!
-//! A [`Layout`] maps byte ranges of a file to [`Extent`]s of objects and back. It does no I/O and
-//! knows no servers beyond their numbers, so that every rule here can be tested against a
-//! byte-by-byte model.
+//! A [`Layout`] names the objects of a file. The crate does no I/O and knows no servers beyond their
+//! numbers, so that every rule here can be tested against a byte-by-byte model.
 //!
 //! A *tiled* file has a piece for each process that wrote it. A [`Shape`] is a datatype without its
 //! basic types. A [`ProgramView`] is an MPI file view as a program sets it; a [`View`] is one in
@@ -45,4 +44,4 @@ pub use shape_node::{MAX_DEPTH, MAX_WEIGHT, ShapeError};
 pub use stripes::{Stripes, StripesError};
 pub use tile::{MAX_VIEWS, Tile, TileError};
 pub use view::{Extents, MAX_OFFSET, View, ViewError};
-pub use whole::{Extent, Layout, NodeId, Piece};
+pub use whole::{Layout, NodeId, Piece};

@@ -157,11 +157,6 @@ impl View {
         self.0.filetype.size()
     }
 
-    /// Bytes of the file from one filetype to the next.
-    pub fn filetype_extent(&self) -> u64 {
-        self.0.filetype.extent().max(0) as u64
-    }
-
     /// The filetype.
     pub fn filetype(&self) -> &Shape {
         &self.0.filetype

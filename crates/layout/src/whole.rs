@@ -90,21 +90,6 @@ impl From<LayoutCode> for Layout {
     }
 }
 
-/// A run of bytes that is contiguous both in the file and in one object.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extent {
-    /// First byte, counted from the start of the file.
-    pub file_offset: u64,
-    /// The node that keeps the object.
-    pub node: NodeId,
-    /// Which object of the file.
-    pub piece: Piece,
-    /// First byte, counted from the start of the object.
-    pub object_offset: u64,
-    /// Length in bytes, never 0.
-    pub len: u64,
-}
-
 /// A layout knows the base only. Of a tiled file these methods therefore return what holds without
 /// tiles; a caller that needs more asks the shard for the tiles.
 impl Layout {
@@ -145,27 +130,6 @@ impl Layout {
         *self == Layout::whole(self.node)
     }
 
-    /// Splits the byte range `offset .. offset + len` of the file into extents,
-    /// in file order and without gaps. A range that would pass the end of the
-    /// 64-bit offset space is cut there.
-    pub fn extents(&self, offset: u64, len: u64) -> impl Iterator<Item = Extent> + use<> {
-        let (node, len) = (self.node(), len.min(u64::MAX - offset));
-        let extent =
-            Extent { file_offset: offset, node, piece: self.base(), object_offset: offset, len };
-        (len > 0).then_some(extent).into_iter()
-    }
-
-    /// The file offset of byte `object_offset` of `piece`, or `None` when the
-    /// layout has no such piece. The inverse of [`Layout::extents`].
-    pub fn file_offset(&self, piece: Piece, object_offset: u64) -> Option<u64> {
-        (piece == self.base()).then_some(object_offset)
-    }
-
-    /// The size of a file whose objects have the sizes that `size_of` returns.
-    pub fn file_size(&self, size_of: impl Fn(NodeId, Piece) -> u64) -> u64 {
-        size_of(self.node(), self.base())
-    }
-
     /// All objects of the file.
     pub fn all_objects(&self) -> impl Iterator<Item = (NodeId, Piece)> + use<> {
         std::iter::once((self.node(), self.base()))
@@ -178,39 +142,14 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Every byte of a range lies in exactly one extent, and the extent
-        /// leads back to the byte.
         #[test]
-        fn extents_cover_and_invert(
-            node in 0u16..8, base in 0u32..3, tiled: bool, offset in 0u64..1 << 40, len in 0u64..5000,
-        ) {
+        fn a_layout_has_what_it_was_made_of(node in 0u16..8, base in 0u32..3, tiled: bool) {
             let layout = Layout::with_base(NodeId(node), Piece(base), tiled);
             prop_assert_eq!((layout.node(), layout.base()), (NodeId(node), Piece(base)));
             prop_assert_eq!(layout.is_tiled(), tiled);
             prop_assert_eq!(layout.with_tiles(!tiled).with_tiles(tiled), layout);
-            let mut at = offset;
-            for e in layout.extents(offset, len) {
-                prop_assert_eq!(e.file_offset, at);
-                prop_assert!(e.len > 0);
-                for probe in [0, e.len / 2, e.len - 1] {
-                    prop_assert_eq!(
-                        layout.file_offset(e.piece, e.object_offset + probe),
-                        Some(e.file_offset + probe)
-                    );
-                }
-                at += e.len;
-            }
-            prop_assert_eq!(at, offset + len);
+            prop_assert!(layout.all_objects().eq([(NodeId(node), Piece(base))]));
         }
-    }
-
-    #[test]
-    fn a_range_at_the_end_of_the_offset_space_is_cut() {
-        let layout = Layout::whole(NodeId(0));
-        let last: Vec<_> = layout.extents(u64::MAX - 3, 100).collect();
-        assert_eq!(last.len(), 1);
-        assert_eq!(last[0].len, 3);
-        assert_eq!(layout.extents(u64::MAX, 1).count(), 0);
     }
 
     #[test]
@@ -223,13 +162,5 @@ mod tests {
         }
         assert_eq!(Piece::of_bytes(1), Piece(1));
         assert_eq!(Piece::of_journal(1), Piece(2));
-    }
-
-    #[test]
-    fn other_pieces_do_not_belong_to_a_whole_file() {
-        let layout = Layout::whole(NodeId(2));
-        assert_eq!(layout.file_offset(Piece(1), 0), None);
-        assert_eq!(layout.all_objects().collect::<Vec<_>>(), vec![(NodeId(2), Piece(0))]);
-        assert_eq!(layout.file_size(|n, _| u64::from(n.0) * 10), 20);
     }
 }

@@ -24,9 +24,6 @@ pub use self::memory::MemoryStore;
 /// One change: a key, and its new value, or `None` to delete it.
 pub type Change = (Vec<u8>, Option<Vec<u8>>);
 
-/// The longest key in use, in bytes: an entry or attribute key with the longest name.
-pub const KEY_MAX: usize = 1 + 8 + 8 + tatami_wire::NAME_MAX;
-
 /// A background task of a store. Any thread may run it; the store goes on meanwhile.
 pub type BackgroundTask = Box<dyn FnOnce() + Send>;
 

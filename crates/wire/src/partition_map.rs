@@ -54,11 +54,6 @@ impl PartitionMaps {
         self.maps.is_empty()
     }
 
-    /// Checks whether the directory is known to have split.
-    pub fn is_split(&self, dir: Ino) -> bool {
-        self.maps.contains_key(&dir)
-    }
-
     /// Replaces each directory of the operation by the partition that should have its name.
     pub fn locate_op(&self, map: &ShardMap, seed: u64, op: &mut MetaOp) {
         op.for_each_directory(seed, |dir, hash| self.locate_directory(map, dir, hash));

@@ -31,7 +31,7 @@ pub(super) fn file_size(
     tiles: Option<&Tiles>,
     objects: &BTreeMap<ObjectLocation, u64>,
 ) -> u64 {
-    let base = attr.layout.file_size(|node, piece| object_size(objects, (node, piece)));
+    let base = object_size(objects, (attr.layout.node(), attr.layout.base()));
     tiles.map_or(base, |tiles| tiles.size(base))
 }
 

@@ -86,11 +86,6 @@ impl<S: Store> Meta<S> {
         Ok(())
     }
 
-    /// Returns whether a move from here is under way.
-    pub fn is_moving_away(&self) -> bool {
-        self.moves.source.is_some()
-    }
-
     /// Takes the reason why the last move from here failed, if it did.
     pub fn take_move_failure(&mut self) -> Option<Errno> {
         self.moves.failure.take()

@@ -57,11 +57,6 @@ impl FaultyStore {
         self.full = full;
     }
 
-    /// Returns the number of commits so far.
-    pub fn commit_count(&self) -> u64 {
-        self.commits
-    }
-
     /// Simulates a power cut: all synced commits are there, and of the commits since then exactly
     /// the first `kept`. A disk may have written some of them, always a prefix, because they go to
     /// one log.

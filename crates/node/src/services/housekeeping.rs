@@ -325,24 +325,8 @@ impl Housekeeper<'_> {
 
     /// Returns the state of a file by its objects; `None` when there is no object.
     fn read_data_state(&mut self, attr: &Attr) -> Result<Option<DataState>, NodeAway> {
-        let mut states: Vec<(NodeId, Piece, ObjectState)> = Vec::new();
-        for (node, piece) in attr.layout.all_objects() {
-            let state = self.stat_object(node, attr.ino, piece)?;
-            states.push((node, piece, state));
-        }
-        if !states.iter().any(|(_, _, state)| state.exists) {
-            return Ok(None);
-        }
-        let size_of = |node, piece| {
-            let of = |s: &&(NodeId, Piece, ObjectState)| (s.0, s.1) == (node, piece);
-            states.iter().find(of).map_or(0, |s| s.2.size)
-        };
-        Ok(Some(DataState {
-            size: attr.layout.file_size(size_of),
-            blocks: states.iter().map(|(_, _, state)| state.blocks).sum(),
-            mtime: states.iter().map(|(_, _, state)| state.mtime).max().unwrap_or(attr.mtime),
-            changed: states.iter().map(|(_, _, state)| state.changed).max().unwrap_or_default(),
-        }))
+        let base = self.stat_object(attr.layout.node(), attr.ino, attr.layout.base())?;
+        Ok(base.exists.then(|| DataState::from(base)))
     }
 
     fn stat_object(
