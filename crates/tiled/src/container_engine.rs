@@ -1,9 +1,11 @@
 //! The engine of containers: the operations of one rank of one open.
 
+use crate::begun::BegunOpens;
 use crate::container::{self, Container};
 use crate::container_state::ContainerState;
 use crate::engine::Engine;
 use crate::error::{ErrorContext, Result, TiledError};
+use crate::file_state::FileState;
 use crate::flags::Flags;
 use crate::heartbeat;
 use crate::hints::Hints;
@@ -17,7 +19,6 @@ use crate::rank_table::{OpenHeader, RANKS_MAX, RankHeartbeat, RankTable};
 use crate::reader::StreamReader;
 use crate::recovery;
 use crate::token::OpenToken;
-use parking_lot::Mutex;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::fs::File;
@@ -91,9 +92,7 @@ impl ContainerWriter {
 
 /// Rank tables of opens that this process has begun and not opened yet. They hold the lock that
 /// marks the open as alive.
-static BEGUN_OPENS: Mutex<Vec<RankTable>> = Mutex::new(Vec::new());
-/// Most begun opens that are kept; the oldest was surely abandoned.
-const BEGUN_MAX: usize = 64;
+static BEGUN: BegunOpens<RankTable> = BegunOpens::new();
 
 /// Begins an open, for rank 0: creates the container, recovers dead opens, creates the rank table.
 ///
@@ -145,20 +144,10 @@ pub fn begin_container_open(
             roll.and_then(|roll| roll.join_open().and(roll.start_heartbeat(0)).map(|_| roll));
         let roll =
             roll.inspect_err(|_| drop(container.remove_file(&name))).context("create", &at)?;
-        let mut begun = BEGUN_OPENS.lock();
-        if begun.len() >= BEGUN_MAX {
-            begun.remove(0);
-        }
-        begun.push(roll);
+        BEGUN.keep_open(open.open, roll);
         container.clock().bump_generation().context("open", path)?;
     }
     Ok((container.id(), container.clock().next_stamp()))
-}
-
-fn take_begun_table(open: u64) -> Option<RankTable> {
-    let mut begun = BEGUN_OPENS.lock();
-    let at = begun.iter().position(|roll| roll.header.open == open)?;
-    Some(begun.remove(at))
 }
 
 impl ContainerEngine {
@@ -181,7 +170,7 @@ impl ContainerEngine {
         let writer = match flags.can_write() {
             false => None,
             true => {
-                let roll = match take_begun_table(token.open).filter(|_| rank == 0) {
+                let roll = match BEGUN.take_open(token.open).filter(|_| rank == 0) {
                     Some(roll) => roll,
                     None => {
                         let roll = container.open_rank_table(token.open)?;
@@ -214,7 +203,7 @@ impl ContainerEngine {
 
     fn refresh_state(&mut self) -> Result<()> {
         let own = self.writer.as_ref().and_then(|writer| writer.piece.own_state());
-        self.world.refresh_state(own)
+        self.world.refresh_state(own, 0)
     }
 
     fn require_writer(&mut self) -> Result<&mut ContainerWriter> {

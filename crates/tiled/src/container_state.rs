@@ -5,30 +5,26 @@
 //! writing. The rest is done only after a change.
 
 use crate::container::{Container, IndexVersion};
-use crate::error::{ErrorContext, Result, TiledError};
-use crate::journal;
-use crate::journal::JournalError;
+use crate::error::{ErrorContext, Result};
+use crate::file_state::{BuiltIndex, FileState, OpenPieces};
+use crate::journal::{self, JournalError};
 use crate::marker::{self, Member, PieceName};
+use crate::piece::OwnPieceState;
 use crate::plain::read_full;
 use crate::published::PublishedIndex;
-use crate::rank_table::CHANGES_UNKNOWN;
-use crate::rank_table::RankTable;
-use crate::reader::PieceSource;
+use crate::rank_table::{CHANGES_UNKNOWN, RankTable};
 use crate::sharing;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::IoSliceMut;
+use std::path::Path;
 use std::sync::Arc;
 use tatami_layout::{BASE, Piece, PieceTiles, TileIndex};
 
-/// Attempts to read a consistent state while other processes replace the index.
-const TRIES: usize = 100;
 /// Most journals of an open that are watched.
 const WATCHED_MAX: usize = 256;
-/// Pieces kept open for reading.
-const FILES_MAX: usize = 256;
 
 /// An open that has not ended, or whose job is dead.
 #[derive(Debug)]
@@ -51,17 +47,6 @@ struct WatchedJournal {
     changes: u64,
 }
 
-/// The state of this rank's own piece, which needs no journal.
-#[derive(Clone, Copy, Debug)]
-pub struct OwnPieceState<'a> {
-    /// The piece.
-    pub name: PieceName,
-    /// How often it has changed.
-    pub changes: u64,
-    /// Its tiles.
-    pub tiles: &'a PieceTiles,
-}
-
 /// The cached state of a container.
 #[derive(Debug)]
 pub struct ContainerState {
@@ -72,13 +57,10 @@ pub struct ContainerState {
     published: PublishedIndex,
     entries: BTreeMap<PieceName, usize>,
     other_opens: Vec<OtherOpen>,
-    own: Option<(PieceName, u64)>,
     base: u64,
     names: Vec<PieceName>,
-    index: TileIndex,
-    /// How often the index was built.
-    built: u64,
-    files: BTreeMap<Piece, Arc<File>>,
+    built: BuiltIndex,
+    files: OpenPieces<File>,
 }
 
 impl ContainerState {
@@ -92,23 +74,11 @@ impl ContainerState {
             published: PublishedIndex::default(),
             entries: BTreeMap::new(),
             other_opens: Vec::new(),
-            own: None,
             base: 0,
             names: Vec::new(),
-            index: TileIndex::new(Vec::new(), Vec::new(), 0),
-            built: 0,
-            files: BTreeMap::new(),
+            built: BuiltIndex::default(),
+            files: OpenPieces::default(),
         }
-    }
-
-    /// The piece of each byte, as of the last refresh.
-    pub fn index(&self) -> &TileIndex {
-        &self.index
-    }
-
-    /// A number that changes with [`ContainerState::index`].
-    pub fn build_count(&self) -> u64 {
-        self.built
     }
 
     /// The index file, as of the last refresh.
@@ -129,46 +99,6 @@ impl ContainerState {
     /// The name of a piece; `None` for the base.
     pub fn piece_name(&self, piece: Piece) -> Option<PieceName> {
         self.names.get((piece.0 as usize).checked_sub(1)?).copied()
-    }
-
-    /// Invalidates the cache, for file systems on which memory is not shared.
-    pub fn invalidate_cache(&mut self) {
-        self.generation = None;
-    }
-
-    /// Refreshes the cache. `own` is this rank's piece.
-    ///
-    /// # Errors
-    /// Those of the disk; `EIO` for a damaged index.
-    pub fn refresh_state(&mut self, own: Option<OwnPieceState<'_>>) -> Result<()> {
-        let container = self.container.clone();
-        let context = |e: Errno| Err(e).context("read", container.path());
-        for _ in 0..TRIES {
-            // The generation is loaded before the state: a change meanwhile makes the next refresh
-            // read again.
-            let generation = container.clock().generation().or_else(context)?;
-            let mut changed = false;
-            if self.generation != Some(generation) {
-                changed = true;
-                if !self.scan_index()? {
-                    continue;
-                }
-                self.generation = Some(generation);
-            }
-            match self.poll_journals(own.map(|own| own.name))? {
-                Some(any) => changed |= any,
-                None => {
-                    self.generation = None;
-                    continue;
-                }
-            }
-            if changed || self.own != own.map(|own| (own.name, own.changes)) {
-                self.build_index(own);
-            }
-            return Ok(());
-        }
-        let why = "its roll tells of a journal that is not there, or it changes all the time";
-        Err(TiledError::with_detail("read", container.path(), Errno::AGAIN, why))
     }
 
     /// Reads the index and the list of opens. `false`: the index was replaced meanwhile.
@@ -265,7 +195,7 @@ impl ContainerState {
 
     /// Reads the journals where they have more than the index. `None`: a journal is gone, so the
     /// index must have been replaced.
-    fn poll_journals(&mut self, own: Option<PieceName>) -> Result<Option<bool>> {
+    fn read_journals(&mut self, own: Option<PieceName>) -> Result<Option<bool>> {
         let container = &self.container;
         let mut changed = false;
         for other in &mut self.other_opens {
@@ -315,6 +245,61 @@ impl ContainerState {
         Ok(Some(changed))
     }
 
+    /// Returns the file of a piece, for reading.
+    fn open_piece(&mut self, piece: Piece) -> Result<&mut File> {
+        let name = self.piece_name(piece);
+        let container = &self.container;
+        self.files.open_piece(piece, || {
+            let name = match name {
+                None if piece == BASE => marker::BASE.to_owned(),
+                None => return Err(Errno::NOENT).context("read", container.path()),
+                Some(name) => marker::piece_name(name),
+            };
+            let file = container.open_file(&name, OFlags::RDONLY);
+            file.context("open", &container.path().join(&name))
+        })
+    }
+}
+
+impl FileState for ContainerState {
+    fn path(&self) -> &Path {
+        self.container.path()
+    }
+
+    fn built(&self) -> &BuiltIndex {
+        &self.built
+    }
+
+    fn is_own_piece(&self, piece: Piece, own: PieceName) -> bool {
+        self.piece_name(piece) == Some(own)
+    }
+
+    fn invalidate_cache(&mut self) {
+        self.generation = None;
+    }
+
+    fn refresh_published(&mut self) -> Result<Option<bool>> {
+        // The generation is loaded before the state: a change meanwhile makes the next refresh
+        // read again.
+        let generation = self.container.clock().generation().context("read", self.path())?;
+        if self.generation == Some(generation) {
+            return Ok(Some(false));
+        }
+        if !self.scan_index()? {
+            return Ok(None);
+        }
+        self.generation = Some(generation);
+        Ok(Some(true))
+    }
+
+    fn poll_journals(&mut self, own: Option<PieceName>) -> Result<Option<bool>> {
+        let read = self.read_journals(own)?;
+        if read.is_none() {
+            self.generation = None;
+        }
+        Ok(read)
+    }
+
     fn build_index(&mut self, own: Option<OwnPieceState<'_>>) {
         let mut pieces = Vec::new();
         let mut names = Vec::new();
@@ -349,49 +334,16 @@ impl ContainerState {
         }
         if names != self.names {
             // Numbers of pieces have changed, so cached descriptors may belong to other pieces.
-            self.files.clear();
+            self.files.close_all();
         }
         self.names = names;
-        self.index = TileIndex::new(pieces, self.published.cuts.clone(), self.base);
-        self.own = own.map(|own| (own.name, own.changes));
-        self.built += 1;
-    }
-
-    /// Returns the file of a piece, for reading.
-    ///
-    /// # Errors
-    /// As for open(2).
-    pub fn open_piece(&mut self, piece: Piece) -> Result<Arc<File>> {
-        if let Some(file) = self.files.get(&piece) {
-            return Ok(file.clone());
-        }
-        let name = match self.piece_name(piece) {
-            None if piece == BASE => marker::BASE.to_owned(),
-            None => return Err(Errno::NOENT).context("read", self.container.path()),
-            Some(name) => marker::piece_name(name),
-        };
-        let file = self.container.open_file(&name, OFlags::RDONLY);
-        let file = Arc::new(file.context("open", &self.container.path().join(&name))?);
-        if self.files.len() >= FILES_MAX {
-            self.files.pop_first();
-        }
-        self.files.insert(piece, file.clone());
-        Ok(file)
-    }
-}
-
-impl PieceSource for ContainerState {
-    fn index(&self) -> &TileIndex {
-        &self.index
-    }
-
-    fn build_count(&self) -> u64 {
-        self.built
+        let index = TileIndex::new(pieces, self.published.cuts.clone(), self.base);
+        self.built.replace_index(index, own);
     }
 
     fn read_piece(&mut self, piece: Piece, bytes: &mut [u8], at: u64) -> Result<()> {
         let file = self.open_piece(piece)?;
-        read_full(&file, bytes, at).context("read", self.container.path())
+        read_full(file, bytes, at).context("read", self.container.path())
     }
 
     fn read_parts(

@@ -4,6 +4,7 @@ use crate::claim;
 use crate::container::Container;
 use crate::container_state::ContainerState;
 use crate::error::{ErrorContext, Result};
+use crate::file_state::FileState;
 use crate::marker::PieceName;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -72,8 +73,7 @@ const WINDOW: u64 = 1 << 20;
 pub fn describe_container(path: &Path, limit: usize) -> Result<ContainerSummary> {
     let container = Arc::new(Container::open(&claim::resolve_links(path)?)?);
     let mut world = ContainerState::new(container.clone());
-    world.refresh_state(None)?;
-    let size = world.index().size();
+    let size = world.current_size(None)?;
     let mut used: BTreeMap<Option<PieceName>, u64> = BTreeMap::new();
     let mut stretches: Vec<ContainerStretch> = Vec::new();
     let mut at = 0;

@@ -75,7 +75,8 @@ pub fn begin_open(open: &CollectiveOpen<'_>) -> Result<OpenToken> {
                 Ok(token(EngineKind::Plain, 0, machine::now()))
             }
             Claim::Volume { place, linked } => {
-                volume::begin_volume_open(open, &place, linked, number)
+                let token = token(EngineKind::Volume, 0, 0);
+                volume::begin_volume_open(open, &place, linked, token)
             }
             Claim::Container(real) => container(&real, true),
             Claim::NewContainer(real) => container(&real, false),

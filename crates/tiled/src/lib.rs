@@ -27,6 +27,7 @@ pub mod engine;
 pub mod error;
 pub mod file;
 pub mod file_mutex;
+pub mod file_state;
 pub mod flags;
 pub mod heartbeat;
 pub mod hints;
@@ -52,6 +53,7 @@ pub mod unordered;
 pub mod volume;
 pub mod wholelock;
 
+mod begun;
 mod mapping;
 
 pub use collective_open::CollectiveOpen;

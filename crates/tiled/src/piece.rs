@@ -1,6 +1,5 @@
 //! The piece that a rank writes: bytes at its end, tiles in memory and in the journal.
 
-use crate::container_state::OwnPieceState;
 use crate::error::{ErrorContext, Result, TiledError};
 use crate::journal;
 use crate::marker::PieceName;
@@ -21,6 +20,17 @@ const PACK: usize = 512 << 10;
 /// its host. Getting that memory back is slow: the same 256 MiB took 0.1 s of CPU time by calls of
 /// 512 KiB, and up to 1 s by calls of 8 MiB.
 const LARGE: usize = 2 << 20;
+
+/// The state of this rank's own piece, which needs no journal.
+#[derive(Clone, Copy, Debug)]
+pub struct OwnPieceState<'a> {
+    /// The piece.
+    pub name: PieceName,
+    /// How often it has changed.
+    pub changes: u64,
+    /// Its tiles.
+    pub tiles: &'a PieceTiles,
+}
 
 /// Creates the files of a piece, and publishes its number of changes.
 pub trait PieceStore {
@@ -99,6 +109,11 @@ impl OwnPiece {
     pub fn own_state(&self) -> Option<OwnPieceState<'_>> {
         let (name, changes) = (self.name, self.changes);
         self.files.as_ref().map(|_| OwnPieceState { name, changes, tiles: &self.tiles })
+    }
+
+    /// Its name.
+    pub fn name(&self) -> PieceName {
+        self.name
     }
 
     /// How often it has changed.

@@ -1,10 +1,11 @@
 //! Reading: looks stream bytes up in the index, and reads neighbours in a piece together.
 
 use crate::error::Result;
+use crate::file_state::FileState;
 use crate::hints::Hints;
 use crate::memory::Buffer;
 use std::io::IoSliceMut;
-use tatami_layout::{FoundExtent, FoundRun, Piece, TileIndex, View};
+use tatami_layout::{FoundExtent, FoundRun, Piece, View};
 
 /// Bytes of a gap that are read along rather than skipped.
 const GAP: u64 = 8192;
@@ -17,38 +18,6 @@ const DIRECT: u64 = 256;
 const SCATTER: u64 = 256 << 10;
 /// Most parts of such a call, as of IOV_MAX.
 const PARTS: usize = 1024;
-
-/// The pieces of a file, and the index of their bytes.
-pub trait PieceSource {
-    /// The piece of each byte.
-    fn index(&self) -> &TileIndex;
-
-    /// A number that grows with every change of the index.
-    fn build_count(&self) -> u64;
-
-    /// Fills `bytes` from a piece, from `at` on.
-    ///
-    /// # Errors
-    /// Those of the disk.
-    fn read_piece(&mut self, piece: Piece, bytes: &mut [u8], at: u64) -> Result<()>;
-
-    /// Fills `parts`, one after the other, from a piece, from `at` on.
-    ///
-    /// # Errors
-    /// Those of the disk.
-    fn read_parts(
-        &mut self,
-        piece: Piece,
-        parts: &mut [IoSliceMut<'_>],
-        mut at: u64,
-    ) -> Result<()> {
-        for part in parts {
-            self.read_piece(piece, part, at)?;
-            at += part.len() as u64;
-        }
-        Ok(())
-    }
-}
 
 /// The reader of one handle, with its buffers.
 #[derive(Debug)]
@@ -63,7 +32,7 @@ pub struct StreamReader {
 /// A long run of a stream in one piece: a reader that uses the view of the writer looks it up once.
 #[derive(Debug)]
 struct WholeRun {
-    /// The index it was found in ([`PieceSource::build_count`]).
+    /// The index it was found in ([`FileState::build_count`]).
     built: u64,
     view: View,
     stream: u64,
@@ -76,7 +45,7 @@ impl WholeRun {
     /// Returns the place of these stream bytes in the piece.
     fn locate_stream(
         &self,
-        world: &impl PieceSource,
+        world: &impl FileState,
         view: &View,
         stream: u64,
         len: u64,
@@ -114,7 +83,7 @@ impl StreamReader {
     /// Those of the disk.
     pub fn read(
         &mut self,
-        world: &mut impl PieceSource,
+        world: &mut impl FileState,
         view: &View,
         stream: u64,
         into: &mut Buffer<'_>,
@@ -156,7 +125,7 @@ impl StreamReader {
     /// Fills `into`, if it is dense and lies in one run of one piece. Returns whether it did.
     fn read_whole(
         &mut self,
-        world: &mut impl PieceSource,
+        world: &mut impl FileState,
         view: &View,
         stream: u64,
         into: &mut Buffer<'_>,
@@ -187,7 +156,7 @@ impl StreamReader {
     /// whether it did.
     fn read_run(
         &mut self,
-        world: &mut impl PieceSource,
+        world: &mut impl FileState,
         view: &View,
         stream: u64,
         into: &mut Buffer<'_>,
@@ -212,7 +181,7 @@ impl StreamReader {
     /// contiguous.
     fn find_runs(
         &self,
-        world: &impl PieceSource,
+        world: &impl FileState,
         view: &View,
         stream: u64,
         len: u64,
@@ -239,7 +208,7 @@ impl StreamReader {
     /// Reads a run of a piece into scattered memory, by parts that stay in the processor's cache.
     fn read_scattered(
         &mut self,
-        world: &mut impl PieceSource,
+        world: &mut impl FileState,
         (piece, at, len): (Piece, u64, u64),
         from: u64,
         into: &mut Buffer<'_>,
@@ -257,7 +226,7 @@ impl StreamReader {
 
     fn fill_runs(
         &mut self,
-        world: &mut impl PieceSource,
+        world: &mut impl FileState,
         mut runs: Vec<FoundRun>,
         bytes: &mut [u8],
     ) -> Result<()> {
@@ -304,7 +273,7 @@ impl StreamReader {
     /// `runs`.
     fn sieve_runs(
         &mut self,
-        world: &mut impl PieceSource,
+        world: &mut impl FileState,
         piece: Piece,
         runs: &[FoundRun],
         end: u64,
@@ -325,7 +294,7 @@ impl StreamReader {
     /// Reads neighbouring stretches together.
     fn fetch_all(
         &mut self,
-        world: &mut impl PieceSource,
+        world: &mut impl FileState,
         wants: &mut [PieceRead],
         bytes: &mut [u8],
     ) -> Result<()> {
@@ -358,7 +327,7 @@ impl StreamReader {
 
     /// Reads one run of a piece straight into its destinations.
     fn fetch_straight(
-        world: &mut impl PieceSource,
+        world: &mut impl FileState,
         wants: &[PieceRead],
         bytes: &mut [u8],
     ) -> Result<()> {
@@ -376,7 +345,7 @@ impl StreamReader {
     /// Reads one run of a piece, and copies its parts.
     fn fetch_group(
         &mut self,
-        world: &mut impl PieceSource,
+        world: &mut impl FileState,
         wants: &[PieceRead],
         end: u64,
         bytes: &mut [u8],

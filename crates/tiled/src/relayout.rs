@@ -7,6 +7,7 @@
 use crate::container::{self, Container};
 use crate::container_state::ContainerState;
 use crate::error::{ErrorContext, Result, TiledError};
+use crate::file_state::FileState;
 use crate::hints::Hints;
 use crate::marker::Member;
 use crate::memory::Buffer;
@@ -62,8 +63,7 @@ pub fn to_whole(path: &Path, threads: usize, progress: &(dyn Fn(u64) + Sync)) ->
         return Err(TiledError::with_detail("relayout", path, Errno::BUSY, why));
     }
     let mut world = ContainerState::new(container.clone());
-    world.refresh_state(None)?;
-    let size = world.index().size();
+    let size = world.current_size(None)?;
     let new = container.unused_sibling()?;
     let copied = std::fs::OpenOptions::new()
         .write(true)
@@ -103,7 +103,7 @@ fn copy_container(
         Shape::bytes(1).map_err(|_| TiledError::new("copy", container.path(), Errno::INVAL))?;
     let work = || -> Result<()> {
         let mut world = ContainerState::new(container.clone());
-        world.refresh_state(None)?;
+        world.refresh_state(None, 0)?;
         let mut reader = StreamReader::new(&Hints::default());
         let mut bytes = vec![0; CHUNK.min(size) as usize];
         loop {

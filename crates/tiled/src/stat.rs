@@ -3,6 +3,7 @@
 use crate::container::{self, Container};
 use crate::container_state::ContainerState;
 use crate::error::{ErrorContext, Result, TiledError};
+use crate::file_state::FileState;
 use crate::{claim, marker};
 use rustix::io::Errno;
 use std::fs::Metadata;
@@ -40,7 +41,7 @@ pub fn stat_file(path: &Path) -> Result<TiledStat> {
 fn stat_container(path: &Path, dir: &Metadata) -> Result<TiledStat> {
     let container = Arc::new(Container::open(path)?);
     let mut world = ContainerState::new(container.clone());
-    world.refresh_state(None)?;
+    let size = world.current_size(None)?;
     // The newest time of all files: a write changes a piece and not the directory.
     let mut modified = (dir.mtime(), dir.mtime_nsec());
     for entry in std::fs::read_dir(path).context("list", path)? {
@@ -50,7 +51,7 @@ fn stat_container(path: &Path, dir: &Metadata) -> Result<TiledStat> {
         }
     }
     let mode = libc_regular() | dir.mode() & 0o666;
-    Ok(TiledStat { size: world.index().size(), mode, container: true, modified })
+    Ok(TiledStat { size, mode, container: true, modified })
 }
 
 /// `S_IFREG`.

@@ -2,21 +2,19 @@
 
 use super::open_file::{LookedUpFile, OpenVolumeFile};
 use super::session::{VolumeSession, WriteHold};
+use crate::begun::BegunOpens;
 use crate::collective_open::CollectiveOpen;
 use crate::error::{DaemonErrorContext, ErrorContext, Result, TiledError};
 use crate::flags::Flags;
 use crate::machine;
-use crate::token::{EngineKind, OpenToken, OpenedVolumeFile};
-use parking_lot::Mutex;
+use crate::token::{OpenToken, OpenedVolumeFile};
 use rustix::fs::{FileType, Mode};
 use rustix::io::Errno;
 use std::path::Path;
 use tatami_wire::{Access, Cred, NodeId};
 
 /// Files that this process has begun to open and not opened yet; their pieces are open until then.
-static BEGUN: Mutex<Vec<(u64, BegunVolumeOpen)>> = Mutex::new(Vec::new());
-/// Most begun opens that are kept; the oldest was surely abandoned.
-const BEGUN_MAX: usize = 64;
+pub(super) static BEGUN: BegunOpens<BegunVolumeOpen> = BegunOpens::new();
 
 /// The state of rank 0 for an open that it has begun.
 pub(super) struct BegunVolumeOpen {
@@ -26,7 +24,7 @@ pub(super) struct BegunVolumeOpen {
 }
 
 /// Creates the file if requested, checks that it may be opened, and assigns each rank a piece on
-/// its node.
+/// its node. Adds to the token what the other ranks must know.
 ///
 /// # Errors
 /// As for open(2); `EXDEV` for a rank without a mount of the volume.
@@ -34,23 +32,13 @@ pub fn begin_volume_open(
     open: &CollectiveOpen<'_>,
     real: &Path,
     linked: bool,
-    number: u64,
+    mut token: OpenToken,
 ) -> Result<OpenToken> {
     // The creator may open a new file whatever its mode, as with open(2).
     let is_new = create_file(real, open.flags, open.mode)?;
     let found = LookedUpFile::look_up(real, if is_new { Flags::default() } else { open.flags })?;
     let (ino, session) = (found.ino, found.session.clone());
-    let mut token = OpenToken {
-        kind: EngineKind::Volume,
-        open: number,
-        stamp: machine::now(),
-        ranks: open.ranks,
-        machine: open.machine,
-        id: ino.0,
-        first: 0,
-        nodes: 0,
-        volume: None,
-    };
+    (token.id, token.stamp) = (ino.0, machine::now());
     let (held, cap, homes) = if open.flags.can_write() {
         let wanted = plan_pieces(open, &session, real)?;
         let homes = wanted.iter().take(open.ranks as usize).map(|(node, _)| *node).collect();
@@ -67,20 +55,9 @@ pub fn begin_volume_open(
     };
     token.volume =
         Some(OpenedVolumeFile { cap, client: session.client.id(), linked, rank_nodes: homes });
-    let mut begun = BEGUN.lock();
-    // A program may begin an open and never open it; its file must not stay open for ever.
-    if begun.len() >= BEGUN_MAX {
-        begun.remove(0);
-    }
-    begun.push((number, BegunVolumeOpen { volume: OpenVolumeFile::new(found, real, cap), held }));
+    let volume = OpenVolumeFile::new(found, real, cap);
+    BEGUN.keep_open(token.open, BegunVolumeOpen { volume, held });
     Ok(token)
-}
-
-/// Takes the state that [`begin_volume_open`] left for an open.
-pub(super) fn take_begun_open(open: u64) -> Option<BegunVolumeOpen> {
-    let mut begun = BEGUN.lock();
-    let at = begun.iter().position(|(number, _)| *number == open)?;
-    Some(begun.remove(at).1)
 }
 
 /// Returns a piece for each rank on its node, then one for each node, which is its rank table.

@@ -1,14 +1,15 @@
 //! The engine of a volume's files: the operations of one rank of one open.
 
-use super::begin::{BegunVolumeOpen, take_begun_open};
+use super::begin::{BEGUN, BegunVolumeOpen};
 use super::joined::{is_scattered, join_tiles};
 use super::neighbors::Neighbors;
 use super::open_file::OpenVolumeFile;
 use super::rank_table::OwnRankTable;
 use super::session::{VolumeSession, WriteHold};
-use super::state::{OwnRankPosition, OwnVolumePiece, VolumeState};
+use super::state::{OwnRankPosition, VolumeState};
 use crate::engine::Engine;
 use crate::error::{DaemonErrorContext, ErrorContext, Result, TiledError};
+use crate::file_state::FileState;
 use crate::flags::Flags;
 use crate::hints::Hints;
 use crate::journal;
@@ -17,7 +18,7 @@ use crate::marker::PieceName;
 use crate::memory::Buffer;
 use crate::piece::{OwnPiece, PieceStore};
 use crate::plan::{self, PlannedPart};
-use crate::reader::{PieceSource, StreamReader};
+use crate::reader::StreamReader;
 use crate::token::OpenToken;
 use parking_lot::Mutex;
 use rustix::io::Errno;
@@ -152,7 +153,7 @@ impl VolumeEngine {
         token: &OpenToken,
         inboxes: &[u64],
     ) -> Result<VolumeEngine> {
-        let (volume, held) = match take_begun_open(token.open).filter(|_| rank == 0) {
+        let (volume, held) = match BEGUN.take_open(token.open).filter(|_| rank == 0) {
             Some(BegunVolumeOpen { volume, held }) => (volume, held),
             None => VolumeEngine::join_open(path, flags, token)?,
         };
@@ -209,17 +210,8 @@ impl VolumeEngine {
     }
 
     fn refresh_state(&mut self, to: u64) -> Result<()> {
-        // Another handle of this process may have changed the file without a sync of this one.
-        if self.has_other_writers() {
-            self.world.invalidate_cache();
-        }
-        let own = self.writer.as_ref().and_then(VolumeWriter::own_state);
+        let own = self.writer.as_ref().and_then(|writer| writer.piece.own_state());
         self.world.refresh_state(own, to)
-    }
-
-    /// Reports whether another handle of this process has the file open for writing.
-    fn has_other_writers(&self) -> bool {
-        self.volume.session.count_writers(self.volume.ino) > usize::from(self.writer.is_some())
     }
 
     fn require_writer(&mut self) -> Result<&mut VolumeWriter> {
@@ -241,7 +233,7 @@ impl VolumeEngine {
         }
         let path = self.path.clone();
         let range = (view.offset_of(stream), view.offset_of(stream + len - 1).saturating_add(1));
-        let alone = self.together && !self.atomic && !self.has_other_writers();
+        let alone = self.together && !self.atomic && !self.world.has_other_writers();
         let writer = self.require_writer()?;
         let roll =
             writer.rank_table.get().ok_or_else(|| TiledError::new("write", &path, Errno::IO))?;
@@ -276,8 +268,8 @@ impl VolumeEngine {
             return Ok(parts);
         }
         self.refresh_state(0)?;
-        let number = self.require_writer()?.number;
-        let is_own = |piece| VolumeState::piece_number(piece) == Some(number);
+        let name = self.require_writer()?.name;
+        let is_own = |piece| self.world.is_own_piece(piece, name);
         Ok(plan::plan_by_index(self.world.index(), view, stream, len, is_own))
     }
 
@@ -367,7 +359,7 @@ impl VolumeEngine {
         // Later bytes need a stamp not below that of the old piece; of equal stamps the later piece
         // wins.
         writer.run = None;
-        self.world.invalidate_cache();
+        self.world.replace_own_piece(number);
         Ok(true)
     }
 
@@ -540,11 +532,6 @@ impl VolumeWriter {
         *self.made.lock() = Some(PieceFiles { number, bytes, journal });
         let _ = volume.roll.set(roll.clone());
         Ok(self.rank_table.get_or_init(|| roll))
-    }
-
-    fn own_state(&self) -> Option<OwnVolumePiece<'_>> {
-        let own = self.piece.own_state()?;
-        Some(OwnVolumePiece { piece: self.number, changes: own.changes, tiles: own.tiles })
     }
 
     /// Whether the view is too long to be stored with the tiles of one piece.

@@ -10,31 +10,21 @@ use super::joined::NumberedPiece;
 use super::open_file::{BaseSource, OpenVolumeFile};
 use super::rank_table::{FetchedWords, NodeRankTable};
 use crate::error::{ACCEPT_LOSS, DaemonErrorContext, ErrorContext, Result, TiledError};
+use crate::file_state::{BuiltIndex, FileState, OpenPieces};
 use crate::journal::{self, JournalError};
+use crate::marker::PieceName;
+use crate::piece::OwnPieceState;
 use crate::plain::read_full;
-use crate::reader::PieceSource;
 use crate::shared::SharedWords;
 use crate::token::OpenToken;
 use rustix::io::Errno;
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use tatami_client::DataFile;
 use tatami_layout::{PieceTiles, TileCut, TileIndex};
 use tatami_wire::tiles::{PieceGrowth, PieceInfo, TilePage};
 use tatami_wire::{NodeId, Piece};
-
-/// Attempts to read a consistent state while other ranks replace their pieces.
-const TRIES: usize = 100;
-/// Pieces kept open for reading.
-const FILES_MAX: usize = 256;
-
-/// The state of this rank's own piece, which needs no journal.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct OwnVolumePiece<'a> {
-    pub(super) piece: u32,
-    pub(super) changes: u64,
-    pub(super) tiles: &'a PieceTiles,
-}
 
 /// The position of the rank table of this node, and of this rank in it.
 #[derive(Clone, Copy, Debug)]
@@ -84,11 +74,8 @@ pub(super) struct VolumeState {
     journals: BTreeMap<u32, journal::JournalReader>,
     base_size: u64,
     base: Option<BaseSource>,
-    own: Option<(u32, u64)>,
-    index: TileIndex,
-    /// How often the index was built.
-    built: u64,
-    files: BTreeMap<Piece, DataFile>,
+    built: BuiltIndex,
+    files: OpenPieces<DataFile>,
 }
 
 impl VolumeState {
@@ -115,10 +102,8 @@ impl VolumeState {
             journals: BTreeMap::new(),
             base_size: 0,
             base: None,
-            own: None,
-            index: TileIndex::new(Vec::new(), Vec::new(), 0),
-            built: 0,
-            files: BTreeMap::new(),
+            built: BuiltIndex::default(),
+            files: OpenPieces::default(),
         }
     }
 
@@ -196,9 +181,24 @@ impl VolumeState {
         Ok(())
     }
 
-    /// Returns the number of a piece of the index; `None` for the base.
-    pub(super) fn piece_number(piece: Piece) -> Option<u32> {
-        (piece != Piece::BASE).then(|| piece.number())
+    /// Returns the number of this rank's piece; `None` for a reader.
+    pub(super) fn own_piece(&self) -> Option<u32> {
+        Some(self.rank_positions.get(self.rank? as usize)?.piece)
+    }
+
+    /// Gives this rank another piece, which is empty.
+    pub(super) fn replace_own_piece(&mut self, piece: u32) {
+        let own = self.rank.and_then(|rank| self.rank_positions.get_mut(rank as usize));
+        own.into_iter().for_each(|own| own.piece = piece);
+        // The new piece has the name of the old one, and may get as many changes.
+        self.built.mark_outdated();
+        self.is_stale = true;
+    }
+
+    /// Reports whether another handle of this process has the file open for writing.
+    pub(super) fn has_other_writers(&self) -> bool {
+        let writers = self.volume.session.count_writers(self.volume.ino);
+        writers > usize::from(self.rank.is_some())
     }
 
     /// Returns the pieces of the file that no longer grow, and its cuts, as of now; `None` where
@@ -214,47 +214,9 @@ impl VolumeState {
         Ok(alone.then(|| (self.closed.clone(), self.cuts.clone())))
     }
 
-    /// Invalidates the cached answers of the shard.
-    pub(super) fn invalidate_cache(&mut self) {
-        self.is_stale = true;
-    }
-
     /// The last known cut, 0 for none: new bytes must have a later stamp.
     pub(super) fn last_cut(&self) -> u64 {
         self.cuts.iter().map(|cut| cut.stamp).max().unwrap_or(0)
-    }
-
-    /// Refreshes the cache. Requests the size of the file unless the known part reaches `to`.
-    ///
-    /// # Errors
-    /// Those of the shard, the nodes and the disk.
-    pub(super) fn refresh_state(&mut self, own: Option<OwnVolumePiece<'_>>, to: u64) -> Result<()> {
-        let mut changed = false;
-        for _ in 0..TRIES {
-            if self.is_stale {
-                changed |= self.fetch_shard_state()?;
-                self.is_stale = false;
-            }
-            changed |= self.poll_journals()?;
-            // A writer has replaced its piece meanwhile, so the shard has tiles that this state
-            // lacks. Fetch them before the index is built, or bytes of the old piece would be
-            // missing.
-            if self.is_stale {
-                continue;
-            }
-            if changed || self.own != own.map(|own| (own.piece, own.changes)) {
-                self.build_index(own);
-            }
-            if to > self.index.size() {
-                let size = self.volume.current_size()?;
-                if size != self.base_size {
-                    self.base_size = size;
-                    self.build_index(own);
-                }
-            }
-            return Ok(());
-        }
-        Err(TiledError::new("read", &self.volume.path, Errno::AGAIN))
     }
 
     fn fetch_page(&self) -> Result<TilePage> {
@@ -362,9 +324,36 @@ impl VolumeState {
             }
         })
     }
+}
 
-    /// Reads new records in the journals of the other ranks.
-    fn poll_journals(&mut self) -> Result<bool> {
+impl FileState for VolumeState {
+    fn path(&self) -> &Path {
+        &self.volume.path
+    }
+
+    fn built(&self) -> &BuiltIndex {
+        &self.built
+    }
+
+    fn is_own_piece(&self, piece: Piece, _own: PieceName) -> bool {
+        piece != Piece::BASE && Some(piece.number()) == self.own_piece()
+    }
+
+    fn invalidate_cache(&mut self) {
+        self.is_stale = true;
+    }
+
+    fn refresh_published(&mut self) -> Result<Option<bool>> {
+        // Another handle of this process may have changed the file without a sync of this one.
+        if !self.is_stale && !self.has_other_writers() {
+            return Ok(Some(false));
+        }
+        let changed = self.fetch_shard_state()?;
+        self.is_stale = false;
+        Ok(Some(changed))
+    }
+
+    fn poll_journals(&mut self, _own: Option<PieceName>) -> Result<Option<bool>> {
         let path = self.volume.path.clone();
         let mut changed = false;
         self.open_rank_tables()?;
@@ -388,7 +377,7 @@ impl VolumeState {
                 self.rank_positions[rank].piece = slot.piece;
                 self.rank_positions[rank].seen = 0;
                 self.is_stale = true;
-                return Ok(true);
+                return Ok(None);
             }
             if slot.changes == seen {
                 continue;
@@ -398,7 +387,7 @@ impl VolumeState {
                 // The piece was closed or replaced meanwhile, so the shard has its tiles.
                 let Some(journal) = self.open_journal(old)? else {
                     self.is_stale = true;
-                    return Ok(true);
+                    return Ok(None);
                 };
                 self.journals.insert(old, journal);
             }
@@ -411,10 +400,10 @@ impl VolumeState {
             // reads them again.
             self.rank_positions[rank].seen = slot.changes;
         }
-        Ok(changed)
+        Ok(Some(changed))
     }
 
-    fn build_index(&mut self, own: Option<OwnVolumePiece<'_>>) {
+    fn build_index(&mut self, own: Option<OwnPieceState<'_>>) {
         let mut pieces = Vec::new();
         let mut add = |piece: u32, tiles: PieceTiles| {
             if !tiles.tiles().is_empty() {
@@ -434,25 +423,22 @@ impl VolumeState {
         for (piece, journal) in &self.journals {
             add(*piece, journal.to_piece_tiles());
         }
-        if let Some(own) = own {
-            add(own.piece, own.tiles.clone());
+        if let (Some(own), Some(piece)) = (own, self.own_piece()) {
+            add(piece, own.tiles.clone());
         }
         // The mount shows the base after all cuts, so none applies to it any more.
-        self.built += 1;
-        self.index = TileIndex::with_base(pieces, self.cuts.clone(), self.base_size, u64::MAX);
-        // Record the state of the own piece that the index contains, so that a refresh without
-        // changes does not build it again.
-        self.own = own.map(|own| (own.piece, own.changes));
-    }
-}
-
-impl PieceSource for VolumeState {
-    fn index(&self) -> &TileIndex {
-        &self.index
+        let index = TileIndex::with_base(pieces, self.cuts.clone(), self.base_size, u64::MAX);
+        self.built.replace_index(index, own);
     }
 
-    fn build_count(&self) -> u64 {
-        self.built
+    fn refresh_base(&mut self, to: u64) -> Result<bool> {
+        if to <= self.index().size() {
+            return Ok(false);
+        }
+        let size = self.volume.current_size()?;
+        let changed = size != self.base_size;
+        self.base_size = size;
+        Ok(changed)
     }
 
     fn read_piece(&mut self, piece: Piece, bytes: &mut [u8], at: u64) -> Result<()> {
@@ -474,15 +460,13 @@ impl PieceSource for VolumeState {
                 None => Err(TiledError::new("read", &path, Errno::IO)),
             };
         }
-        if !self.files.contains_key(&piece) {
-            let node = self.nodes.get(&piece.number()).copied();
+        let (volume, nodes) = (&self.volume, &self.nodes);
+        let file = self.files.open_piece(piece, || {
+            let node = nodes.get(&piece.number()).copied();
             let node = node.ok_or_else(|| TiledError::new("read", &path, Errno::IO))?;
-            if self.files.len() >= FILES_MAX {
-                self.files.pop_first();
-            }
-            self.files.insert(piece, self.volume.open_object(node, piece)?);
-        }
-        match self.files[&piece].read_at(bytes, at).daemon_context("read", &path)? {
+            volume.open_object(node, piece)
+        })?;
+        match file.read_at(bytes, at).daemon_context("read", &path)? {
             // The bytes of a tile were written before the tile, so missing ones are lost.
             got if got < bytes.len() => Err(TiledError::with_detail(
                 "read",
