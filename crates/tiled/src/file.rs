@@ -3,7 +3,7 @@
 
 use crate::claim::{self, Claim};
 use crate::collective_open::CollectiveOpen;
-use crate::container_engine::{self, ContainerEngine};
+use crate::container_backing::{self, ContainerBacking};
 use crate::engine::Engine;
 use crate::error::{ErrorContext, Result, TiledError};
 use crate::flags::Flags;
@@ -12,9 +12,10 @@ use crate::memory::Buffer;
 use crate::plain::{self, PlainEngine};
 use crate::pointer::{self, SharedPointer};
 use crate::rank_table::OpenHeader;
+use crate::tiled_engine::TiledEngine;
 use crate::token::{EngineKind, OpenToken};
 use crate::unordered;
-use crate::volume::{self, VolumeEngine};
+use crate::volume::{self, VolumeBacking};
 use crate::wholelock::WholeLock;
 use crate::{machine, marker};
 use parking_lot::Mutex;
@@ -55,7 +56,7 @@ pub fn begin_open(open: &CollectiveOpen<'_>) -> Result<OpenToken> {
     let container = |real: &Path, exists: bool| {
         let of = OpenHeader { open: number, ranks: open.ranks, machine: open.machine };
         let (id, stamp) =
-            container_engine::begin_container_open(real, exists, open.flags, open.mode, of)?;
+            container_backing::begin_container_open(real, exists, open.flags, open.mode, of)?;
         Ok(token(EngineKind::Container, id, stamp))
     };
     // The claim counts for the first attempt only: after `ESTALE` the path must be examined again.
@@ -204,12 +205,13 @@ impl RankFile {
         let engine: Box<dyn Engine> = match token.kind {
             EngineKind::Plain => Box::new(PlainEngine::open(&real, flags, hints)?),
             EngineKind::Container => {
-                Box::new(ContainerEngine::open(&real, flags, hints, rank, &token)?)
+                let backing = ContainerBacking::open(&real, flags, rank, &token)?;
+                Box::new(TiledEngine::new(backing, &real, hints, rank, &token))
             }
             EngineKind::Volume => {
-                let native = VolumeEngine::open(&real, flags, hints, rank, &token, inboxes)?;
-                job = token.is_across().then(|| Arc::new(native.job_member(&token, rank)));
-                Box::new(native)
+                let backing = VolumeBacking::open(&real, flags, rank, &token, inboxes)?;
+                job = token.is_across().then(|| Arc::new(backing.job_member(&token, rank)));
+                Box::new(TiledEngine::new(backing, &real, hints, rank, &token))
             }
         };
         Ok(RankFile {

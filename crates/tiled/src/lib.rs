@@ -20,7 +20,7 @@
 pub mod claim;
 pub mod collective_open;
 pub mod container;
-pub mod container_engine;
+pub mod container_backing;
 pub mod container_state;
 pub mod describe;
 pub mod engine;
@@ -48,6 +48,7 @@ pub mod relayout;
 pub mod shared;
 pub mod sharing;
 pub mod stat;
+pub mod tiled_engine;
 pub mod token;
 pub mod unordered;
 pub mod volume;

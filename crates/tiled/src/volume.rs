@@ -5,9 +5,9 @@
 //! a write is one pwrite(2) and a store into the mapped journal. Names, permissions, the base,
 //! truncation and locks go through the mount by which the program named the file.
 
+mod backing;
 mod begin;
 mod claim_table;
-mod engine;
 mod inbox;
 mod joined;
 mod mounts;
@@ -17,8 +17,8 @@ mod rank_table;
 mod session;
 mod state;
 
+pub use backing::VolumeBacking;
 pub use begin::begin_volume_open;
-pub use engine::VolumeEngine;
 pub use inbox::inbox_number;
 pub use session::{VolumeSession, is_on_volume, node_of};
 pub(crate) use session::{device_of, parent_dir};

@@ -55,7 +55,7 @@ struct OtherPiece {
 }
 
 /// The cached state of the file.
-pub(super) struct VolumeState {
+pub struct VolumeState {
     volume: Arc<OpenVolumeFile>,
     /// First piece of this handle's open, and its pieces; none for a reader.
     first: u32,

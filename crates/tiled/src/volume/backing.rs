@@ -1,4 +1,4 @@
-//! The engine of a volume's files: the operations of one rank of one open.
+//! Files of a volume below the engine: the backing of one rank of one open.
 
 use super::begin::{BEGUN, BegunVolumeOpen};
 use super::joined::{is_scattered, join_tiles};
@@ -7,25 +7,21 @@ use super::open_file::OpenVolumeFile;
 use super::rank_table::OwnRankTable;
 use super::session::{VolumeSession, WriteHold};
 use super::state::{OwnRankPosition, VolumeState};
-use crate::engine::Engine;
 use crate::error::{DaemonErrorContext, ErrorContext, Result, TiledError};
 use crate::file_state::FileState;
 use crate::flags::Flags;
-use crate::hints::Hints;
 use crate::journal;
 use crate::machine;
 use crate::marker::PieceName;
-use crate::memory::Buffer;
-use crate::piece::{OwnPiece, PieceStore};
-use crate::plan::{self, PlannedPart};
-use crate::reader::StreamReader;
+use crate::piece::{OwnPiece, OwnPieceState, PieceStore};
+use crate::tiled_engine::TiledBacking;
 use crate::token::OpenToken;
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use tatami_client::JobMember;
 use tatami_layout::{PieceTiles, View};
@@ -46,15 +42,12 @@ const VIEW_MAX: usize = 64 * 1024;
 const PUBLISH_BYTES: usize = 256 * 1024;
 
 /// A file of a volume as one rank has it open.
-pub struct VolumeEngine {
-    path: PathBuf,
+pub struct VolumeBacking {
     volume: Arc<OpenVolumeFile>,
-    world: VolumeState,
-    reader: StreamReader,
+    state: VolumeState,
     writer: Option<VolumeWriter>,
-    /// The stamp of the view epoch.
+    /// The stamp of the view epoch, which the clock of the node must be past.
     epoch: u64,
-    atomic: bool,
     delete: bool,
     /// All ranks run on one node.
     together: bool,
@@ -79,8 +72,6 @@ struct SealedPiece {
 struct VolumeWriter {
     /// The file is open for writing as long as it lives.
     _held: WriteHold,
-    number: u32,
-    piece: OwnPiece,
     /// The rank table of this node, from the rank's first write on. A rank that writes nothing
     /// sends no request to its node.
     rank_table: OnceLock<Arc<OwnRankTable>>,
@@ -90,15 +81,12 @@ struct VolumeWriter {
     neighbors: Option<Neighbors>,
     /// The files of a piece that has none yet, which the node sent together with the rank table.
     made: Mutex<Option<PieceFiles>>,
-    name: PieceName,
+    /// The number of the open.
+    open: u64,
     /// Number of tiles at which the length of their encoding is measured next.
     check_at: usize,
     /// The last view, and whether its encoding is too long for a piece.
     last_view: Option<(View, bool)>,
-    /// The stamp that a continued run under the byte view may have.
-    run: Option<u64>,
-    /// File range written under the byte view.
-    hull: Option<(u64, u64)>,
 }
 
 /// The bytes and the journal of the piece with that number.
@@ -108,25 +96,15 @@ struct PieceFiles {
     journal: File,
 }
 
-/// Stores a piece in objects of this node.
-struct NodePieceStore<'a> {
-    volume: &'a OpenVolumeFile,
-    roll: &'a OwnRankTable,
-    made: &'a Mutex<Option<PieceFiles>>,
-    number: u32,
-}
-
-impl PieceStore for NodePieceStore<'_> {
+impl PieceStore for VolumeBacking {
     fn create_files(&self, name: PieceName) -> Result<(File, journal::JournalWriter)> {
-        let path = &self.volume.path;
-        let made = self.made.lock().take().filter(|made| made.number == self.number);
-        let (bytes, journal) = match made {
+        let (path, number) = (&self.volume.path, self.own_number()?);
+        let made = self.require_writer()?.made.lock().take();
+        let (bytes, journal) = match made.filter(|made| made.number == number) {
             Some(made) => (made.bytes, made.journal),
             None => {
-                let [bytes, journal] = self.volume.create_objects([
-                    Piece::of_bytes(self.number),
-                    Piece::of_journal(self.number),
-                ])?;
+                let pieces = [Piece::of_bytes(number), Piece::of_journal(number)];
+                let [bytes, journal] = self.volume.create_objects(pieces)?;
                 (bytes, journal)
             }
         };
@@ -135,11 +113,11 @@ impl PieceStore for NodePieceStore<'_> {
     }
 
     fn record_changes(&self, _rank: u32, changes: u64) -> Result<()> {
-        self.roll.set_changes(changes).context("write", &self.volume.path)
+        self.require_rank_table()?.set_changes(changes).context("write", &self.volume.path)
     }
 }
 
-impl VolumeEngine {
+impl VolumeBacking {
     /// Opens a file that rank 0 has begun to open. `inboxes` are the inbox numbers of all ranks. It
     /// is empty where no rank gets descriptors from another one.
     ///
@@ -148,27 +126,22 @@ impl VolumeEngine {
     pub fn open(
         path: &Path,
         flags: Flags,
-        hints: &Hints,
         rank: u32,
         token: &OpenToken,
         inboxes: &[u64],
-    ) -> Result<VolumeEngine> {
+    ) -> Result<VolumeBacking> {
         let (volume, held) = match BEGUN.take_open(token.open).filter(|_| rank == 0) {
             Some(BegunVolumeOpen { volume, held }) => (volume, held),
-            None => VolumeEngine::join_open(path, flags, token)?,
+            None => VolumeBacking::join_open(path, flags, token)?,
         };
         let volume = Arc::new(volume);
-        let mut world = VolumeState::new(volume.clone(), token, held.as_ref().map(|_| rank));
-        let writer =
-            held.map(|held| VolumeWriter::new(held, &volume, &mut world, rank, token, inboxes));
-        Ok(VolumeEngine {
-            path: path.to_path_buf(),
+        let mut state = VolumeState::new(volume.clone(), token, held.as_ref().map(|_| rank));
+        let writer = held.map(|held| VolumeWriter::new(held, &mut state, rank, token, inboxes));
+        Ok(VolumeBacking {
             volume,
-            world,
-            reader: StreamReader::new(hints),
+            state,
             writer: writer.transpose()?,
             epoch: token.stamp,
-            atomic: false,
             delete: flags.contains(Flags::DELETE_ON_CLOSE),
             together: token.nodes <= 1,
             ranks: token.ranks,
@@ -209,123 +182,62 @@ impl VolumeEngine {
         JobMember::new(session.client.clone(), *ino, token.open, rank)
     }
 
-    fn refresh_state(&mut self, to: u64) -> Result<()> {
-        let own = self.writer.as_ref().and_then(|writer| writer.piece.own_state());
-        self.world.refresh_state(own, to)
+    fn require_writer(&self) -> Result<&VolumeWriter> {
+        let path = &self.volume.path;
+        self.writer.as_ref().ok_or_else(|| TiledError::new("write", path, Errno::BADF))
     }
 
-    fn require_writer(&mut self) -> Result<&mut VolumeWriter> {
-        let path = &self.path;
-        self.writer.as_mut().ok_or_else(|| TiledError::new("write", path, Errno::BADF))
+    /// Returns the number of this rank's piece.
+    fn own_number(&self) -> Result<u32> {
+        let path = &self.volume.path;
+        self.state.own_piece().ok_or_else(|| TiledError::new("write", path, Errno::BADF))
     }
 
-    /// Returns the rank table of this node; the first call requests it from the node.
+    /// Returns the rank table of this node, which a rank has from its first write on.
+    fn require_rank_table(&self) -> Result<&OwnRankTable> {
+        let table = self.require_writer()?.rank_table.get().map(|roll| &**roll);
+        table.ok_or_else(|| TiledError::new("write", &self.volume.path, Errno::IO))
+    }
+
+    /// Returns the rank table of this node, whose clock is past the epoch; `None` for a reader. The
+    /// first call requests it from the node, together with the piece. This rank sends the request,
+    /// or another one does so for all ranks of the node.
     fn open_rank_table(&self) -> Result<Option<&OwnRankTable>> {
-        let Some(writer) = &self.writer else { return Ok(None) };
-        writer.open_rank_table(&self.volume, self.epoch).map(Some)
-    }
-
-    /// Returns the stamp of new bytes. Under the byte view the later write wins, so a run continues
-    /// only while no other rank can have written there.
-    fn write_stamp(&mut self, view: &View, stream: u64, len: u64, by_epoch: bool) -> Result<u64> {
-        if by_epoch {
-            return Ok(self.epoch);
+        let (Some(writer), volume) = (&self.writer, &self.volume) else { return Ok(None) };
+        if let Some(roll) = writer.rank_table.get() {
+            return Ok(Some(roll));
         }
-        let path = self.path.clone();
-        let range = (view.offset_of(stream), view.offset_of(stream + len - 1).saturating_add(1));
-        let alone = self.together && !self.atomic && !self.world.has_other_writers();
-        let writer = self.require_writer()?;
-        let roll =
-            writer.rank_table.get().ok_or_else(|| TiledError::new("write", &path, Errno::IO))?;
-        let may_go_on = alone && !roll.others_wrote(range.0, range.1).context("write", &path)?;
-        let run = writer.run.filter(|_| may_go_on);
-        let stamp = run.unwrap_or_else(|| roll.clock().next_stamp());
-        writer.run = Some(stamp);
-        // The hull is stored before the tiles: a rank that checks for overlap must find the hull
-        // first.
-        let hull = writer.hull.map_or(range, |(lo, hi)| (lo.min(range.0), hi.max(range.1)));
-        if writer.hull != Some(hull) {
-            roll.set_hull(hull).context("write", &path)?;
-            writer.hull = Some(hull);
-        }
-        Ok(stamp)
-    }
-
-    /// Plans which parts of a write overwrite current bytes of the file in this rank's piece.
-    fn plan_write(
-        &mut self,
-        view: &View,
-        stream: u64,
-        len: u64,
-        by_epoch: bool,
-    ) -> Result<Vec<PlannedPart>> {
-        let epoch = by_epoch.then_some(self.epoch);
-        let piece = &self.require_writer()?.piece;
-        if !piece.may_contain(view, stream, len) {
-            return Ok(vec![(stream, len, None)]);
-        }
-        if let Some(parts) = plan::plan_by_piece(piece, view, stream, len, epoch) {
-            return Ok(parts);
-        }
-        self.refresh_state(0)?;
-        let name = self.require_writer()?.name;
-        let is_own = |piece| self.world.is_own_piece(piece, name);
-        Ok(plan::plan_by_index(self.world.index(), view, stream, len, is_own))
-    }
-
-    /// Writes the data from `skip` on as stream bytes of a view.
-    fn write_view(
-        &mut self,
-        view: &View,
-        stream: u64,
-        len: u64,
-        data: &Buffer<'_>,
-        skip: u64,
-        by_epoch: bool,
-    ) -> Result<()> {
-        let end = stream + len;
-        for (at, len, place) in self.plan_write(view, stream, len, by_epoch)? {
-            let from = skip + (at - stream);
-            if let Some(place) = place {
-                self.require_writer()?.piece.rewrite_bytes(place, data, from, len)?;
-                continue;
-            }
-            if self.replace_full_piece(view)? {
-                // The plan was made for the old piece, so plan the rest again.
-                return self.write_view(view, at, end - at, data, from, by_epoch);
-            }
-            self.open_rank_table()?;
-            let stamp = self.write_stamp(view, at, len, by_epoch)?;
-            let volume = self.volume.clone();
-            let VolumeWriter { piece, rank_table: roll, made, number, .. } =
-                self.require_writer()?;
-            let roll =
-                roll.get().ok_or_else(|| TiledError::new("write", &volume.path, Errno::IO))?;
-            let home = NodePieceStore { volume: &volume, roll, made, number: *number };
-            piece.append(&home, view, stamp, at, len, data, from)?;
-        }
-        Ok(())
-    }
-
-    /// Appends data that continues the last write, if it does.
-    fn continue_write(&mut self, view: &View, stream: u64, data: &Buffer<'_>) -> Result<bool> {
-        let Some(VolumeWriter { piece, rank_table: roll, made, number, .. }) = &mut self.writer
-        else {
-            return Ok(false);
+        let (number, seat) = (self.own_number()?, writer.position);
+        let passed = writer.neighbors.as_ref().and_then(|all| all.obtain(volume, self.first, seat));
+        let [bytes, journal, roll] = match passed {
+            Some(files) => files,
+            None => volume.create_objects([
+                Piece::of_bytes(number),
+                Piece::of_journal(number),
+                Piece::of_bytes(seat.roll),
+            ])?,
         };
-        let Some(roll) = roll.get() else { return Ok(false) };
-        let home = NodePieceStore { volume: &self.volume, roll, made, number: *number };
-        piece.continue_write(&home, view, self.epoch, stream, data)
+        let roll = OwnRankTable::new(roll, writer.open, seat.slot, seat.slots);
+        let roll = Arc::new(roll.context("open", &volume.path)?);
+        // Advance the clock before the first stamp is drawn: a stamp before the epoch would lose
+        // against older bytes.
+        roll.clock().observe_stamp(self.epoch);
+        // Store the files before the rank table becomes visible: a write that finds the table takes
+        // them without another request.
+        *writer.made.lock() = Some(PieceFiles { number, bytes, journal });
+        let _ = volume.roll.set(roll.clone());
+        Ok(Some(writer.rank_table.get_or_init(|| roll)))
     }
 
     /// Takes a new piece when this one has too many tiles for the shard, or too long a journal for
     /// later readers. Publishes the tiles of the old piece, which is an older part of the file from
     /// now on. Returns whether it took one.
-    fn replace_full_piece(&mut self, view: &View) -> Result<bool> {
-        let writer = self.require_writer()?;
-        let tiles = writer.piece.tiles();
+    fn replace_full_piece(&mut self, piece: &mut OwnPiece, view: &View) -> Result<bool> {
+        let (old, volume) = (self.own_number()?, self.volume.clone());
+        let Some(writer) = &mut self.writer else { return Ok(false) };
+        let tiles = piece.tiles();
         let is_new = !tiles.views().contains(view);
-        let is_long = writer.piece.journal_len() >= JOURNAL_FULL;
+        let is_long = piece.journal_len() >= JOURNAL_FULL;
         if tiles.tiles().is_empty()
             || (!is_new && !is_long && tiles.tiles().len() < writer.check_at)
         {
@@ -340,33 +252,20 @@ impl VolumeEngine {
             writer.check_at = tiles.tiles().len() + TILES_STEP;
             return Ok(false);
         }
-        let (ino, path) = (self.volume.ino, self.path.clone());
-        let session = self.volume.session.clone();
-        let blocks = self.own_blocks()?;
-        let writer = self.require_writer()?;
+        let (ino, path, session) = (volume.ino, &volume.path, &volume.session);
+        let blocks = count_blocks(piece, path)?;
         // The new piece first: if the shard refuses it, the old one stays in use.
         let made = session.client.add_pieces(&Cred::ROOT, ino, vec![(session.node, 1)]);
-        let (number, _) = made.daemon_context("write", &path)?;
-        let part = PieceUpdate { piece: writer.number, tiles: encoded.into(), blocks, close: true };
-        publish_part(&session, ino, &path, vec![part])?;
-        writer.piece = OwnPiece::new(writer.name, path.clone());
-        (writer.number, writer.check_at) = (number, TILES_STEP);
-        let roll =
-            writer.rank_table.get().ok_or_else(|| TiledError::new("write", &path, Errno::IO))?;
+        let (number, _) = made.daemon_context("write", path)?;
+        let part = PieceUpdate { piece: old, tiles: encoded.into(), blocks, close: true };
+        publish_part(session, ino, path, vec![part])?;
+        *piece = OwnPiece::new(piece.name(), path.clone());
+        writer.check_at = TILES_STEP;
+        self.state.replace_own_piece(number);
         // Other ranks follow the rank table, so they see the new piece only after the old one was
         // published.
-        roll.set_piece(number).context("write", &path)?;
-        // Later bytes need a stamp not below that of the old piece; of equal stamps the later piece
-        // wins.
-        writer.run = None;
-        self.world.replace_own_piece(number);
+        self.require_rank_table()?.set_piece(number).context("write", path)?;
         Ok(true)
-    }
-
-    fn own_blocks(&self) -> Result<u64> {
-        let file = self.writer.as_ref().and_then(|writer| writer.piece.file());
-        file.map_or(Ok(0), |file| file.metadata().map(|meta| meta.blocks()))
-            .context("stat", &self.path)
     }
 
     /// Returns the parts of the pieces of all ranks that the shard must get.
@@ -413,7 +312,7 @@ impl VolumeEngine {
             return;
         };
         // Another living writer, or one that has closed since, may have written in between.
-        let Ok(Some((others, cuts))) = self.world.closed_pieces() else { return };
+        let Ok(Some((others, cuts))) = self.state.closed_pieces() else { return };
         join_tiles(&mut pieces, &others, &cuts);
         for (known, (_, tiles)) in self.sealed.values_mut().zip(&pieces) {
             known.tiles = tiles.encode();
@@ -423,8 +322,9 @@ impl VolumeEngine {
     fn take_sealed(&mut self, sealed: &[&[u8]]) -> Result<()> {
         self.sealed.values_mut().for_each(|known| known.current = false);
         for (rank, bytes) in (0..).zip(sealed).filter(|(_, bytes)| !bytes.is_empty()) {
-            let mut told = SealedPiece::decode(bytes, rank)
-                .map_err(|why| TiledError::with_detail("publish", &self.path, Errno::INVAL, why))?;
+            let mut told = SealedPiece::decode(bytes, rank).map_err(|why| {
+                TiledError::with_detail("publish", &self.volume.path, Errno::INVAL, why)
+            })?;
             if !told.tiles.is_empty() {
                 self.sealed.insert(rank, told);
                 continue;
@@ -446,6 +346,14 @@ impl VolumeEngine {
     }
 }
 
+/// Returns the blocks of the piece on the disk.
+fn count_blocks(piece: &OwnPiece, path: &Path) -> Result<u64> {
+    piece
+        .file()
+        .map_or(Ok(0), |file| file.metadata().map(|meta| meta.blocks()))
+        .context("stat", path)
+}
+
 fn publish_part(
     session: &VolumeSession,
     ino: Ino,
@@ -457,7 +365,7 @@ fn publish_part(
 }
 
 impl SealedPiece {
-    /// Decodes the bytes that [`VolumeEngine::seal`] made: piece, storage, changes, and the tiles
+    /// Decodes the bytes that [`VolumeBacking::seal_piece`] made: piece, storage, changes, and the tiles
     /// where they are new.
     fn decode(bytes: &[u8], rank: u32) -> std::result::Result<SealedPiece, String> {
         let (head, tiles) = bytes.split_first_chunk::<24>().ok_or("it is too short")?;
@@ -479,59 +387,23 @@ impl SealedPiece {
 impl VolumeWriter {
     fn new(
         held: WriteHold,
-        volume: &OpenVolumeFile,
-        world: &mut VolumeState,
+        state: &mut VolumeState,
         rank: u32,
         token: &OpenToken,
         inboxes: &[u64],
     ) -> Result<VolumeWriter> {
-        let seat = world.locate_ranks(token)?;
-        let name = PieceName { open: token.open, rank };
-        let neighbors = Neighbors::meet(token.open, rank, world.ranks_of(seat.roll), inboxes);
+        let seat = state.locate_ranks(token)?;
+        let neighbors = Neighbors::meet(token.open, rank, state.ranks_of(seat.roll), inboxes);
         Ok(VolumeWriter {
             _held: held,
-            number: token.first + rank,
-            piece: OwnPiece::new(name, volume.path.clone()),
             rank_table: OnceLock::new(),
             position: seat,
             neighbors,
             made: Mutex::new(None),
-            name,
+            open: token.open,
             check_at: TILES_STEP,
             last_view: None,
-            run: None,
-            hull: None,
         })
-    }
-
-    /// Returns the rank table of the node, whose clock is past `epoch`. The first call requests it
-    /// from the node, together with the piece. This rank sends the request, or another one does so
-    /// for all ranks of the node.
-    fn open_rank_table(&self, volume: &OpenVolumeFile, epoch: u64) -> Result<&OwnRankTable> {
-        if let Some(roll) = self.rank_table.get() {
-            return Ok(roll);
-        }
-        let (number, seat) = (self.number, self.position);
-        let first = number - self.name.rank;
-        let passed = self.neighbors.as_ref().and_then(|all| all.obtain(volume, first, seat));
-        let [bytes, journal, roll] = match passed {
-            Some(files) => files,
-            None => volume.create_objects([
-                Piece::of_bytes(number),
-                Piece::of_journal(number),
-                Piece::of_bytes(seat.roll),
-            ])?,
-        };
-        let roll = OwnRankTable::new(roll, self.name.open, seat.slot, seat.slots);
-        let roll = Arc::new(roll.context("open", &volume.path)?);
-        // Advance the clock before the first stamp is drawn: a stamp before the epoch would lose
-        // against older bytes.
-        roll.clock().observe_stamp(epoch);
-        // Store the files before the rank table becomes visible: a write that finds the table takes
-        // them without another request.
-        *self.made.lock() = Some(PieceFiles { number, bytes, journal });
-        let _ = volume.roll.set(roll.clone());
-        Ok(self.rank_table.get_or_init(|| roll))
     }
 
     /// Whether the view is too long to be stored with the tiles of one piece.
@@ -549,61 +421,48 @@ impl VolumeWriter {
     }
 }
 
-impl Engine for VolumeEngine {
-    fn write(&mut self, view: &View, stream: u64, data: &Buffer<'_>) -> Result<()> {
-        let by_epoch = !view.is_default() && !self.atomic;
-        if by_epoch && self.continue_write(view, stream, data)? {
-            return Ok(());
-        }
-        if view.offset_of(stream + data.len() - 1) >= tatami_wire::FILE_SIZE_MAX {
-            return Err(TiledError::new("write", &self.path, Errno::FBIG));
-        }
-        // A long view would fill the shard's record of the piece, so its blocks are written one by
-        // one under the byte view.
-        if view.is_default() || !self.require_writer()?.is_wide(view) {
-            return self.write_view(view, stream, data.len(), data, 0, by_epoch);
-        }
-        let (bytes, mut done) = (View::all_bytes(), 0);
-        for (offset, len) in view.extents(stream, data.len()) {
-            self.write_view(&bytes, offset, len, data, done, by_epoch)?;
-            done += len;
-        }
-        Ok(())
+impl TiledBacking for VolumeBacking {
+    type State = VolumeState;
+
+    const OFFSET_END: u64 = tatami_wire::FILE_SIZE_MAX;
+
+    fn state(&mut self) -> &mut VolumeState {
+        &mut self.state
     }
 
-    fn read(&mut self, view: &View, stream: u64, into: &mut Buffer<'_>) -> Result<u64> {
-        let end = view.offset_of(stream.saturating_add(into.len() - 1)).saturating_add(1);
-        self.refresh_state(end)?;
-        self.reader.read(&mut self.world, view, stream, into)
+    fn is_writer(&self) -> bool {
+        self.writer.is_some()
     }
 
-    fn file_size(&mut self) -> Result<u64> {
-        self.refresh_state(u64::MAX)?;
-        Ok(self.world.index().size())
+    /// A long view would fill the shard's record of the piece.
+    fn may_store_view(&mut self, view: &View) -> bool {
+        self.writer.as_mut().is_none_or(|writer| !writer.is_wide(view))
     }
 
-    fn set_size(&mut self, size: u64) -> Result<()> {
-        self.world.invalidate_cache();
-        if self.file_size()? == size {
-            return Ok(());
+    fn prepare_append(&mut self, piece: &mut OwnPiece, view: &View) -> Result<bool> {
+        if self.replace_full_piece(piece, view)? {
+            return Ok(true);
         }
-        // The mount truncates the base, and the shard the published tiles; there are no others.
-        self.volume.reopen_mounted(true)?.set_len(size).context("truncate", &self.path)?;
-        self.world.invalidate_cache();
-        self.refresh_state(0)?;
-        let cut = self.world.last_cut();
-        // New writes need stamps after the cut, or the cut would remove them.
-        if let Some(roll) = self.open_rank_table()? {
-            roll.clock().observe_stamp(cut);
-        }
-        Ok(())
+        self.open_rank_table().map(|_| false)
     }
 
-    fn preallocate(&mut self, size: u64) -> Result<()> {
-        match self.file_size()? < size {
-            true => self.set_size(size),
-            false => Ok(()),
+    fn may_continue_run(
+        &mut self,
+        _own: PieceName,
+        range: (u64, u64),
+        run: Option<u64>,
+    ) -> Result<bool> {
+        // The hulls of ranks on other nodes would cost a request to each of them. So a run
+        // continues only where all ranks are on this node, and where no hull meets the range.
+        if run.is_none() || !self.together || self.state.has_other_writers() {
+            return Ok(false);
         }
+        let met = self.require_rank_table()?.others_wrote(range.0, range.1);
+        met.context("write", &self.volume.path).map(|met| !met)
+    }
+
+    fn record_hull(&self, hull: (u64, u64)) -> Result<()> {
+        self.require_rank_table()?.set_hull(hull).context("write", &self.volume.path)
     }
 
     fn next_stamp(&self) -> u64 {
@@ -615,47 +474,50 @@ impl Engine for VolumeEngine {
         }
     }
 
-    fn begin_epoch(&mut self, stamp: u64) -> Result<()> {
+    fn begin_epoch(&mut self, stamp: u64) {
         self.epoch = stamp;
-        if let Some(writer) = &mut self.writer {
-            if let Some(roll) = writer.rank_table.get() {
-                roll.clock().observe_stamp(stamp);
-            }
-            // A run must not cross an epoch: bytes of the new epoch need a later stamp than all of
-            // the old one.
-            writer.run = None;
+        if let Some(roll) = self.writer.as_ref().and_then(|writer| writer.rank_table.get()) {
+            roll.clock().observe_stamp(stamp);
         }
-        self.world.invalidate_cache();
+        self.state.invalidate_cache();
+    }
+
+    fn set_size(&mut self, size: u64, own: Option<OwnPieceState<'_>>) -> Result<()> {
+        self.state.invalidate_cache();
+        if self.state.current_size(own)? == size {
+            return Ok(());
+        }
+        // The mount truncates the base, and the shard the published tiles; there are no others.
+        let path = &self.volume.path;
+        self.volume.reopen_mounted(true)?.set_len(size).context("truncate", path)?;
+        self.state.invalidate_cache();
+        self.state.refresh_state(own, 0)?;
+        let cut = self.state.last_cut();
+        // New writes need stamps after the cut, or the cut would remove them.
+        if let Some(roll) = self.open_rank_table()? {
+            roll.clock().observe_stamp(cut);
+        }
         Ok(())
     }
 
-    fn set_atomic(&mut self, on: bool) {
-        self.atomic = on;
-        if let Some(writer) = &mut self.writer {
-            // A run reuses its stamp. In atomic mode another rank may have written the bytes in
-            // between, so each write needs a later stamp.
-            writer.run = None;
-        }
-    }
-
-    fn seal_piece(&mut self, durable: bool) -> Result<Vec<u8>> {
-        let Some(writer) = &mut self.writer else { return Ok(Vec::new()) };
-        if durable && writer.piece.is_dirty() {
+    fn seal_piece(&mut self, piece: &mut OwnPiece, durable: bool) -> Result<Vec<u8>> {
+        let (number, path) = (self.own_number()?, &self.volume.path);
+        if durable && piece.is_dirty() {
             // This also brings the names of the objects to the disk, which the daemon has created.
-            for object in [Piece::of_bytes(writer.number), Piece::of_journal(writer.number)] {
+            for object in [Piece::of_bytes(number), Piece::of_journal(number)] {
                 let object = self.volume.open_object(self.volume.session.node, object)?;
-                object.sync(false).daemon_context("sync", &self.path)?;
+                object.sync(false).daemon_context("sync", path)?;
             }
         }
-        let sealed = writer.piece.seal_tiles(durable)?;
+        let sealed = piece.seal_tiles(durable)?;
         // A piece without new tiles is sealed, too: rank 0 must know that it has all of them.
-        let mut out = u64::from(writer.number).to_le_bytes().to_vec();
+        let mut out = u64::from(number).to_le_bytes().to_vec();
         if sealed.is_empty() {
             out.extend(0u64.to_le_bytes());
-            out.extend(writer.piece.changes().to_le_bytes());
+            out.extend(piece.changes().to_le_bytes());
             return Ok(out);
         }
-        out.extend(self.own_blocks()?.to_le_bytes());
+        out.extend(count_blocks(piece, path)?.to_le_bytes());
         out.extend(sealed);
         Ok(out)
     }
@@ -672,7 +534,7 @@ impl Engine for VolumeEngine {
         let mut parts = self.parts_to_publish(closing);
         // The shard takes parts in the order of piece numbers only.
         parts.sort_by_key(|part| part.piece);
-        let (session, ino, path) = (&self.volume.session, self.volume.ino, &self.path);
+        let (session, ino, path) = (&self.volume.session, self.volume.ino, &self.volume.path);
         // The parts are kept for a second attempt without the pieces that were closed meanwhile.
         let mut result = publish_all(session, ino, path, parts.clone());
         if closing && result.as_ref().is_err_and(|e| e.errno == Errno::STALE) {
@@ -704,12 +566,6 @@ impl Engine for VolumeEngine {
         // again.
         self.sealed.values_mut().for_each(|known| known.published = true);
         Ok(())
-    }
-
-    fn mark_published(&mut self) {
-        if let Some(writer) = &mut self.writer {
-            writer.piece.mark_published();
-        }
     }
 }
 
