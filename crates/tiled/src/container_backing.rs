@@ -189,12 +189,9 @@ impl TiledBacking for ContainerBacking {
         Ok(false)
     }
 
-    fn may_continue_run(
-        &mut self,
-        own: PieceName,
-        range: (u64, u64),
-        run: Option<u64>,
-    ) -> Result<bool> {
+    fn may_continue_run(&mut self, range: (u64, u64), run: Option<u64>) -> Result<bool> {
+        let own = self.require_slot()?;
+        let own = PieceName { open: own.roll.header.open, rank: own.rank };
         let generation = self.container.clock().generation();
         let generation = generation.context("write", self.container.path())?;
         self.state.discover_opens(generation)?;

@@ -193,58 +193,6 @@ impl ContainerState {
         Ok(!own_open)
     }
 
-    /// Reads the journals where they have more than the index. `None`: a journal is gone, so the
-    /// index must have been replaced.
-    fn read_journals(&mut self, own: Option<PieceName>) -> Result<Option<bool>> {
-        let container = &self.container;
-        let mut changed = false;
-        for other in &mut self.other_opens {
-            let open = other.roll.header.open;
-            match other.roll.load_changes(&mut other.counts) {
-                Err(errno) if sharing::is_gone(errno) => return Ok(None),
-                read => read.context("read", container.path())?,
-            }
-            for rank in 0..other.counts.len() {
-                let (now, name) = (other.counts[rank], PieceName { open, rank: rank as u32 });
-                // Skip journals without news, and the own piece, whose tiles are in memory.
-                if now == other.seen[rank] && now != CHANGES_UNKNOWN || Some(name) == own {
-                    continue;
-                }
-                changed = true;
-                // The journal is ahead only if its count is higher than that of the published
-                // piece.
-                let known = self.entries.get(&name).map(|i| self.published.pieces[*i].changes);
-                if now != CHANGES_UNKNOWN && known.is_some_and(|known| known >= now) {
-                    other.journals.remove(&name.rank);
-                    other.seen[rank] = now;
-                    continue;
-                }
-                let here = other.roll.is_local();
-                let journal = match other.journals.entry(name.rank) {
-                    std::collections::btree_map::Entry::Occupied(known) => known.into_mut(),
-                    std::collections::btree_map::Entry::Vacant(new) => {
-                        match open_journal(container, name, here, true)? {
-                            Some(journal) => new.insert(journal),
-                            // Its count is damaged, and was 0.
-                            None if now == CHANGES_UNKNOWN => continue,
-                            None => return Ok(None),
-                        }
-                    }
-                };
-                match journal.read_new_records() {
-                    Err(JournalError::Disk(errno)) if sharing::is_gone(errno) => return Ok(None),
-                    read => {
-                        read.context("read", &container.path().join(marker::journal_name(name)))?
-                    }
-                }
-                // The count was loaded before the journal, so the journal has at least these
-                // changes.
-                other.seen[rank] = now;
-            }
-        }
-        Ok(Some(changed))
-    }
-
     /// Returns the file of a piece, for reading.
     fn open_piece(&mut self, piece: Piece) -> Result<&mut File> {
         let name = self.piece_name(piece);
@@ -293,11 +241,54 @@ impl FileState for ContainerState {
     }
 
     fn poll_journals(&mut self, own: Option<PieceName>) -> Result<Option<bool>> {
-        let read = self.read_journals(own)?;
-        if read.is_none() {
-            self.generation = None;
+        let container = &self.container;
+        let mut changed = false;
+        for other in &mut self.other_opens {
+            let open = other.roll.header.open;
+            match other.roll.load_changes(&mut other.counts) {
+                Err(errno) if sharing::is_gone(errno) => return Ok(None),
+                read => read.context("read", container.path())?,
+            }
+            for rank in 0..other.counts.len() {
+                let (now, name) = (other.counts[rank], PieceName { open, rank: rank as u32 });
+                // Skip journals without news, and the own piece, whose tiles are in memory.
+                if now == other.seen[rank] && now != CHANGES_UNKNOWN || Some(name) == own {
+                    continue;
+                }
+                changed = true;
+                // The journal is ahead only if its count is higher than that of the published
+                // piece.
+                let known = self.entries.get(&name).map(|i| self.published.pieces[*i].changes);
+                if now != CHANGES_UNKNOWN && known.is_some_and(|known| known >= now) {
+                    other.journals.remove(&name.rank);
+                    other.seen[rank] = now;
+                    continue;
+                }
+                let here = other.roll.is_local();
+                let journal = match other.journals.entry(name.rank) {
+                    std::collections::btree_map::Entry::Occupied(known) => known.into_mut(),
+                    std::collections::btree_map::Entry::Vacant(new) => {
+                        match open_journal(container, name, here, true)? {
+                            Some(journal) => new.insert(journal),
+                            // Its count is damaged, and was 0.
+                            None if now == CHANGES_UNKNOWN => continue,
+                            // The index must have been replaced.
+                            None => return Ok(None),
+                        }
+                    }
+                };
+                match journal.read_new_records() {
+                    Err(JournalError::Disk(errno)) if sharing::is_gone(errno) => return Ok(None),
+                    read => {
+                        read.context("read", &container.path().join(marker::journal_name(name)))?
+                    }
+                }
+                // The count was loaded before the journal, so the journal has at least these
+                // changes.
+                other.seen[rank] = now;
+            }
         }
-        Ok(read)
+        Ok(Some(changed))
     }
 
     fn build_index(&mut self, own: Option<OwnPieceState<'_>>) {

@@ -65,9 +65,6 @@ impl<F> Default for OpenPieces<F> {
 
 impl<F> OpenPieces<F> {
     /// Returns the file of a piece, which `open` opens where it is not open yet.
-    ///
-    /// # Errors
-    /// Those of `open`.
     pub fn open_piece(&mut self, piece: Piece, open: impl FnOnce() -> Result<F>) -> Result<&mut F> {
         if self.0.len() >= FILES_MAX && !self.0.contains_key(&piece) {
             self.0.pop_first();
@@ -85,7 +82,8 @@ impl<F> OpenPieces<F> {
 }
 
 /// The cached state of a file. The methods without a body are what a container and a volume do
-/// each in its own way.
+/// each in its own way. Errors are those of the disk, the mount, the nodes and the shard, and `EIO`
+/// for damage.
 pub trait FileState {
     /// The path of the file, for errors.
     fn path(&self) -> &Path;
@@ -97,9 +95,6 @@ pub trait FileState {
     fn is_own_piece(&self, piece: Piece, own: PieceName) -> bool;
 
     /// Fills `bytes` from a piece, from `at` on.
-    ///
-    /// # Errors
-    /// Those of the disk.
     fn read_piece(&mut self, piece: Piece, bytes: &mut [u8], at: u64) -> Result<()>;
 
     /// Makes the next refresh look at the published tiles again.
@@ -107,17 +102,11 @@ pub trait FileState {
 
     /// Reads the published tiles where they may have changed. Returns whether they have; `None`
     /// where they changed again meanwhile.
-    ///
-    /// # Errors
-    /// Those of the disk and the shard; `EIO` for damage.
     fn refresh_published(&mut self) -> Result<Option<bool>>;
 
     /// Reads the journals where they have more than was published; not that of the own piece.
     /// Returns whether there was anything; `None` where tiles were published meanwhile, so that
     /// the published ones must be read again.
-    ///
-    /// # Errors
-    /// As for [`FileState::refresh_published`].
     fn poll_journals(&mut self, own: Option<PieceName>) -> Result<Option<bool>>;
 
     /// Builds the index from what was read, and from the own piece.
@@ -125,9 +114,6 @@ pub trait FileState {
 
     /// Finds bytes that the base has gained without a publication, where the index ends before
     /// byte `to`. Returns whether there are any. The base of a container gains none.
-    ///
-    /// # Errors
-    /// Those of the mount and the shard.
     fn refresh_base(&mut self, _to: u64) -> Result<bool> {
         Ok(false)
     }
@@ -143,9 +129,6 @@ pub trait FileState {
     }
 
     /// Fills `parts`, one after the other, from a piece, from `at` on.
-    ///
-    /// # Errors
-    /// Those of the disk.
     fn read_parts(
         &mut self,
         piece: Piece,
@@ -160,9 +143,6 @@ pub trait FileState {
     }
 
     /// Refreshes the state for a read of bytes before `to`. `own` is this rank's piece.
-    ///
-    /// # Errors
-    /// As for [`FileState::refresh_published`]; `EAGAIN` where the file changes all the time.
     fn refresh_state(&mut self, own: Option<OwnPieceState<'_>>, to: u64) -> Result<()> {
         let mut changed = false;
         for _ in 0..TRIES {
@@ -171,6 +151,7 @@ pub trait FileState {
             let Some(recorded) = self.poll_journals(own.map(|own| own.name))? else {
                 // Build the index only when the published tiles were read again, or bytes of a
                 // journal that is gone would be missing.
+                self.invalidate_cache();
                 changed = true;
                 continue;
             };
@@ -187,9 +168,6 @@ pub trait FileState {
     }
 
     /// Returns the size of the file now, in bytes.
-    ///
-    /// # Errors
-    /// As for [`FileState::refresh_state`].
     fn current_size(&mut self, own: Option<OwnPieceState<'_>>) -> Result<u64> {
         self.refresh_state(own, u64::MAX)?;
         Ok(self.index().size())

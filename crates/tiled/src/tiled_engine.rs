@@ -17,7 +17,8 @@ use std::path::{Path, PathBuf};
 use tatami_layout::View;
 
 /// A file as one rank has it open, below the engine. The store of a piece records changes in the
-/// rank table, so a handle for reading alone has none.
+/// rank table, so a handle for reading alone has none. Errors are those of the disk, the mount, the
+/// nodes and the shard.
 pub trait TiledBacking: PieceStore + Send {
     /// What a handle knows of the file.
     type State: FileState;
@@ -39,28 +40,14 @@ pub trait TiledBacking: PieceStore + Send {
 
     /// Prepares an append under `view`. Returns true where `piece` was full and is a new one now,
     /// without a byte; then the write must be planned again.
-    ///
-    /// # Errors
-    /// Those of the disk, the node and the shard.
     fn prepare_append(&mut self, piece: &mut OwnPiece, view: &View) -> Result<bool>;
 
     /// Reports whether a write to the range `from .. to` of the file may continue the run with
     /// the stamp `run`: no other rank has written there since. In doubt one has. This is called
     /// before each stamp, without a run where there is none.
-    ///
-    /// # Errors
-    /// Those of the disk.
-    fn may_continue_run(
-        &mut self,
-        own: PieceName,
-        range: (u64, u64),
-        run: Option<u64>,
-    ) -> Result<bool>;
+    fn may_continue_run(&mut self, range: (u64, u64), run: Option<u64>) -> Result<bool>;
 
     /// Shows the other ranks the range of the file that this rank writes under the byte view.
-    ///
-    /// # Errors
-    /// Those of the disk.
     fn record_hull(&self, hull: (u64, u64)) -> Result<()>;
 
     /// Returns a stamp that is later than all that this rank may know of.
@@ -70,23 +57,14 @@ pub trait TiledBacking: PieceStore + Send {
     fn begin_epoch(&mut self, stamp: u64);
 
     /// Truncates the file, or extends it by zeros. `own` is this rank's piece.
-    ///
-    /// # Errors
-    /// Those of the disk, the mount and the shard.
     fn set_size(&mut self, size: u64, own: Option<OwnPieceState<'_>>) -> Result<()>;
 
     /// Seals the piece, as [`Engine::seal_piece`].
-    ///
-    /// # Errors
-    /// Those of the disk.
     fn seal_piece(&mut self, piece: &mut OwnPiece, durable: bool) -> Result<Vec<u8>> {
         piece.seal_tiles(durable)
     }
 
     /// Publishes the sealed pieces of all ranks, as [`Engine::publish_pieces`].
-    ///
-    /// # Errors
-    /// Those of the disk and the shard.
     fn publish_pieces(&mut self, sealed: &[&[u8]], durable: bool, closing: bool) -> Result<()>;
 }
 
@@ -155,15 +133,14 @@ impl<B: TiledBacking> TiledEngine<B> {
         // A run reuses its stamp. In atomic mode another rank may have written the bytes in
         // between, so each write needs a later stamp.
         let run = self.run.filter(|_| !self.atomic);
-        let (piece, backing) = self.require_piece()?;
         // A continued run keeps the stamp of its first write. That stamp must not lose against a
         // write that was made before this one and that this rank may know of, for example by a
         // message. A write that this rank cannot know of is concurrent, and MPI does not order the
         // two.
-        let continues = backing.may_continue_run(piece.name(), range, run)?;
+        let continues = self.backing.may_continue_run(range, run)?;
         let stamp = match run {
             Some(run) if continues => run,
-            _ => backing.next_stamp(),
+            _ => self.backing.next_stamp(),
         };
         self.run = Some(stamp);
         let hull = self.hull.map_or(range, |(lo, hi)| (lo.min(range.0), hi.max(range.1)));

@@ -446,12 +446,7 @@ impl TiledBacking for VolumeBacking {
         self.open_rank_table().map(|_| false)
     }
 
-    fn may_continue_run(
-        &mut self,
-        _own: PieceName,
-        range: (u64, u64),
-        run: Option<u64>,
-    ) -> Result<bool> {
+    fn may_continue_run(&mut self, range: (u64, u64), run: Option<u64>) -> Result<bool> {
         // The hulls of ranks on other nodes would cost a request to each of them. So a run
         // continues only where all ranks are on this node, and where no hull meets the range.
         if run.is_none() || !self.together || self.state.has_other_writers() {

@@ -376,7 +376,6 @@ impl FileState for VolumeState {
                 self.journals.remove(&old);
                 self.rank_positions[rank].piece = slot.piece;
                 self.rank_positions[rank].seen = 0;
-                self.is_stale = true;
                 return Ok(None);
             }
             if slot.changes == seen {
@@ -385,10 +384,7 @@ impl FileState for VolumeState {
             changed = true;
             if !self.journals.contains_key(&old) {
                 // The piece was closed or replaced meanwhile, so the shard has its tiles.
-                let Some(journal) = self.open_journal(old)? else {
-                    self.is_stale = true;
-                    return Ok(None);
-                };
+                let Some(journal) = self.open_journal(old)? else { return Ok(None) };
                 self.journals.insert(old, journal);
             }
             if let Some(read) =
