@@ -326,17 +326,10 @@ impl Container {
 
     /// Fails with `EBUSY` while a program has the file open for writing.
     fn refuse_writers(&self) -> Result<()> {
-        let members = self.list_members()?;
-        let opens = members.iter().filter_map(|member| match member {
-            Member::RankTable(open) => Some(*open),
-            _ => None,
-        });
-        for open in opens {
+        for open in self.list_opens()? {
             let roll = match self.open_rank_table(open) {
                 // The header is damaged, but the lock of the table still shows living writers.
-                Err(error) if error.errno == Errno::IO => {
-                    Some(self.open_damaged_rank_table(open, &members)?)
-                }
+                Err(error) if error.errno == Errno::IO => Some(self.open_damaged_rank_table(open)?),
                 other => other?,
             };
             if let Some(roll) = roll
@@ -449,6 +442,15 @@ impl Container {
         Ok(members)
     }
 
+    /// Returns the numbers of the opens that have not ended.
+    ///
+    /// # Errors
+    /// As for getdents(2).
+    pub fn list_opens(&self) -> Result<Vec<u64>> {
+        let open = |member| if let Member::RankTable(open) = member { Some(open) } else { None };
+        Ok(self.list_members()?.into_iter().filter_map(open).collect())
+    }
+
     /// Locks the index: waits until no other process replaces it.
     ///
     /// # Errors
@@ -506,13 +508,18 @@ impl Container {
     ///
     /// # Errors
     /// As for open(2).
-    pub fn open_damaged_rank_table(&self, open: u64, members: &[Member]) -> Result<RankTable> {
+    pub fn open_damaged_rank_table(&self, open: u64) -> Result<RankTable> {
         let rank = |member: &Member| match member {
             Member::Piece(name) | Member::Journal(name) if name.open == open => Some(name.rank),
             _ => None,
         };
         // Names of pieces and journals contain the rank, so their number needs no header.
-        let ranks = members.iter().filter_map(rank).max().map_or(0, |rank| rank.saturating_add(1));
+        let ranks = self
+            .list_members()?
+            .iter()
+            .filter_map(rank)
+            .max()
+            .map_or(0, |rank| rank.saturating_add(1));
         let path = self.path.join(marker::rank_table_name(open));
         let file =
             self.open_file(&marker::rank_table_name(open), OFlags::RDWR).context("open", &path)?;

@@ -6,9 +6,9 @@
 
 use crate::container::{Container, IndexVersion};
 use crate::error::{ErrorContext, Result};
-use crate::file_state::{BuiltIndex, FileState, OpenPieces};
+use crate::file_state::{BuiltIndex, FileState, open_cached};
 use crate::journal::{self, JournalError};
-use crate::marker::{self, Member, PieceName};
+use crate::marker::{self, PieceName};
 use crate::piece::OwnPieceState;
 use crate::plain::read_full;
 use crate::published::PublishedIndex;
@@ -60,7 +60,7 @@ pub struct ContainerState {
     base: u64,
     names: Vec<PieceName>,
     built: BuiltIndex,
-    files: OpenPieces<File>,
+    files: BTreeMap<Piece, File>,
 }
 
 impl ContainerState {
@@ -77,7 +77,7 @@ impl ContainerState {
             base: 0,
             names: Vec::new(),
             built: BuiltIndex::default(),
-            files: OpenPieces::default(),
+            files: BTreeMap::new(),
         }
     }
 
@@ -101,34 +101,9 @@ impl ContainerState {
         self.names.get((piece.0 as usize).checked_sub(1)?).copied()
     }
 
-    /// Reads the index and the list of opens. `false`: the index was replaced meanwhile.
-    fn scan_index(&mut self) -> Result<bool> {
-        // An open that ends moves its tiles from journals to the index. Only if the index is the
-        // same before and after, no tile was missed or counted twice.
-        let before = self.container.index_version()?;
-        if self.version != Some(before) {
-            self.published = self.container.read_index()?;
-            self.entries = self.published.entry_positions();
-            self.version = Some(before);
-        }
-        self.find_opens()?;
-        self.base = self.container.base_size()?;
-        let after = self.container.index_version()?;
-        if after != before {
-            self.version = None;
-        }
-        Ok(after == before)
-    }
-
     /// Adds new opens and drops those that have ended.
     fn find_opens(&mut self) -> Result<()> {
-        let members = self.container.list_members()?;
-        let opens: Vec<u64> = members
-            .iter()
-            .filter_map(
-                |member| if let Member::RankTable(open) = member { Some(*open) } else { None },
-            )
-            .collect();
+        let opens = self.container.list_opens()?;
         self.other_opens.retain(|other| opens.contains(&other.roll.header.open));
         for open in opens {
             if self.other_opens.iter().any(|other| other.roll.header.open == open) {
@@ -197,7 +172,7 @@ impl ContainerState {
     fn open_piece(&mut self, piece: Piece) -> Result<&mut File> {
         let name = self.piece_name(piece);
         let container = &self.container;
-        self.files.open_piece(piece, || {
+        open_cached(&mut self.files, piece, || {
             let name = match name {
                 None if piece == BASE => marker::BASE.to_owned(),
                 None => return Err(Errno::NOENT).context("read", container.path()),
@@ -233,7 +208,18 @@ impl FileState for ContainerState {
         if self.generation == Some(generation) {
             return Ok(Some(false));
         }
-        if !self.scan_index()? {
+        // An open that ends moves its tiles from journals to the index. Only if the index is the
+        // same before and after, no tile was missed or counted twice.
+        let before = self.container.index_version()?;
+        if self.version != Some(before) {
+            self.published = self.container.read_index()?;
+            self.entries = self.published.entry_positions();
+            self.version = Some(before);
+        }
+        self.find_opens()?;
+        self.base = self.container.base_size()?;
+        if self.container.index_version()? != before {
+            self.version = None;
             return Ok(None);
         }
         self.generation = Some(generation);
@@ -325,7 +311,7 @@ impl FileState for ContainerState {
         }
         if names != self.names {
             // Numbers of pieces have changed, so cached descriptors may belong to other pieces.
-            self.files.close_all();
+            self.files.clear();
         }
         self.names = names;
         let index = TileIndex::new(pieces, self.published.cuts.clone(), self.base);

@@ -7,6 +7,7 @@ use crate::marker::PieceName;
 use crate::piece::OwnPieceState;
 use rustix::io::Errno;
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::io::IoSliceMut;
 use std::path::Path;
 use tatami_layout::{Piece, TileIndex};
@@ -24,14 +25,13 @@ pub struct BuiltIndex {
     count: u64,
     /// The own piece in it, and the changes of that piece.
     own: Option<(PieceName, u64)>,
-    is_outdated: bool,
 }
 
 impl Default for BuiltIndex {
     /// The index of an empty file.
     fn default() -> BuiltIndex {
         let index = TileIndex::new(Vec::new(), Vec::new(), 0);
-        BuiltIndex { index, count: 0, own: None, is_outdated: false }
+        BuiltIndex { index, count: 0, own: None }
     }
 }
 
@@ -39,45 +39,22 @@ impl BuiltIndex {
     /// Replaces the index by one that contains this state of the own piece.
     pub fn replace_index(&mut self, index: TileIndex, own: Option<OwnPieceState<'_>>) {
         let own = own.map(|own| (own.name, own.changes));
-        *self = BuiltIndex { index, count: self.count + 1, own, is_outdated: false };
-    }
-
-    /// Makes the next refresh build the index again.
-    pub fn mark_outdated(&mut self) {
-        self.is_outdated = true;
-    }
-
-    /// Reports whether the index contains this state of the own piece.
-    fn includes_own(&self, own: Option<OwnPieceState<'_>>) -> bool {
-        !self.is_outdated && self.own == own.map(|own| (own.name, own.changes))
+        *self = BuiltIndex { index, count: self.count + 1, own };
     }
 }
 
-/// Pieces that are open for reading.
-#[derive(Debug)]
-pub struct OpenPieces<F>(BTreeMap<Piece, F>);
-
-impl<F> Default for OpenPieces<F> {
-    fn default() -> OpenPieces<F> {
-        OpenPieces(BTreeMap::new())
+/// Returns the file of a piece among those that are open for reading; `open` opens another one.
+pub fn open_cached<F>(
+    files: &mut BTreeMap<Piece, F>,
+    piece: Piece,
+    open: impl FnOnce() -> Result<F>,
+) -> Result<&mut F> {
+    if files.len() >= FILES_MAX && !files.contains_key(&piece) {
+        files.pop_first();
     }
-}
-
-impl<F> OpenPieces<F> {
-    /// Returns the file of a piece, which `open` opens where it is not open yet.
-    pub fn open_piece(&mut self, piece: Piece, open: impl FnOnce() -> Result<F>) -> Result<&mut F> {
-        if self.0.len() >= FILES_MAX && !self.0.contains_key(&piece) {
-            self.0.pop_first();
-        }
-        match self.0.entry(piece) {
-            std::collections::btree_map::Entry::Occupied(known) => Ok(known.into_mut()),
-            std::collections::btree_map::Entry::Vacant(new) => Ok(new.insert(open()?)),
-        }
-    }
-
-    /// Closes all.
-    pub fn close_all(&mut self) {
-        self.0.clear();
+    match files.entry(piece) {
+        Entry::Occupied(known) => Ok(known.into_mut()),
+        Entry::Vacant(new) => Ok(new.insert(open()?)),
     }
 }
 
@@ -144,7 +121,7 @@ pub trait FileState {
 
     /// Refreshes the state for a read of bytes before `to`. `own` is this rank's piece.
     fn refresh_state(&mut self, own: Option<OwnPieceState<'_>>, to: u64) -> Result<()> {
-        let mut changed = false;
+        let (mut changed, own_version) = (false, own.map(|own| (own.name, own.changes)));
         for _ in 0..TRIES {
             let Some(published) = self.refresh_published()? else { continue };
             changed |= published;
@@ -155,7 +132,7 @@ pub trait FileState {
                 changed = true;
                 continue;
             };
-            if changed || recorded || !self.built().includes_own(own) {
+            if changed || recorded || self.built().own != own_version {
                 self.build_index(own);
             }
             if self.refresh_base(to)? {

@@ -7,14 +7,15 @@
 //! too.
 //!
 //! A *container* is such a file as a directory on any file system. On a mount of a Tatami *volume*
-//! such a file is one of the volume: pieces are objects, and the shard has the index. The engine
-//! *plain* offers the same calls over one ordinary file.
+//! such a file is one of the volume: pieces are objects, and the shard has the index. One engine
+//! serves both, over a *backing* of each. The engine *plain* offers the same calls over one
+//! ordinary file.
 //!
 //! ```text
 //! one rank of one open: view, pointer, lock ─▶ engine ─┬─ plain: an ordinary file
-//!                                                      ├─ volume: over tatami-client
-//!                                                      └─ container: the rank's piece, journal,
-//!                                                         index, journals of other ranks
+//!                                                      └─ tiled: the rank's piece, stamps, reads
+//!                                                          ├─ container: a directory
+//!                                                          └─ volume: over tatami-client
 //! ```
 
 pub mod claim;

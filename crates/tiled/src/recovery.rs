@@ -180,25 +180,18 @@ pub fn recover_dead_opens(
     container: &Container,
     damaged: DamagePolicy,
 ) -> Result<Vec<RecoveredOpen>> {
-    let rolls = |members: &[Member]| -> Vec<u64> {
-        let open =
-            |member: &Member| if let Member::RankTable(open) = member { Some(*open) } else { None };
-        members.iter().filter_map(open).collect()
-    };
     let mut dead = Vec::new();
-    let members = container.list_members()?;
     // Look without the lock first: most containers have no open.
-    if rolls(&members).is_empty() {
+    if container.list_opens()?.is_empty() {
         return Ok(Vec::new());
     }
     // List again under the lock: another process may have recovered some of them meanwhile.
     let guard = container.lock_index()?;
-    let members = container.list_members()?;
     let mut refused = None;
-    for open in rolls(&members) {
+    for open in container.list_opens()? {
         let roll = match container.open_rank_table(open) {
             Err(error) if error.errno == Errno::IO => match damaged {
-                DamagePolicy::Accept => Some(container.open_damaged_rank_table(open, &members)?),
+                DamagePolicy::Accept => Some(container.open_damaged_rank_table(open)?),
                 DamagePolicy::Refuse => {
                     refused = Some(error);
                     None
@@ -272,14 +265,8 @@ pub fn drop_dead_pieces(
     except: Option<u64>,
     index: &mut PublishedIndex,
 ) -> Result<Vec<PieceName>> {
-    let mut live = Vec::new();
-    for member in container.list_members()? {
-        if let Member::RankTable(open) = member
-            && Some(open) != except
-        {
-            live.push(open);
-        }
-    }
+    let mut live = container.list_opens()?;
+    live.retain(|open| Some(*open) != except);
     let (kept, rest) =
         index.pieces.drain(..).partition(|entry: &PublishedPiece| live.contains(&entry.name.open));
     index.pieces = rest;

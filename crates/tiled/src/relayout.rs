@@ -9,7 +9,6 @@ use crate::container_state::ContainerState;
 use crate::error::{ErrorContext, Result, TiledError};
 use crate::file_state::FileState;
 use crate::hints::Hints;
-use crate::marker::Member;
 use crate::memory::Buffer;
 use crate::reader::StreamReader;
 use crate::{claim, recovery};
@@ -58,7 +57,7 @@ pub fn to_whole(path: &Path, threads: usize, progress: &(dyn Fn(u64) + Sync)) ->
     // An open for writing takes this lock, so no program begins to write from here on.
     let _held = container.lock_index()?;
     // Dead opens were recovered above, so a rank table belongs to a living one.
-    if container.list_members()?.iter().any(|member| matches!(member, Member::RankTable(_))) {
+    if !container.list_opens()?.is_empty() {
         let why = "a program has it open for writing";
         return Err(TiledError::with_detail("relayout", path, Errno::BUSY, why));
     }

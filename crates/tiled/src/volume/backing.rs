@@ -98,14 +98,12 @@ struct PieceFiles {
 
 impl PieceStore for VolumeBacking {
     fn create_files(&self, name: PieceName) -> Result<(File, journal::JournalWriter)> {
-        let (path, number) = (&self.volume.path, self.own_number()?);
+        let (path, number) = (&self.volume.path, self.state.own_piece()?);
         let made = self.require_writer()?.made.lock().take();
-        let (bytes, journal) = match made.filter(|made| made.number == number) {
-            Some(made) => (made.bytes, made.journal),
+        let [bytes, journal] = match made.filter(|made| made.number == number) {
+            Some(made) => [made.bytes, made.journal],
             None => {
-                let pieces = [Piece::of_bytes(number), Piece::of_journal(number)];
-                let [bytes, journal] = self.volume.create_objects(pieces)?;
-                (bytes, journal)
+                self.volume.create_objects([Piece::of_bytes(number), Piece::of_journal(number)])?
             }
         };
         let journal = journal::JournalWriter::new(journal, name.open, name.rank, true);
@@ -136,11 +134,27 @@ impl VolumeBacking {
         };
         let volume = Arc::new(volume);
         let mut state = VolumeState::new(volume.clone(), token, held.as_ref().map(|_| rank));
-        let writer = held.map(|held| VolumeWriter::new(held, &mut state, rank, token, inboxes));
+        let writer = match held {
+            None => None,
+            Some(held) => {
+                let position = state.locate_ranks(token)?;
+                let local = state.ranks_of(position.roll);
+                Some(VolumeWriter {
+                    _held: held,
+                    rank_table: OnceLock::new(),
+                    position,
+                    neighbors: Neighbors::meet(token.open, rank, local, inboxes),
+                    made: Mutex::new(None),
+                    open: token.open,
+                    check_at: TILES_STEP,
+                    last_view: None,
+                })
+            }
+        };
         Ok(VolumeBacking {
             volume,
             state,
-            writer: writer.transpose()?,
+            writer,
             epoch: token.stamp,
             delete: flags.contains(Flags::DELETE_ON_CLOSE),
             together: token.nodes <= 1,
@@ -158,14 +172,9 @@ impl VolumeBacking {
         flags: Flags,
         token: &OpenToken,
     ) -> Result<(OpenVolumeFile, Option<WriteHold>)> {
-        let opened = token.volume.as_ref().ok_or_else(|| {
-            TiledError::with_detail(
-                "open",
-                path,
-                Errno::INVAL,
-                "the token is none of a volume's file",
-            )
-        })?;
+        let why = "the token is none of a volume's file";
+        let other = || TiledError::with_detail("open", path, Errno::INVAL, why);
+        let opened = token.volume.as_ref().ok_or_else(other)?;
         let (session, ino) = (VolumeSession::for_path(path, opened.linked)?, Ino(token.id));
         let (mut cap, mut held) = (opened.cap, None);
         if flags.can_write() {
@@ -187,12 +196,6 @@ impl VolumeBacking {
         self.writer.as_ref().ok_or_else(|| TiledError::new("write", path, Errno::BADF))
     }
 
-    /// Returns the number of this rank's piece.
-    fn own_number(&self) -> Result<u32> {
-        let path = &self.volume.path;
-        self.state.own_piece().ok_or_else(|| TiledError::new("write", path, Errno::BADF))
-    }
-
     /// Returns the rank table of this node, which a rank has from its first write on.
     fn require_rank_table(&self) -> Result<&OwnRankTable> {
         let table = self.require_writer()?.rank_table.get().map(|roll| &**roll);
@@ -207,7 +210,7 @@ impl VolumeBacking {
         if let Some(roll) = writer.rank_table.get() {
             return Ok(Some(roll));
         }
-        let (number, seat) = (self.own_number()?, writer.position);
+        let (number, seat) = (self.state.own_piece()?, writer.position);
         let passed = writer.neighbors.as_ref().and_then(|all| all.obtain(volume, self.first, seat));
         let [bytes, journal, roll] = match passed {
             Some(files) => files,
@@ -233,7 +236,7 @@ impl VolumeBacking {
     /// later readers. Publishes the tiles of the old piece, which is an older part of the file from
     /// now on. Returns whether it took one.
     fn replace_full_piece(&mut self, piece: &mut OwnPiece, view: &View) -> Result<bool> {
-        let (old, volume) = (self.own_number()?, self.volume.clone());
+        let (old, volume) = (self.state.own_piece()?, self.volume.clone());
         let Some(writer) = &mut self.writer else { return Ok(false) };
         let tiles = piece.tiles();
         let is_new = !tiles.views().contains(view);
@@ -369,43 +372,18 @@ impl SealedPiece {
     /// where they are new.
     fn decode(bytes: &[u8], rank: u32) -> std::result::Result<SealedPiece, String> {
         let (head, tiles) = bytes.split_first_chunk::<24>().ok_or("it is too short")?;
-        let word = |at: usize| {
-            let mut bytes = [0; 8];
-            bytes.copy_from_slice(&head[at..at + 8]);
-            u64::from_le_bytes(bytes)
-        };
+        let word = |at: usize| u64::from_le_bytes(head.as_chunks::<8>().0[at]);
         let piece = u32::try_from(word(0)).map_err(|_| "there is no such piece")?;
         if !tiles.is_empty() {
             let tiles = PieceTiles::decode(tiles).map_err(|e| e.to_string())?;
             debug_assert!(tiles.rank() == rank, "a rank seals its own piece");
         }
-        let (blocks, changes, tiles) = (word(8), word(16), tiles.to_vec());
+        let (blocks, changes, tiles) = (word(1), word(2), tiles.to_vec());
         Ok(SealedPiece { piece, blocks, changes, tiles, published: false, current: true })
     }
 }
 
 impl VolumeWriter {
-    fn new(
-        held: WriteHold,
-        state: &mut VolumeState,
-        rank: u32,
-        token: &OpenToken,
-        inboxes: &[u64],
-    ) -> Result<VolumeWriter> {
-        let seat = state.locate_ranks(token)?;
-        let neighbors = Neighbors::meet(token.open, rank, state.ranks_of(seat.roll), inboxes);
-        Ok(VolumeWriter {
-            _held: held,
-            rank_table: OnceLock::new(),
-            position: seat,
-            neighbors,
-            made: Mutex::new(None),
-            open: token.open,
-            check_at: TILES_STEP,
-            last_view: None,
-        })
-    }
-
     /// Whether the view is too long to be stored with the tiles of one piece.
     fn is_wide(&mut self, view: &View) -> bool {
         if let Some((last, wide)) = &self.last_view
@@ -496,7 +474,7 @@ impl TiledBacking for VolumeBacking {
     }
 
     fn seal_piece(&mut self, piece: &mut OwnPiece, durable: bool) -> Result<Vec<u8>> {
-        let (number, path) = (self.own_number()?, &self.volume.path);
+        let (number, path) = (self.state.own_piece()?, &self.volume.path);
         if durable && piece.is_dirty() {
             // This also brings the names of the objects to the disk, which the daemon has created.
             for object in [Piece::of_bytes(number), Piece::of_journal(number)] {

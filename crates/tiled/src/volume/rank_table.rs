@@ -4,6 +4,10 @@
 //! A header (magic, nothing, clock, open) comes first, then a slot of 8 words for each of these
 //! ranks, in the order of ranks: changes of its journal, the range of the file that it wrote under
 //! the byte view (from and to), and the number of its piece if that is not the first one.
+//!
+//! The table of a container ([`crate::rank_table`]) has another format. It lies on a file system of
+//! any kind, so it shows with locks and heartbeats which ranks are alive, and its counts have a
+//! check. Here the shard knows which clients are alive.
 
 use crate::journal::WordSource;
 use crate::rank_table::SharedClock;

@@ -10,7 +10,7 @@ use super::joined::NumberedPiece;
 use super::open_file::{BaseSource, OpenVolumeFile};
 use super::rank_table::{FetchedWords, NodeRankTable};
 use crate::error::{ACCEPT_LOSS, DaemonErrorContext, ErrorContext, Result, TiledError};
-use crate::file_state::{BuiltIndex, FileState, OpenPieces};
+use crate::file_state::{BuiltIndex, FileState, open_cached};
 use crate::journal::{self, JournalError};
 use crate::marker::PieceName;
 use crate::piece::OwnPieceState;
@@ -75,7 +75,7 @@ pub struct VolumeState {
     base_size: u64,
     base: Option<BaseSource>,
     built: BuiltIndex,
-    files: OpenPieces<DataFile>,
+    files: BTreeMap<Piece, DataFile>,
 }
 
 impl VolumeState {
@@ -103,7 +103,7 @@ impl VolumeState {
             base_size: 0,
             base: None,
             built: BuiltIndex::default(),
-            files: OpenPieces::default(),
+            files: BTreeMap::new(),
         }
     }
 
@@ -181,18 +181,20 @@ impl VolumeState {
         Ok(())
     }
 
-    /// Returns the number of this rank's piece; `None` for a reader.
-    pub(super) fn own_piece(&self) -> Option<u32> {
-        Some(self.rank_positions.get(self.rank? as usize)?.piece)
+    /// Returns the number of this rank's piece; `EBADF` for a reader.
+    pub(super) fn own_piece(&self) -> Result<u32> {
+        let own = self.rank.and_then(|rank| self.rank_positions.get(rank as usize));
+        let reader = || TiledError::new("write", &self.volume.path, Errno::BADF);
+        own.map(|own| own.piece).ok_or_else(reader)
     }
 
     /// Gives this rank another piece, which is empty.
     pub(super) fn replace_own_piece(&mut self, piece: u32) {
         let own = self.rank.and_then(|rank| self.rank_positions.get_mut(rank as usize));
         own.into_iter().for_each(|own| own.piece = piece);
-        // The new piece has the name of the old one, and may get as many changes.
-        self.built.mark_outdated();
-        self.is_stale = true;
+        // The new piece has the name of the old one, and may get as many changes. Without a known
+        // version the next refresh builds the index again in any case.
+        (self.version, self.is_stale) = (None, true);
     }
 
     /// Reports whether another handle of this process has the file open for writing.
@@ -336,7 +338,7 @@ impl FileState for VolumeState {
     }
 
     fn is_own_piece(&self, piece: Piece, _own: PieceName) -> bool {
-        piece != Piece::BASE && Some(piece.number()) == self.own_piece()
+        piece != Piece::BASE && self.own_piece().is_ok_and(|own| own == piece.number())
     }
 
     fn invalidate_cache(&mut self) {
@@ -419,7 +421,7 @@ impl FileState for VolumeState {
         for (piece, journal) in &self.journals {
             add(*piece, journal.to_piece_tiles());
         }
-        if let (Some(own), Some(piece)) = (own, self.own_piece()) {
+        if let (Some(own), Ok(piece)) = (own, self.own_piece()) {
             add(piece, own.tiles.clone());
         }
         // The mount shows the base after all cuts, so none applies to it any more.
@@ -457,7 +459,7 @@ impl FileState for VolumeState {
             };
         }
         let (volume, nodes) = (&self.volume, &self.nodes);
-        let file = self.files.open_piece(piece, || {
+        let file = open_cached(&mut self.files, piece, || {
             let node = nodes.get(&piece.number()).copied();
             let node = node.ok_or_else(|| TiledError::new("read", &path, Errno::IO))?;
             volume.open_object(node, piece)
