@@ -8,7 +8,7 @@ use tatami_layout::View;
 /// of the stream that a view shows. Calls on one engine come one at a time. Errors are those of the
 /// disk, the mount, the nodes and the shard.
 pub trait Engine: Send {
-    /// Writes all of `data` from stream position `stream` on. A failed write may have written a part.
+    /// Writes all of `data` from stream position `stream` on. After an error a part may be written.
     fn write(&mut self, view: &View, stream: u64, data: &Buffer<'_>) -> Result<()>;
 
     /// Reads as much of `into` as lies before the end of the file; bytes read.

@@ -368,8 +368,8 @@ fn publish_part(
 }
 
 impl SealedPiece {
-    /// Decodes the bytes that [`VolumeBacking::seal_piece`] made: piece, storage, changes, and the tiles
-    /// where they are new.
+    /// Decodes the bytes that [`VolumeBacking::seal_piece`] made: piece, storage, changes, and the
+    /// tiles where they are new.
     fn decode(bytes: &[u8], rank: u32) -> std::result::Result<SealedPiece, String> {
         let (head, tiles) = bytes.split_first_chunk::<24>().ok_or("it is too short")?;
         let word = |at: usize| u64::from_le_bytes(head.as_chunks::<8>().0[at]);
