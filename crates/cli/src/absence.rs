@@ -7,7 +7,7 @@ use std::io::ErrorKind;
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
-use tatami_client::connection::{ConnectError, Endpoint};
+use tatami_client::connection::ConnectError;
 use tatami_cluster::NodeEntry;
 
 /// Longest wait for a port to answer.
@@ -38,10 +38,9 @@ impl Absence {
     ) -> Absence {
         let flag = place.dir_flag();
         let socket_failed = match error {
-            ConnectError::Unreachable { endpoint, source } => match endpoint {
-                Endpoint::Unix(_) | Endpoint::Through(..) => Some(source.kind()),
-                Endpoint::Tcp(_) => None,
-            },
+            ConnectError::Unreachable { endpoint, source } => {
+                endpoint.local_socket().map(|_| source.kind())
+            }
             ConnectError::Handshake { .. } => None,
         };
         if !error.is_transient() {

@@ -292,7 +292,7 @@ impl VolumeDir {
     ) -> Result<(), AdminCallError> {
         let mut id = [0; 16];
         getrandom::fill(&mut id).map_err(|_| tatami_wire::Errno::EAGAIN)?;
-        let endpoint = Endpoint::Tcp(entry.address.clone());
+        let endpoint = Endpoint::from_address(&entry.address);
         let (client, key) = (ClientId(id), Some(key));
         let caller = Caller { client, volume: Some(volume.volume), key };
         Connection::open_admin(&endpoint, &caller, HEALTH_TIMEOUT)?;
@@ -368,7 +368,7 @@ pub fn executor_name(volume: &VolumeFile, executor: ExecutorId) -> String {
 /// Returns how to reach a node: over its socket if the node is on this machine.
 fn node_endpoint(entry: &NodeEntry, with_key: bool) -> Endpoint {
     if with_key && !entry.dir.exists() {
-        return Endpoint::Tcp(entry.address.clone());
+        return Endpoint::from_address(&entry.address);
     }
     Endpoint::Unix(entry.socket.clone())
 }

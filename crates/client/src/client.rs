@@ -5,7 +5,6 @@ use crate::away_nodes::AwayNodes;
 use crate::cause::record_cause;
 use crate::connection::{Caller, ConnectError, Connection};
 use crate::delegations::DelegationCache;
-use crate::endpoint::Endpoint;
 use crate::executor::ExecutorClient;
 use crate::held_locks::ClientLocks;
 use crate::loss_tracker::LossTracker;
@@ -19,9 +18,11 @@ use crate::unsynced::UnsyncedNames;
 use crate::write_stream::WriteStreams;
 use parking_lot::{Condvar, Mutex, RwLock};
 use std::collections::BTreeSet;
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+use tatami_net::{Endpoint, make_random_id};
 use tatami_wire::admin::{AdminCall, AdminReply, AdminResult, ClusterMap};
 use tatami_wire::frame::{FrameClass, FrameError};
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult};
@@ -85,7 +86,7 @@ pub enum ClientError {
     },
     /// No random numbers for the client's id.
     #[error("the system gives no random numbers: {0}")]
-    Random(getrandom::Error),
+    Random(io::Error),
 }
 
 /// A session with a volume. Shared by all threads of a program.
@@ -146,8 +147,7 @@ impl Client {
         timeout: Duration,
         options: ClientOptions,
     ) -> Result<Client, ClientError> {
-        let mut id = [0; 16];
-        getrandom::fill(&mut id).map_err(ClientError::Random)?;
+        let id = make_random_id().map_err(ClientError::Random)?;
         let mut caller = Caller { client: ClientId(id), volume: options.volume, key: options.key };
         let endpoint = options.endpoint;
         let mut first = Connection::open_admin(&endpoint, &caller, timeout)?;
@@ -517,7 +517,7 @@ impl Client {
                 Endpoint::Unix(path) if self.caller.key.is_none() => {
                     Endpoint::Through(path.clone(), node)
                 }
-                _ => Endpoint::Tcp(info.address.clone()),
+                _ => Endpoint::from_address(&info.address),
             };
             Arc::new(NodeClient::new(node, there, self.caller.clone(), self.patience))
         }))

@@ -9,12 +9,14 @@ use std::io::{self, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
+use tatami_net::FrameBuffer;
+use tatami_net::handshake::introduce_client;
 use tatami_wire::frame::{self, FrameClass, FrameError, FrameHeader, HEADER_LEN};
-use tatami_wire::handshake::{self, HandshakeError, Hello, Role, Welcome};
+use tatami_wire::handshake::{HandshakeError, Hello, Role, Welcome};
 use tatami_wire::object::{OPEN_DESCRIPTORS_MAX, ObjectResult};
 use tatami_wire::{ClientId, Errno, VolumeId, VolumeKey};
 
-pub use crate::endpoint::Endpoint;
+pub use tatami_net::Endpoint;
 
 /// The identity of the client that connects, and the volume that it expects.
 #[derive(Clone, Debug)]
@@ -97,8 +99,6 @@ impl ConnectError {
     }
 }
 
-/// Socket buffers, in bytes: enough for a few of the largest frames.
-const SOCKET_BUFFER: usize = 4 << 20;
 /// Most bytes that are read ahead of a reply's end. A payload beyond them goes straight to its
 /// destination.
 const RECEIVE_BUFFER: usize = 16 << 10;
@@ -130,10 +130,7 @@ impl AsFd for Connection {
 pub struct Connection {
     socket: ClientSocket,
     out: Vec<u8>,
-    /// Received and not yet consumed bytes are `input[start..end]`.
-    input: Box<[u8]>,
-    start: usize,
-    end: usize,
+    input: FrameBuffer,
     /// The daemon's answer to the handshake.
     pub welcome: Welcome,
 }
@@ -188,28 +185,18 @@ impl Connection {
         let unreachable = |source| ConnectError::Unreachable { endpoint: endpoint.clone(), source };
         let mut socket = ClientSocket::connect(endpoint, timeout).map_err(unreachable)?;
         if role == Role::Data {
-            // Bounded by net.core.[rw]mem_max; smaller buffers only cost speed.
-            let _ = rustix::net::sockopt::set_socket_send_buffer_size(&socket, SOCKET_BUFFER);
-            let _ = rustix::net::sockopt::set_socket_recv_buffer_size(&socket, SOCKET_BUFFER);
+            socket.stream.enlarge_buffers();
         }
-        let mut nonce = [0; 16];
-        getrandom::fill(&mut nonce).map_err(|e| unreachable(io::Error::other(e)))?;
-        let node = match endpoint {
-            Endpoint::Through(_, node) => Some(*node),
-            Endpoint::Unix(_) | Endpoint::Tcp(_) => None,
-        };
+        let node = endpoint.relay_target();
         let Caller { client, volume, .. } = *caller;
         let hello = Hello { role, client, slot, volume, node, executor, user: None };
-        let transport = socket.transport;
-        let welcome =
-            handshake::connect_client(&mut socket, transport, &hello, caller.key.as_ref(), nonce)
-                .map_err(|source| ConnectError::Handshake { endpoint: endpoint.clone(), source })?;
+        let transport = socket.stream.transport();
+        let welcome = introduce_client(&mut socket, transport, &hello, caller.key.as_ref())
+            .map_err(|source| ConnectError::Handshake { endpoint: endpoint.clone(), source })?;
         Ok(Connection {
             socket,
             out: Vec::with_capacity(512),
-            input: vec![0; RECEIVE_BUFFER].into_boxed_slice(),
-            start: 0,
-            end: 0,
+            input: FrameBuffer::new(RECEIVE_BUFFER, RECEIVE_BUFFER),
             welcome,
         })
     }
@@ -256,10 +243,7 @@ impl Connection {
         let reply = self.receive_body(&header, class, seq)?;
         let len = header.payload_len as usize;
         let payload = payload.get_mut(..len).ok_or(FrameError::Unexpected)?;
-        let buffered = len.min(self.end - self.start);
-        payload[..buffered].copy_from_slice(&self.input[self.start..self.start + buffered]);
-        self.start += buffered;
-        self.socket.read_exact(&mut payload[buffered..])?;
+        self.read_exact(payload)?;
         Ok((reply, len))
     }
 
@@ -281,9 +265,7 @@ impl Connection {
             return Err(FrameError::Unexpected);
         }
         self.fill_input(len)?;
-        let start = self.start;
-        self.start += len;
-        Ok((reply, &self.input[start..self.start]))
+        Ok((reply, self.input.take_bytes(len)))
     }
 
     /// As [`Connection::receive`] for replies of class `Object`, with a payload of at most `most`
@@ -306,13 +288,13 @@ impl Connection {
         self.fill_input_to(body_len, body_len)?;
         let reply = self.receive_body(&header, FrameClass::Object, seq)?;
         let len = header.payload_len as usize;
-        if len > most || self.start != self.end {
+        if len > most || !self.input.is_empty() {
             return Err(FrameError::Unexpected);
         }
         sink.begin_payload(len);
         let mut left = len;
         while left > 0 {
-            match self.socket.run_with_timeout(|fd| sink.take_payload(fd, left))? {
+            match self.socket.run_with_timeout(|stream| sink.take_payload(stream.as_fd(), left))? {
                 0 => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
                 n => left -= n,
             }
@@ -336,7 +318,7 @@ impl Connection {
 
     /// Returns whether received bytes wait in the buffer: waiting for the socket would be in vain.
     pub fn has_input(&self) -> bool {
-        self.start < self.end
+        !self.input.is_empty()
     }
 
     /// Receives a reply that may carry an open file.
@@ -364,15 +346,15 @@ impl Connection {
         let mut found = Vec::new();
         // The kernel attaches the descriptors to the first byte of the reply, so only the reads of
         // the header ask for them.
-        while self.end - self.start < HEADER_LEN {
-            self.make_room();
+        while self.input.len() < HEADER_LEN {
+            self.input.make_room(RECEIVE_BUFFER);
             let mut space =
                 [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(OPEN_DESCRIPTORS_MAX))];
             let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-            let mut bufs = [IoSliceMut::new(&mut self.input[self.end..])];
+            let mut bufs = [IoSliceMut::new(self.input.free_space(RECEIVE_BUFFER))];
             let flags = RecvFlags::CMSG_CLOEXEC;
-            let got = self.socket.run_with_timeout(|fd| {
-                Ok(rustix::net::recvmsg(fd, &mut bufs, &mut ancillary, flags)?.bytes)
+            let got = self.socket.run_with_timeout(|stream| {
+                Ok(rustix::net::recvmsg(stream, &mut bufs, &mut ancillary, flags)?.bytes)
             })?;
             if got == 0 {
                 return Err(FrameError::Closed);
@@ -382,7 +364,7 @@ impl Connection {
                     found.extend(fds);
                 }
             }
-            self.end += got;
+            self.input.record_received(got);
         }
         let header = self.receive_header()?;
         Ok((self.receive_body(&header, class, seq)?, found))
@@ -399,8 +381,7 @@ impl Connection {
     fn receive_header(&mut self) -> Result<FrameHeader, FrameError> {
         self.fill_input(HEADER_LEN)?;
         let mut head = [0; HEADER_LEN];
-        head.copy_from_slice(&self.input[self.start..self.start + HEADER_LEN]);
-        self.start += HEADER_LEN;
+        head.copy_from_slice(self.input.take_bytes(HEADER_LEN));
         FrameHeader::decode(&head)
     }
 
@@ -413,18 +394,12 @@ impl Connection {
         let len = header.body_len as usize;
         let reply = if len <= RECEIVE_BUFFER {
             self.fill_input(len)?;
-            let body = &self.input[self.start..self.start + len];
+            let body = self.input.take_bytes(len);
             header.verify_checksum(body)?;
-            let reply = frame::decode_body(body)?;
-            self.start += len;
-            reply
+            frame::decode_body(body)?
         } else {
             let mut body = vec![0; len];
-            let buffered = self.end - self.start;
-            let (head, rest) = body.split_at_mut(buffered.min(len));
-            head.copy_from_slice(&self.input[self.start..self.start + head.len()]);
-            self.start += head.len();
-            self.socket.read_exact(rest)?;
+            self.read_exact(&mut body)?;
             header.verify_checksum(&body)?;
             frame::decode_body(&body)?
         };
@@ -442,20 +417,19 @@ impl Connection {
 
     /// As [`Connection::fill_input`], and reads no more than `most` bytes.
     fn fill_input_to(&mut self, want: usize, most: usize) -> Result<(), FrameError> {
-        while self.end - self.start < want {
-            self.make_room();
-            match self.socket.read(&mut self.input[self.end..most]) {
-                Ok(0) => return Err(FrameError::Closed),
-                Ok(n) => self.end += n,
-                Err(e) => return Err(e.into()),
+        while self.input.len() < want {
+            self.input.make_room(RECEIVE_BUFFER);
+            if self.input.receive_bytes(&mut self.socket, most)? == 0 {
+                return Err(FrameError::Closed);
             }
         }
         Ok(())
     }
 
-    fn make_room(&mut self) {
-        self.input.copy_within(self.start..self.end, 0);
-        self.end -= self.start;
-        self.start = 0;
+    /// Fills `bytes` from the buffer, and then straight from the socket.
+    fn read_exact(&mut self, bytes: &mut [u8]) -> io::Result<()> {
+        let (head, rest) = bytes.split_at_mut(bytes.len().min(self.input.len()));
+        head.copy_from_slice(self.input.take_bytes(head.len()));
+        self.socket.read_exact(rest)
     }
 }

@@ -18,7 +18,6 @@ pub mod connection;
 mod data;
 mod delegations;
 mod descriptors;
-mod endpoint;
 mod executor;
 mod file_bytes;
 pub mod fsck;

@@ -2,7 +2,6 @@
 //! daemon is away.
 
 use crate::connection::{Caller, ConnectError, Connection};
-use crate::endpoint::Endpoint;
 use crate::executor::ExecutorClient;
 use crate::retry::Retry;
 use crate::route::NodeRoute;
@@ -12,6 +11,7 @@ use serde::de::DeserializeOwned;
 use std::io;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+use tatami_net::Endpoint;
 use tatami_wire::frame::{FrameClass, FrameError};
 use tatami_wire::handshake::Role;
 use tatami_wire::{ClientId, EXECUTORS_MAX, Errno, NodeId};

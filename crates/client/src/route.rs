@@ -1,12 +1,12 @@
 //! The route to a node: how its daemon is reached, and whether it is away.
 
 use crate::connection::{Caller, ConnectError, Connection};
-use crate::endpoint::Endpoint;
 use crate::retry::Retry;
 use crate::waiting::{self, GRACE};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
+use tatami_net::Endpoint;
 use tatami_wire::handshake::Role;
 use tatami_wire::{Errno, NodeId};
 

@@ -1,27 +1,20 @@
 //! The socket of a connection. Each wait on it has an end, and checks whether the waiting program
 //! is being ended (see `waiting`).
 
-use crate::endpoint::Endpoint;
 use crate::waiting::{Silence, TICK};
-use rustix::io::Errno;
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{
-    AddressFamily, SendAncillaryBuffer, SendFlags, SocketAddrAny, SocketAddrUnix, SocketFlags,
-    SocketType, ipproto,
-};
 use std::io::{self, IoSlice, Read, Write};
-use std::net::{SocketAddr, ToSocketAddrs};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
-use tatami_wire::handshake::Transport;
+use tatami_net::dial::{self, WaitPolicy};
+use tatami_net::{Endpoint, NetStream};
 
-/// Longest wait until a TCP connection is established.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// The waits of a client: no single one is longer than this time.
+#[derive(Clone, Copy)]
+struct ClientWait(Duration);
 
 /// A connected socket.
 pub(crate) struct ClientSocket {
-    fd: OwnedFd,
-    pub(crate) transport: Transport,
+    pub(crate) stream: NetStream,
     /// Longest single wait.
     pub(crate) patience: Duration,
 }
@@ -32,60 +25,7 @@ impl ClientSocket {
     /// # Errors
     /// Those of the system; `TimedOut`.
     pub(crate) fn connect(endpoint: &Endpoint, patience: Duration) -> io::Result<ClientSocket> {
-        match endpoint {
-            Endpoint::Unix(path) | Endpoint::Through(path, _) => {
-                let socket = ClientSocket::new(AddressFamily::UNIX, Transport::Local, patience)?;
-                socket.connect_to(&SocketAddrUnix::new(path.as_path())?.into(), patience)?;
-                Ok(socket)
-            }
-            Endpoint::Tcp(address) => {
-                let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
-                for address in address.to_socket_addrs()? {
-                    match ClientSocket::connect_tcp(address, patience) {
-                        Ok(socket) => return Ok(socket),
-                        Err(e) => last = e,
-                    }
-                }
-                Err(last)
-            }
-        }
-    }
-
-    fn connect_tcp(address: SocketAddr, patience: Duration) -> io::Result<ClientSocket> {
-        let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-        let socket = ClientSocket::new(family, Transport::Remote, patience)?;
-        socket.connect_to(&address.into(), patience.min(CONNECT_TIMEOUT))?;
-        rustix::net::sockopt::set_tcp_nodelay(&socket.fd, true)?;
-        Ok(socket)
-    }
-
-    fn new(
-        family: AddressFamily,
-        transport: Transport,
-        patience: Duration,
-    ) -> io::Result<ClientSocket> {
-        let protocol = (transport == Transport::Remote).then_some(ipproto::TCP);
-        let fd =
-            rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, protocol)?;
-        // The kernel takes zero as no timeout.
-        let tick = patience.clamp(Duration::from_millis(1), TICK);
-        for which in [Timeout::Recv, Timeout::Send] {
-            set_socket_timeout(&fd, which, Some(tick))?;
-        }
-        Ok(ClientSocket { fd, transport, patience })
-    }
-
-    /// Connects. A UNIX listener with a full backlog makes the caller wait as well.
-    fn connect_to(&self, address: &SocketAddrAny, patience: Duration) -> io::Result<()> {
-        retry_until_timeout(patience, || match rustix::net::connect(&self.fd, address) {
-            Ok(()) | Err(Errno::ISCONN) => Ok(()),
-            // TCP: the connection is not yet made. The kernel goes on waiting when the call is
-            // repeated.
-            Err(Errno::INPROGRESS | Errno::ALREADY | Errno::AGAIN) => {
-                Err(io::ErrorKind::WouldBlock.into())
-            }
-            Err(e) => Err(e.into()),
-        })
+        Ok(ClientSocket { stream: dial::connect(endpoint, &ClientWait(patience))?, patience })
     }
 
     /// Runs a system call on the socket again, as long as it only reports that a tick has passed
@@ -95,31 +35,40 @@ impl ClientSocket {
     /// Those of the system; `TimedOut`.
     pub(crate) fn run_with_timeout<R>(
         &self,
-        mut attempt: impl FnMut(BorrowedFd<'_>) -> io::Result<R>,
+        mut attempt: impl FnMut(&NetStream) -> io::Result<R>,
     ) -> io::Result<R> {
-        retry_until_timeout(self.patience, || attempt(self.fd.as_fd()))
+        ClientWait(self.patience).run_call(None, || attempt(&self.stream))
     }
 }
 
-fn retry_until_timeout<R>(
-    patience: Duration,
-    mut attempt: impl FnMut() -> io::Result<R>,
-) -> io::Result<R> {
-    let mut silence: Option<Silence> = None;
-    loop {
-        match attempt() {
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                let silence = silence.get_or_insert_with(|| Silence::new(TICK.min(patience)));
-                silence
-                    .continue_waiting(patience)
-                    .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?;
-            }
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            done => {
-                if let (Ok(_), Some(silence)) = (&done, silence) {
-                    silence.record_answer();
+impl WaitPolicy for ClientWait {
+    fn call_timeout(&self) -> Option<Duration> {
+        // The kernel takes zero as no timeout.
+        Some(self.0.clamp(Duration::from_millis(1), TICK))
+    }
+
+    fn run_call<R>(
+        &self,
+        limit: Option<Duration>,
+        mut attempt: impl FnMut() -> io::Result<R>,
+    ) -> io::Result<R> {
+        let patience = limit.map_or(self.0, |limit| limit.min(self.0));
+        let mut silence: Option<Silence> = None;
+        loop {
+            match attempt() {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    let silence = silence.get_or_insert_with(|| Silence::new(TICK.min(patience)));
+                    silence
+                        .continue_waiting(patience)
+                        .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?;
                 }
-                return done;
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                done => {
+                    if let (Ok(_), Some(silence)) = (&done, silence) {
+                        silence.record_answer();
+                    }
+                    return done;
+                }
             }
         }
     }
@@ -127,28 +76,23 @@ fn retry_until_timeout<R>(
 
 impl AsFd for ClientSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        self.stream.as_fd()
     }
 }
 
 impl Read for ClientSocket {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        self.run_with_timeout(|fd| Ok(rustix::io::read(fd, &mut *buf)?))
+        self.run_with_timeout(|mut stream| stream.read(buf))
     }
 }
 
 impl Write for ClientSocket {
-    /// With `MSG_NOSIGNAL`: a daemon's death must not send SIGPIPE to the host program.
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
-        self.run_with_timeout(|fd| Ok(rustix::net::send(fd, buf, SendFlags::NOSIGNAL)?))
+        self.run_with_timeout(|mut stream| stream.write(buf))
     }
 
-    /// With `MSG_NOSIGNAL`, too.
     fn write_vectored(&mut self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.run_with_timeout(|fd| {
-            let mut none = SendAncillaryBuffer::default();
-            Ok(rustix::net::sendmsg(fd, bufs, &mut none, SendFlags::NOSIGNAL)?)
-        })
+        self.run_with_timeout(|mut stream| stream.write_vectored(bufs))
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -15,7 +15,7 @@ use tatami_client::{Client, ClientOptions, Endpoint};
 use tatami_wire::admin::{AdminReply, AdminResult, ClusterMap, DiskSpace, NodeInfo};
 use tatami_wire::delegation::{DelegationGrant, RecallCall, RecallNotice};
 use tatami_wire::frame::{self, FrameClass, FrameError};
-use tatami_wire::handshake::{self, Hello, Role, ServerIdentity, Transport};
+use tatami_wire::handshake::{self, Authentication, Hello, Role, ServerIdentity};
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult};
 use tatami_wire::*;
 
@@ -73,7 +73,7 @@ impl Daemon {
 fn serve(mut stream: UnixStream, asked: &Mutex<Asked>) -> Result<(), FrameError> {
     let key = VolumeKey::new([3; 32]);
     let identity = ServerIdentity { volume: VolumeId([1; 16]), node: NodeId(0), key };
-    let hello = handshake::accept_client(&mut stream, Transport::Local, &identity, [5; 16])
+    let hello = handshake::accept_client(&mut stream, Authentication::Kernel, &identity, [5; 16])
         .map_err(|_| FrameError::Unexpected)?;
     handshake::admit_client(&mut stream)?;
     asked.lock().opened.insert((hello.role as u8, hello.node, hello.executor));

@@ -15,7 +15,7 @@ use std::time::Duration;
 use tatami_client::{Client, ClientOptions, DataFile, Endpoint, PayloadSink};
 use tatami_wire::admin::{AdminCall, AdminReply, AdminResult, ClusterMap, NodeInfo};
 use tatami_wire::frame::{self, FrameClass, FrameError};
-use tatami_wire::handshake::{self, Hello, Role, ServerIdentity, Transport};
+use tatami_wire::handshake::{self, Authentication, Hello, Role, ServerIdentity};
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult};
 use tatami_wire::object::{ObjectCall, ObjectOp, ObjectReply, ObjectResult, ObjectState};
 use tatami_wire::*;
@@ -93,7 +93,7 @@ fn serve(
     key: VolumeKey,
 ) -> Result<(), FrameError> {
     let identity = ServerIdentity { volume: VolumeId([1; 16]), node: NodeId(0), key };
-    let hello = handshake::accept_client(&mut stream, Transport::Remote, &identity, [5; 16])
+    let hello = handshake::accept_client(&mut stream, Authentication::Key, &identity, [5; 16])
         .map_err(|_| FrameError::Unexpected)?;
     handshake::admit_client(&mut stream)?;
     let mut body = Vec::new();

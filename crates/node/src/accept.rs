@@ -3,17 +3,11 @@
 //! One thread accepts, and does all handshakes at once. A peer gets a thread or an executor only
 //! after it has proved its identity and has got a slot.
 
+use crate::connections::WRITE_TIMEOUT;
 use crate::connections::admission::ConnectionAdmission;
 use crate::connections::connection_slots::ConnectionClass;
-use crate::connections::handshakes::{
-    ConnectionOrigin, HANDSHAKE_TIMEOUT, HandshakeProgress, PendingHandshake, PendingHandshakes,
-    send_at_once,
-};
-use crate::connections::peer::{PeerIdentity, is_own_user};
+use crate::connections::handshakes::{ConnectionOrigin, HANDSHAKE_TIMEOUT, PendingHandshakes};
 use crate::connections::registry::RegisteredConnection;
-use crate::connections::stream::{
-    DeadlineStream, SocketStream, WRITE_TIMEOUT, enlarge_buffers, prepare_stream,
-};
 use crate::dial::DialError;
 use crate::executor::handle::{ConnectionKind, ExecutorHandle, NewConnection};
 use crate::executor::start::start_if_needed;
@@ -24,19 +18,21 @@ use crate::stop::StopFlag;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use std::io;
-use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tatami_net::handshake::{HandshakeProgress, PendingHandshake};
+use tatami_net::{DeadlineStream, Listener, NetStream, PeerIdentity, is_own_user};
 use tatami_wire::ExecutorId;
-use tatami_wire::handshake::{self, HandshakeError, Hello, Role, ServerHandshake};
+use tatami_wire::handshake::{self, HandshakeError, Hello, Role};
 
-/// The epoll(7) tokens of the node's end, the listeners, and the first connection in its handshake.
+/// Most listeners: one for each transport that the daemon listens with.
+const LISTENERS_MAX: u64 = 8;
+/// The epoll(7) tokens of the node's end, of the first listener, and of the first connection in its
+/// handshake.
 const STOP_TOKEN: u64 = 0;
-const TCP_TOKEN: u64 = 1;
-const UNIX_TOKEN: u64 = 2;
-const FIRST_HANDSHAKE: u64 = 3;
+const FIRST_LISTENER: u64 = 1;
+const FIRST_HANDSHAKE: u64 = FIRST_LISTENER + LISTENERS_MAX;
 /// Most events that are handled before the next wait.
 const EVENTS_MAX: usize = 256;
 /// Most connections that are accepted at a listener before the other listener and the handshakes
@@ -46,7 +42,7 @@ const ACCEPT_MAX: usize = 64;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Accepts connections, and does their handshakes all at once, until the node ends.
 pub(crate) fn run_acceptor(shared: &Arc<NodeShared>, door: Listeners) {
-    let Listeners { tcp, unix, epoll } = door;
+    let Listeners { listeners, epoll } = door;
     let mut reception =
         Acceptor { shared, epoll, handshakes: PendingHandshakes::new(FIRST_HANDSHAKE) };
     let mut events = Vec::with_capacity(EVENTS_MAX);
@@ -65,11 +61,10 @@ pub(crate) fn run_acceptor(shared: &Arc<NodeShared>, door: Listeners) {
         for event in events.iter().filter(|event| event.data.u64() >= FIRST_HANDSHAKE) {
             reception.continue_handshake(event.data.u64());
         }
-        if has(TCP_TOKEN) {
-            reception.accept_waiting(|| tcp.accept().map(|(s, _)| SocketStream::Tcp(s)));
-        }
-        if has(UNIX_TOKEN) {
-            reception.accept_waiting(|| unix.accept().map(|(s, _)| SocketStream::Unix(s)));
+        for (token, listener) in (FIRST_LISTENER..).zip(&listeners) {
+            if has(token) {
+                reception.accept_waiting(listener);
+            }
         }
         reception.drop_expired();
     }
@@ -77,8 +72,7 @@ pub(crate) fn run_acceptor(shared: &Arc<NodeShared>, door: Listeners) {
 
 /// The listeners.
 pub(crate) struct Listeners {
-    tcp: TcpListener,
-    unix: UnixListener,
+    listeners: Vec<Listener>,
     epoll: OwnedFd,
 }
 
@@ -87,19 +81,17 @@ impl Listeners {
     ///
     /// # Errors
     /// Those of epoll(7).
-    pub(crate) fn new(
-        tcp: TcpListener,
-        unix: UnixListener,
-        stop: &StopFlag,
-    ) -> io::Result<Listeners> {
+    pub(crate) fn new(listeners: Vec<Listener>, stop: &StopFlag) -> io::Result<Listeners> {
+        assert!(listeners.len() as u64 <= LISTENERS_MAX, "each listener has a token of its own");
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         let watch = |fd: BorrowedFd<'_>, token| {
             epoll::add(&epoll, fd, EventData::new_u64(token), EventFlags::IN)
         };
         watch(stop.as_fd(), STOP_TOKEN)?;
-        watch(tcp.as_fd(), TCP_TOKEN)?;
-        watch(unix.as_fd(), UNIX_TOKEN)?;
-        Ok(Listeners { tcp, unix, epoll })
+        for (token, listener) in (FIRST_LISTENER..).zip(&listeners) {
+            watch(listener.as_fd(), token)?;
+        }
+        Ok(Listeners { listeners, epoll })
     }
 }
 
@@ -113,9 +105,9 @@ struct Acceptor<'a> {
 impl Acceptor<'_> {
     /// Accepts waiting connections, a limited number at a time: the handshakes under way get their
     /// turn in between.
-    fn accept_waiting(&mut self, accept: impl Fn() -> io::Result<SocketStream>) {
+    fn accept_waiting(&mut self, listener: &Listener) {
         for _ in 0..ACCEPT_MAX {
-            match accept() {
+            match listener.accept() {
                 Ok(stream) => self.start_handshake(stream),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
                 // The peer may be gone before it is accepted; the next one may be there.
@@ -136,8 +128,8 @@ impl Acceptor<'_> {
         }
     }
 
-    fn start_handshake(&mut self, stream: SocketStream) {
-        let known = prepare_stream(&stream).and_then(|()| PeerIdentity::from_stream(&stream));
+    fn start_handshake(&mut self, stream: NetStream) {
+        let known = stream.prepare_for_daemon().and_then(|()| stream.identify_peer());
         let peer = match known {
             Ok(peer) => peer,
             Err(e) => {
@@ -146,15 +138,15 @@ impl Acceptor<'_> {
                 });
             }
         };
-        let mut nonce = [0; 16];
-        if let Err(e) = getrandom::fill(&mut nonce) {
-            return self.shared.refusal_counters.not_accepted.record_event(|n| {
-                tracing::error!(error = %e, so_far = n, "no random bytes for a handshake; connection dropped");
-            });
-        }
         let origin = ConnectionOrigin::from_peer(&stream, &peer);
-        let greeting = ServerHandshake::new(stream.transport(), nonce);
-        let stranger = PendingHandshake { stream, peer, greeting };
+        let stranger = match PendingHandshake::new(stream, peer) {
+            Ok(stranger) => stranger,
+            Err(e) => {
+                return self.shared.refusal_counters.not_accepted.record_event(|n| {
+                    tracing::error!(error = %e, so_far = n, "no random bytes for a handshake; connection dropped");
+                });
+            }
+        };
         let (number, gone) = self.handshakes.add_handshake(origin, Instant::now(), stranger);
         if let Some(gone) = gone {
             self.record_crowded_out(&gone);
@@ -201,9 +193,9 @@ impl Acceptor<'_> {
     }
 
     fn drop_expired(&mut self) {
-        for PendingHandshake { peer, greeting, .. } in self.handshakes.take_expired(Instant::now())
-        {
-            let what = if greeting.is_silent() { "it said nothing" } else { "it was too slow" };
+        for stranger in self.handshakes.take_expired(Instant::now()) {
+            let peer = &stranger.peer;
+            let what = if stranger.is_silent() { "it said nothing" } else { "it was too slow" };
             self.shared.refusal_counters.silent.record_event(|n| {
                 tracing::warn!(%peer, so_far = n, "connection dropped in the handshake: {what}");
             });
@@ -221,7 +213,7 @@ fn log_refusal(shared: &NodeShared, peer: &PeerIdentity, hello: &Hello, why: &st
 /// than slots.
 fn admit_on_a_thread(
     shared: &Arc<NodeShared>,
-    stream: SocketStream,
+    stream: NetStream,
     mut peer: PeerIdentity,
     hello: Hello,
 ) {
@@ -235,7 +227,7 @@ fn admit_on_a_thread(
             log_refusal(shared, &peer, &hello, &why);
             let mut answer = Vec::new();
             let _ = handshake::refuse_client(&mut answer, &why);
-            let _ = send_at_once(&stream, &answer);
+            let _ = stream.send_at_once(&answer);
             return;
         }
     };
@@ -254,7 +246,7 @@ fn admit_on_a_thread(
 
 fn serve_connection(
     shared: &Arc<NodeShared>,
-    stream: &Arc<SocketStream>,
+    stream: &Arc<NetStream>,
     registered: &RegisteredConnection<'_>,
     peer: PeerIdentity,
     hello: &Hello,
@@ -312,7 +304,7 @@ fn serve_connection(
     }
     match hello.role {
         Role::Data => {
-            enlarge_buffers(stream);
+            stream.enlarge_untuned_buffers();
             data_connection::serve_data(shared, stream, &peer);
         }
         _ => admin_connection::serve_admin(shared, stream, &peer, registered.id),

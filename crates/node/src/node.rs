@@ -24,6 +24,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tatami_cluster::DataDir;
+use tatami_net::SocketName;
 use tatami_object::ObjectStore;
 use tatami_wire::NodeId;
 use tatami_wire::handshake::ServerIdentity;
@@ -37,7 +38,7 @@ pub struct NodeDaemon {
     acceptor: Option<JoinHandle<()>>,
     housekeeper: Option<JoinHandle<()>>,
     ended: bool,
-    socket: listen::SocketName,
+    socket: SocketName,
     /// The lock of the data directory, held until the node has ended. Threads that outlive the node
     /// do not have it.
     _dir: DataDir,
@@ -96,8 +97,9 @@ impl NodeDaemon {
         if loss_mark.lost_since().is_some() {
             tracing::error!(%node, "this node began empty: the data directory that it had before is lost");
         }
-        let tcp = listen::listen_tcp(&info.address, node)?;
-        let (unix, socket) = listen::listen_unix(Path::new(&info.socket), node, allow_other)?;
+        let for_nodes = listen::listen_for_nodes(&info.address, node)?;
+        let (for_clients, socket) =
+            listen::listen_for_clients(Path::new(&info.socket), node, allow_other)?;
         let identity = ServerIdentity { volume: map.volume, node, key };
         map.shard_map().ok_or(StartError::ShardMap(map.shards.len()))?;
         let objects = ObjectStore::open(dir.path())?;
@@ -137,8 +139,8 @@ impl NodeDaemon {
         // The executors open their stores before the first connection is accepted.
         start_all(&shared)?;
         let shared = node.shared.clone();
-        let door =
-            Listeners::new(tcp, unix, &shared.stop).map_err(system("watch the listeners"))?;
+        let door = Listeners::new(vec![for_nodes, for_clients], &shared.stop)
+            .map_err(system("watch the listeners"))?;
         let alarm = StopOnDeath(shared.clone());
         node.acceptor = Some(spawn_thread("acceptor", move || {
             let _alarm = alarm;

@@ -4,7 +4,6 @@ use crate::connections::clients::ClientTable;
 use crate::connections::connection_slots::ConnectionSlots;
 use crate::connections::pipes::PipePool;
 use crate::connections::registry::ConnectionRegistry;
-use crate::connections::stream::SocketStream;
 use crate::counters::{NodeCounters, RefusalCounters};
 use crate::executor::table::ExecutorTable;
 use crate::panics;
@@ -16,6 +15,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 use tatami_cluster::LossMark;
+use tatami_net::NetStream;
 use tatami_object::ObjectStore;
 use tatami_wire::admin::{ClusterMap, DiskSpace, Durability, MountInfo, NodeInfo, NodeStatus};
 use tatami_wire::handshake::ServerIdentity;
@@ -53,7 +53,7 @@ pub(crate) struct NodeShared {
     /// Mounts that announced themselves, by connection.
     pub(crate) mounts: Mutex<BTreeMap<u64, MountInfo>>,
     /// Connections over which the end was ordered. They close when all is done.
-    pub(crate) stop_requesters: Mutex<Vec<Arc<SocketStream>>>,
+    pub(crate) stop_requesters: Mutex<Vec<Arc<NetStream>>>,
 }
 
 impl NodeShared {

@@ -85,7 +85,7 @@ fn garbage_and_half_messages_end_their_connection_and_nothing_else() {
 
 /// A connection after a good handshake, as a bare stream; that of a node is node 7's.
 fn greeted(volume: &Volume, role: Role) -> std::net::TcpStream {
-    use tatami_wire::handshake::{self, Hello, Transport};
+    use tatami_wire::handshake::{self, Authentication, Hello};
     let mut stream = volume.raw_tcp(0);
     let hello = Hello {
         role,
@@ -96,7 +96,7 @@ fn greeted(volume: &Volume, role: Role) -> std::net::TcpStream {
         executor: 0,
         user: None,
     };
-    handshake::connect_client(&mut stream, Transport::Remote, &hello, Some(&key()), [3; 16])
+    handshake::connect_client(&mut stream, Authentication::Key, &hello, Some(&key()), [3; 16])
         .expect("a handshake");
     stream
 }

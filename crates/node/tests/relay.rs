@@ -7,7 +7,7 @@ use tatami_client::connection::{Caller, ConnectError, Endpoint};
 use tatami_client::{Client, ClientOptions};
 use tatami_skip::skip_test;
 use tatami_wire::admin::{AdminCall, AdminReply};
-use tatami_wire::handshake::{self, HandshakeError, Hello, Role, Transport};
+use tatami_wire::handshake::{self, Authentication, HandshakeError, Hello, Role};
 use tatami_wire::meta::{MetaOp, MetaReply};
 use tatami_wire::object::ObjectOp;
 use tatami_wire::tiles::PieceUpdate;
@@ -108,8 +108,13 @@ fn whoever_has_no_key_acts_as_himself_on_other_nodes_too() {
             let (role, client, user) = (Role::Admin, ClientId([2; 16]), Some(Cred::ROOT));
             let hello = Hello { role, client, slot: 0, volume: None, node, executor: 0, user };
             let mut stream = volume.raw_unix(1);
-            let met =
-                handshake::connect_client(&mut stream, Transport::Local, &hello, None, [3; 16]);
+            let met = handshake::connect_client(
+                &mut stream,
+                Authentication::Kernel,
+                &hello,
+                None,
+                [3; 16],
+            );
             assert!(matches!(met, Err(HandshakeError::Refused(_))), "{met:?}");
         }
         let nowhere = Endpoint::Through(volume.map.nodes[1].socket.clone().into(), NodeId(7));

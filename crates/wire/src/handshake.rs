@@ -126,13 +126,13 @@ pub struct ServerIdentity {
     pub key: VolumeKey,
 }
 
-/// Whether a peer must prove that it has the key.
+/// How a server learns the identity of a client. Each transport states its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Transport {
-    /// A UNIX socket: the kernel identifies the peer.
-    Local,
-    /// TCP: the peer must prove that it has the key.
-    Remote,
+pub enum Authentication {
+    /// The kernel identifies the peer, which is on the same machine.
+    Kernel,
+    /// The peer must prove that it has the key.
+    Key,
 }
 
 fn build_transcript(nonces: &[u8; 32], side: u8, hello: &[u8]) -> Vec<u8> {
@@ -147,12 +147,12 @@ fn build_transcript(nonces: &[u8; 32], side: u8, hello: &[u8]) -> Vec<u8> {
 /// All of [`HandshakeError`].
 pub fn connect_client(
     stream: &mut (impl Read + Write),
-    transport: Transport,
+    authentication: Authentication,
     hello: &Hello,
     key: Option<&VolumeKey>,
     nonce: [u8; 16],
 ) -> Result<Welcome, HandshakeError> {
-    let bytes = encode_hello(hello, nonce, transport).ok_or_else(too_many_groups_error)?;
+    let bytes = encode_hello(hello, nonce, authentication).ok_or_else(too_many_groups_error)?;
     stream.write_all(&bytes)?;
     let mut b = [0; CHALLENGE_LEN];
     read_versioned(stream, &mut b)?;
@@ -167,7 +167,7 @@ pub fn connect_client(
     }
     // The server proves first, so that a false server never gets a proof by the key.
     let mut proof = [0; PROOF_LEN];
-    if transport == Transport::Remote {
+    if authentication == Authentication::Key {
         let mut theirs = [0; PROOF_LEN];
         theirs.copy_from_slice(&b[47..63]);
         let fits = |key: &&VolumeKey| {
@@ -202,11 +202,11 @@ pub fn connect_client(
 /// All of [`HandshakeError`]; the client has got the reason if possible.
 pub fn accept_client(
     stream: &mut (impl Read + Write),
-    transport: Transport,
+    authentication: Authentication,
     identity: &ServerIdentity,
     nonce: [u8; 16],
 ) -> Result<Hello, HandshakeError> {
-    let mut greeting = ServerHandshake::new(transport, nonce);
+    let mut greeting = ServerHandshake::new(authentication, nonce);
     loop {
         let mut bytes = vec![0; greeting.bytes_needed()];
         stream.read_exact(&mut bytes)?;
@@ -225,7 +225,7 @@ pub fn accept_client(
 /// received bytes and returns the bytes to send.
 #[derive(Debug)]
 pub struct ServerHandshake {
-    transport: Transport,
+    authentication: Authentication,
     nonce: [u8; 16],
     stage: HandshakeStage,
     /// The received bytes of this stage's message.
@@ -249,9 +249,9 @@ enum HandshakeStage {
 
 impl ServerHandshake {
     /// Starts a handshake. `nonce` is 16 fresh random bytes.
-    pub fn new(transport: Transport, nonce: [u8; 16]) -> ServerHandshake {
+    pub fn new(authentication: Authentication, nonce: [u8; 16]) -> ServerHandshake {
         let (stage, received) = (HandshakeStage::Version, Vec::new());
-        ServerHandshake { transport, nonce, stage, received, needed: VERSION_END }
+        ServerHandshake { authentication, nonce, stage, received, needed: VERSION_END }
     }
 
     /// Returns the number of bytes that the next call of [`ServerHandshake::receive_bytes`]
@@ -320,7 +320,7 @@ impl ServerHandshake {
                 b[13..29].copy_from_slice(&identity.volume.0);
                 b[29..31].copy_from_slice(&identity.node.0.to_le_bytes());
                 b[31..47].copy_from_slice(&self.nonce);
-                if self.transport == Transport::Remote {
+                if self.authentication == Authentication::Key {
                     let ours =
                         identity.key.compute_mac("server", &build_transcript(&nonces, 1, &bytes));
                     b[47..63].copy_from_slice(&ours);
@@ -333,7 +333,7 @@ impl ServerHandshake {
             HandshakeStage::Proof { transcript, hello } => {
                 let mut proof = [0; PROOF_LEN];
                 proof.copy_from_slice(&self.received);
-                let proven = self.transport == Transport::Local
+                let proven = self.authentication == Authentication::Kernel
                     || identity.key.verify_mac("client", transcript, &proof);
                 if !proven {
                     answer.extend([1, 0]);
@@ -400,7 +400,7 @@ fn too_many_groups_error() -> HandshakeError {
 }
 
 /// Encodes a hello. `None` for a user with too many groups.
-fn encode_hello(hello: &Hello, nonce: [u8; 16], transport: Transport) -> Option<Vec<u8>> {
+fn encode_hello(hello: &Hello, nonce: [u8; 16], authentication: Authentication) -> Option<Vec<u8>> {
     let ids = hello.user.as_ref().map_or(0, |user| 2 + user.groups.len());
     let mut b = vec![0; HELLO_LEN];
     b[..8].copy_from_slice(&MAGIC);
@@ -410,7 +410,7 @@ fn encode_hello(hello: &Hello, nonce: [u8; 16], transport: Transport) -> Option<
     b[29..33].copy_from_slice(&hello.slot.to_le_bytes());
     b[33..49].copy_from_slice(&hello.volume.map_or([0; 16], |v| v.0));
     b[49..65].copy_from_slice(&nonce);
-    b[65] = u8::from(transport == Transport::Remote);
+    b[65] = u8::from(authentication == Authentication::Key);
     b[66..68].copy_from_slice(&hello.node.map_or(NO_NODE, |node| node.0).to_le_bytes());
     b[68..70].copy_from_slice(&u16::try_from(ids).ok()?.to_le_bytes());
     b[70] = hello.executor;

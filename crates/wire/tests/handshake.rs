@@ -28,19 +28,19 @@ fn hello() -> Hello {
 
 /// Runs both sides. The server admits each client that `accept` identifies.
 fn meet(
-    transport: Transport,
+    authentication: Authentication,
     hello: Hello,
     key: Option<VolumeKey>,
 ) -> (Result<Welcome, HandshakeError>, Result<Hello, HandshakeError>) {
     let (mut ours, mut theirs) = UnixStream::pair().unwrap();
     let server = thread::spawn(move || {
-        let met = accept_client(&mut theirs, transport, &identity(), [2; 16]);
+        let met = accept_client(&mut theirs, authentication, &identity(), [2; 16]);
         if met.is_ok() {
             admit_client(&mut theirs).unwrap();
         }
         met
     });
-    let met = connect_client(&mut ours, transport, &hello, key.as_ref(), [1; 16]);
+    let met = connect_client(&mut ours, authentication, &hello, key.as_ref(), [1; 16]);
     drop(ours);
     (met, server.join().unwrap())
 }
@@ -48,7 +48,7 @@ fn meet(
 #[test]
 fn a_client_with_the_key_is_let_in() {
     let key = Some(VolumeKey::new([1; 32]));
-    let (client, server) = meet(Transport::Remote, hello(), key);
+    let (client, server) = meet(Authentication::Key, hello(), key);
     assert_eq!(client.unwrap(), Welcome { volume: VolumeId([9; 16]), node: NodeId(3) });
     assert_eq!(server.unwrap(), hello());
 }
@@ -57,35 +57,36 @@ fn a_client_with_the_key_is_let_in() {
 fn a_node_tells_another_its_number() {
     let key = Some(VolumeKey::new([1; 32]));
     let peer = Hello { role: Role::Peer, slot: 4000, ..hello() };
-    let (client, server) = meet(Transport::Remote, peer.clone(), key.clone());
+    let (client, server) = meet(Authentication::Key, peer.clone(), key.clone());
     assert!(client.is_ok());
     assert_eq!(server.unwrap(), peer);
     let slot = Hello { slot: SLOTS_MAX, ..hello() };
-    assert!(meet(Transport::Remote, slot, key.clone()).1.is_err(), "no client has so many slots");
+    assert!(meet(Authentication::Key, slot, key.clone()).1.is_err(), "no client has so many slots");
     let far = Hello { executor: EXECUTORS_MAX, ..hello() };
-    assert!(meet(Transport::Remote, far, key).1.is_err(), "no node has so many executors");
+    assert!(meet(Authentication::Key, far, key).1.is_err(), "no node has so many executors");
 }
 
 #[test]
 fn on_a_unix_socket_no_key_is_needed() {
-    let (client, server) = meet(Transport::Local, hello(), None);
+    let (client, server) = meet(Authentication::Kernel, hello(), None);
     assert!(client.is_ok() && server.is_ok());
 }
 
 #[test]
 fn a_wrong_key_is_noticed_by_both_sides() {
     let wrong = VolumeKey::new([5; 32]);
-    let (client, server) = meet(Transport::Remote, hello(), Some(wrong.clone()));
+    let (client, server) = meet(Authentication::Key, hello(), Some(wrong.clone()));
     // The client finds the server's proof wrong, and shows the server its failure.
     assert!(matches!(client, Err(HandshakeError::Key)));
     assert!(matches!(server, Err(HandshakeError::Key)), "{server:?}");
-    let (client, server) = meet(Transport::Remote, hello(), None);
+    let (client, server) = meet(Authentication::Key, hello(), None);
     assert!(matches!((client, server), (Err(HandshakeError::Key), Err(HandshakeError::Key))));
 
     // A client that ignores the wrong proof is refused, too.
     let (mut ours, mut theirs) = UnixStream::pair().unwrap();
-    let server =
-        thread::spawn(move || accept_client(&mut theirs, Transport::Remote, &identity(), [2; 16]));
+    let server = thread::spawn(move || {
+        accept_client(&mut theirs, Authentication::Key, &identity(), [2; 16])
+    });
     // The server would wait for a hello of another length than this.
     ours.set_read_timeout(Some(std::time::Duration::from_secs(60))).unwrap();
     let mut bytes = [0; 71];
@@ -109,17 +110,18 @@ fn a_proof_can_not_be_used_again() {
     let mut recorded = Recorder::default();
     let (mut ours, mut theirs) = UnixStream::pair().unwrap();
     let server = thread::spawn(move || {
-        accept_client(&mut theirs, Transport::Remote, &identity(), [2; 16]).unwrap();
+        accept_client(&mut theirs, Authentication::Key, &identity(), [2; 16]).unwrap();
         admit_client(&mut theirs).unwrap();
     });
     recorded.stream = Some(ours.try_clone().unwrap());
-    connect_client(&mut recorded, Transport::Remote, &hello(), Some(&key), [1; 16]).unwrap();
+    connect_client(&mut recorded, Authentication::Key, &hello(), Some(&key), [1; 16]).unwrap();
     server.join().unwrap();
     drop(ours);
 
     (ours, theirs) = UnixStream::pair().unwrap();
-    let server =
-        thread::spawn(move || accept_client(&mut theirs, Transport::Remote, &identity(), [3; 16]));
+    let server = thread::spawn(move || {
+        accept_client(&mut theirs, Authentication::Key, &identity(), [3; 16])
+    });
     ours.write_all(&recorded.sent).unwrap();
     assert!(matches!(server.join().unwrap(), Err(HandshakeError::Key)));
 }
@@ -149,7 +151,7 @@ impl Write for Recorder {
 #[test]
 fn another_volume_is_another_volume() {
     let other = Hello { volume: Some(VolumeId([7; 16])), ..hello() };
-    let (client, _) = meet(Transport::Local, other, None);
+    let (client, _) = meet(Authentication::Kernel, other, None);
     let text = client.unwrap_err().to_string();
     assert!(text.contains("0707") && text.contains("0909"), "{text}");
 }
@@ -158,8 +160,9 @@ fn another_volume_is_another_volume() {
 fn both_sides_name_the_versions_when_they_differ() {
     // A client of version 99 connects to this server.
     let (mut ours, mut theirs) = UnixStream::pair().unwrap();
-    let server =
-        thread::spawn(move || accept_client(&mut theirs, Transport::Local, &identity(), [2; 16]));
+    let server = thread::spawn(move || {
+        accept_client(&mut theirs, Authentication::Kernel, &identity(), [2; 16])
+    });
     let mut bytes = b"TATAMI\r\n".to_vec();
     bytes.extend_from_slice(&99u32.to_le_bytes());
     ours.write_all(&bytes).unwrap();
@@ -173,7 +176,7 @@ fn both_sides_name_the_versions_when_they_differ() {
     // This client connects to a server of version 99.
     let (mut ours, mut theirs) = UnixStream::pair().unwrap();
     theirs.write_all(&bytes).unwrap();
-    let e = connect_client(&mut ours, Transport::Local, &hello(), None, [1; 16]).unwrap_err();
+    let e = connect_client(&mut ours, Authentication::Kernel, &hello(), None, [1; 16]).unwrap_err();
     assert!(matches!(e, HandshakeError::Version { theirs: 99, .. }), "{e}");
     assert!(e.to_string().contains("99"));
 }
@@ -182,10 +185,10 @@ fn both_sides_name_the_versions_when_they_differ() {
 fn a_refusal_brings_its_reason() {
     let (mut ours, mut theirs) = UnixStream::pair().unwrap();
     let server = thread::spawn(move || {
-        accept_client(&mut theirs, Transport::Local, &identity(), [2; 16]).unwrap();
+        accept_client(&mut theirs, Authentication::Kernel, &identity(), [2; 16]).unwrap();
         refuse_client(&mut theirs, &"too many connections: é".repeat(20)).unwrap();
     });
-    let e = connect_client(&mut ours, Transport::Local, &hello(), None, [1; 16]).unwrap_err();
+    let e = connect_client(&mut ours, Authentication::Kernel, &hello(), None, [1; 16]).unwrap_err();
     assert!(e.to_string().contains("too many connections"), "{e}");
     server.join().unwrap();
 }
@@ -202,10 +205,10 @@ proptest! {
         };
         bytes.extend_from_slice(&noise);
         let mut peer = Script { input: &bytes, at: 0 };
-        prop_assert!(accept_client(&mut peer, Transport::Remote, &identity(), [2; 16]).is_err());
+        prop_assert!(accept_client(&mut peer, Authentication::Key, &identity(), [2; 16]).is_err());
         let mut peer = Script { input: &bytes, at: 0 };
         let key = VolumeKey::new([1; 32]);
-        let met = connect_client(&mut peer, Transport::Remote, &hello(), Some(&key), [1; 16]);
+        let met = connect_client(&mut peer, Authentication::Key, &hello(), Some(&key), [1; 16]);
         prop_assert!(met.is_err());
     }
 }

@@ -3,13 +3,11 @@
 //! ordinary user of this machine, and for the superuser and the daemon's own user: none of these
 //! can shut out another. When the slots are full, the oldest silent connection is dropped.
 
-use crate::connections::peer::PeerIdentity;
-use crate::connections::stream::SocketStream;
-use rustix::net::{RecvFlags, SendFlags};
 use std::collections::BTreeMap;
-use std::io;
 use std::time::{Duration, Instant};
-use tatami_wire::handshake::{HandshakeError, Hello, ServerHandshake, ServerIdentity};
+use tatami_net::handshake::PendingHandshake;
+use tatami_net::{NetStream, PeerIdentity};
+use tatami_wire::handshake::Authentication;
 
 /// The first byte of a connection must arrive within this time.
 pub(crate) const FIRST_BYTE: Duration = Duration::from_secs(1);
@@ -25,8 +23,6 @@ const USERS_MAX: usize = 512;
 const TRUSTED_MAX: usize = 512;
 /// Each of the three groups gets at most one part in this number of the process's descriptors.
 const DESCRIPTOR_SHARE: usize = 8;
-/// Most bytes that are received at a time.
-const CHUNK: usize = 512;
 
 /// The group whose slots a connection takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,73 +36,13 @@ pub(crate) enum ConnectionOrigin {
 }
 
 impl ConnectionOrigin {
-    pub(crate) fn from_peer(stream: &SocketStream, peer: &PeerIdentity) -> ConnectionOrigin {
-        match (stream, peer.uid()) {
-            (SocketStream::Tcp(_), _) => ConnectionOrigin::Network,
-            (SocketStream::Unix(_), Some(uid)) => ConnectionOrigin::User(uid),
-            (SocketStream::Unix(_), None) => ConnectionOrigin::Trusted,
+    /// Returns the group of a connection from `peer`, by what is known before the handshake.
+    pub(crate) fn from_peer(stream: &NetStream, peer: &PeerIdentity) -> ConnectionOrigin {
+        match (stream.transport().authentication, peer.uid()) {
+            (Authentication::Key, _) => ConnectionOrigin::Network,
+            (Authentication::Kernel, Some(uid)) => ConnectionOrigin::User(uid),
+            (Authentication::Kernel, None) => ConnectionOrigin::Trusted,
         }
-    }
-}
-
-/// One connection in its handshake.
-pub(crate) struct PendingHandshake {
-    pub(crate) stream: SocketStream,
-    pub(crate) peer: PeerIdentity,
-    pub(crate) greeting: ServerHandshake,
-}
-
-/// The state of a handshake after more bytes.
-pub(crate) enum HandshakeProgress {
-    /// More bytes must arrive.
-    Pending,
-    /// The other side has proved its identity.
-    Proved(Box<Hello>),
-    /// The handshake has failed.
-    Failed(HandshakeError),
-}
-
-impl PendingHandshake {
-    /// Receives the bytes that have arrived, and answers, without waiting.
-    pub(crate) fn receive_bytes(&mut self, identity: &ServerIdentity) -> HandshakeProgress {
-        let mut chunk = [0; CHUNK];
-        loop {
-            // No byte beyond the handshake is taken: the next reader of the socket starts at the
-            // first request.
-            let room = self.greeting.bytes_needed().min(CHUNK);
-            let flags = RecvFlags::DONTWAIT;
-            let got = match rustix::net::recv(&self.stream, &mut chunk[..room], flags) {
-                Ok((0, _)) => {
-                    let end = io::Error::from(io::ErrorKind::UnexpectedEof);
-                    return HandshakeProgress::Failed(HandshakeError::Io(end));
-                }
-                Ok((got, _)) => got,
-                Err(rustix::io::Errno::AGAIN) => return HandshakeProgress::Pending,
-                Err(rustix::io::Errno::INTR) => continue,
-                Err(e) => return HandshakeProgress::Failed(HandshakeError::Io(e.into())),
-            };
-            let mut answer = Vec::new();
-            let hello = self.greeting.receive_bytes(&chunk[..got], identity, &mut answer);
-            let said = send_at_once(&self.stream, &answer);
-            match (hello, said) {
-                (Err(e), _) => return HandshakeProgress::Failed(e),
-                (_, Err(e)) => return HandshakeProgress::Failed(HandshakeError::Io(e)),
-                (Ok(Some(hello)), Ok(())) => return HandshakeProgress::Proved(Box::new(hello)),
-                (Ok(None), Ok(())) => {}
-            }
-        }
-    }
-}
-
-/// Sends bytes that must fit the socket's buffer: a new connection has room for a handshake.
-pub(crate) fn send_at_once(stream: &SocketStream, bytes: &[u8]) -> io::Result<()> {
-    if bytes.is_empty() {
-        return Ok(());
-    }
-    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    match rustix::io::retry_on_intr(|| rustix::net::send(stream, bytes, flags))? {
-        sent if sent == bytes.len() => Ok(()),
-        _ => Err(io::ErrorKind::WriteZero.into()),
     }
 }
 
@@ -117,7 +53,7 @@ pub(crate) trait MaybeSilent {
 
 impl MaybeSilent for PendingHandshake {
     fn is_silent(&self) -> bool {
-        self.greeting.is_silent()
+        PendingHandshake::is_silent(self)
     }
 }
 

@@ -1,11 +1,11 @@
 //! All connections that have a thread, so that the node can end them.
 
-use crate::connections::stream::SocketStream;
 use parking_lot::{Condvar, Mutex};
+use rustix::net::Shutdown;
 use std::collections::HashMap;
-use std::net::Shutdown;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tatami_net::NetStream;
 
 /// See the module.
 #[derive(Default)]
@@ -17,7 +17,7 @@ pub(crate) struct ConnectionRegistry {
 #[derive(Default)]
 struct ConnectionRegistryState {
     next: u64,
-    streams: HashMap<u64, Arc<SocketStream>>,
+    streams: HashMap<u64, Arc<NetStream>>,
     closing: bool,
 }
 
@@ -32,7 +32,7 @@ impl ConnectionRegistry {
     /// Registers a connection; `None` when the node is ending.
     pub(crate) fn register_connection(
         &self,
-        stream: &Arc<SocketStream>,
+        stream: &Arc<NetStream>,
     ) -> Option<RegisteredConnection<'_>> {
         let mut inner = self.inner.lock();
         if inner.closing {

@@ -1,12 +1,11 @@
 //! How other threads reach an executor: connections, orders and results are events of its channel.
 
 use crate::connections::admission::ConnectionAdmission;
-use crate::connections::peer::PeerIdentity;
-use crate::connections::stream::SocketStream;
 use mio::Waker;
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use tatami_net::{NetStream, PeerIdentity};
 use tatami_wire::admin::ClusterMap;
 use tatami_wire::{Errno, ExecutorId};
 
@@ -25,7 +24,7 @@ pub(crate) enum ConnectionKind {
 
 /// A connection that has passed its handshake.
 pub(crate) struct NewConnection {
-    pub(crate) stream: Arc<SocketStream>,
+    pub(crate) stream: Arc<NetStream>,
     pub(crate) peer: PeerIdentity,
     pub(crate) kind: ConnectionKind,
     pub(crate) admission: Option<ConnectionAdmission>,
@@ -35,7 +34,7 @@ pub(crate) struct NewConnection {
 pub(super) enum ExecutorEvent {
     Connection(NewConnection),
     /// The connection to another executor; `None` if it could not be made.
-    Link(ExecutorId, Option<Arc<SocketStream>>),
+    Link(ExecutorId, Option<Arc<NetStream>>),
     /// The shard map of another executor of the node.
     Map(Arc<ClusterMap>),
     /// The result of the log's sync.
@@ -73,7 +72,7 @@ impl ExecutorHandle {
     }
 
     /// Hands over a connection to another executor, or reports that there is none.
-    pub(crate) fn hand_over_link(&self, to: ExecutorId, link: Option<Arc<SocketStream>>) {
+    pub(crate) fn hand_over_link(&self, to: ExecutorId, link: Option<Arc<NetStream>>) {
         self.send_event(ExecutorEvent::Link(to, link));
     }
 

@@ -4,13 +4,13 @@
 //!
 //! A message that cannot be sent is dropped: transactions repeat it until it is answered.
 
-use crate::connections::stream::SocketStream;
 use crate::dial::{self, DialError};
 use crate::executor::handle::ExecutorHandle;
 use crate::shared::NodeShared;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tatami_net::{NetStream, make_random_id};
 use tatami_wire::handshake::{Hello, Role};
 use tatami_wire::transaction::PeerMessage;
 use tatami_wire::{ClientId, ExecutorId};
@@ -186,11 +186,10 @@ fn connect_link(
     shared: &NodeShared,
     here: ExecutorId,
     to: ExecutorId,
-) -> Result<SocketStream, DialError> {
+) -> Result<NetStream, DialError> {
     let away = |e: &dyn std::fmt::Display| DialError::Unreachable(e.to_string());
-    let mut id = [0; 16];
     // A new id for each connection: it names no client, so no session depends on it.
-    getrandom::fill(&mut id).map_err(|e| away(&e))?;
+    let id = make_random_id().map_err(|e| away(&e))?;
     let hello = Hello {
         role: Role::Peer,
         client: ClientId(id),

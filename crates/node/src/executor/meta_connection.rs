@@ -2,17 +2,16 @@
 //! output.
 
 use crate::connections::admission::ConnectionAdmission;
-use crate::connections::peer::PeerIdentity;
-use crate::connections::stream::SocketStream;
 use crate::executor::handle::ConnectionKind;
 use mio::{Interest, Registry, Token, event::Source, unix::SourceFd};
 use serde::de::DeserializeOwned;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
+use tatami_net::{FrameBuffer, NetStream, PeerIdentity};
 use tatami_wire::ClientId;
 use tatami_wire::delegation::{DelegationGrant, RecallCall, RecallNotice};
-use tatami_wire::frame::{self, BODY_MAX, FrameClass, FrameError, FrameHeader, HEADER_LEN};
+use tatami_wire::frame::{self, BODY_MAX, FrameClass, FrameError, HEADER_LEN};
 use tatami_wire::meta::{MetaCall, MetaResult};
 use tatami_wire::transaction::PeerMessage;
 
@@ -32,15 +31,12 @@ const OUTPUT_KEEP: usize = 16 * 1024;
 
 /// See the module.
 pub(crate) struct MetaConnection {
-    stream: Arc<SocketStream>,
+    stream: Arc<NetStream>,
     pub(crate) peer: PeerIdentity,
     pub(crate) kind: ConnectionKind,
     /// `None` for a connection that this node has made.
     admission: Option<ConnectionAdmission>,
-    /// Received bytes are `input[start..end]`.
-    input: Vec<u8>,
-    start: usize,
-    end: usize,
+    input: FrameBuffer,
     output: Vec<u8>,
     sent: usize,
     waits_to_write: bool,
@@ -64,7 +60,7 @@ pub(crate) enum NoFrame {
 
 impl MetaConnection {
     pub(crate) fn new(
-        stream: Arc<SocketStream>,
+        stream: Arc<NetStream>,
         peer: PeerIdentity,
         kind: ConnectionKind,
         admission: Option<ConnectionAdmission>,
@@ -74,9 +70,7 @@ impl MetaConnection {
             peer,
             kind,
             admission,
-            input: vec![0; INPUT_KEEP],
-            start: 0,
-            end: 0,
+            input: FrameBuffer::new(INPUT_KEEP, INPUT_KEEP),
             output: Vec::new(),
             sent: 0,
             waits_to_write: false,
@@ -136,13 +130,12 @@ impl MetaConnection {
 
     fn next_frame<T: DeserializeOwned>(&mut self, class: FrameClass) -> Result<(u64, T), NoFrame> {
         loop {
-            let waiting = &self.input[self.start..self.end];
-            if let Some((header, body)) = frame::split_frame(waiting).map_err(NoFrame::Broken)? {
+            if let Some((header, body)) = self.input.next_frame().map_err(NoFrame::Broken)? {
                 if header.class != class || header.payload_len != 0 {
                     return Err(NoFrame::Broken(FrameError::Unexpected));
                 }
                 let call = frame::decode_body(body).map_err(NoFrame::Broken)?;
-                self.start += HEADER_LEN + header.body_len as usize;
+                self.input.take_bytes(HEADER_LEN + header.body_len as usize);
                 return Ok((header.seq, call));
             }
             if !self.readable {
@@ -154,39 +147,25 @@ impl MetaConnection {
 
     /// Whether there may be a further request.
     pub(crate) fn may_have_request(&self) -> bool {
-        self.readable || self.start < self.end
+        self.readable || !self.input.is_empty()
     }
 
     fn receive_bytes(&mut self) -> Result<(), FrameError> {
         // A frame that has begun states its length, so the buffer grows to that and no further.
-        let waiting = &self.input[self.start..self.end];
-        let needed = match waiting.first_chunk::<HEADER_LEN>() {
-            Some(head) => HEADER_LEN + FrameHeader::decode(head)?.body_len as usize,
-            None => INPUT_KEEP,
+        let needed = match self.input.next_frame_len()? {
+            // The header is not there yet: a frame without a body would be complete.
+            HEADER_LEN => INPUT_KEEP,
+            len => len,
         };
         assert!(needed <= INPUT_MAX, "a header that decodes keeps the bound");
-        if self.start == self.end {
-            (self.start, self.end) = (0, 0);
-            if self.input.len() > INPUT_KEEP {
-                self.input = vec![0; INPUT_KEEP];
-            }
-        }
-        if self.input.len() - self.start < needed {
-            self.input.copy_within(self.start..self.end, 0);
-            (self.start, self.end) = (0, self.end - self.start);
-            if self.input.len() < needed {
-                self.input.resize(needed, 0);
-            }
-        }
-        let mut stream = &*self.stream;
-        match stream.read(&mut self.input[self.end..]) {
-            Ok(0) if self.start == self.end => Err(FrameError::Closed),
+        self.input.make_room(needed);
+        match self.input.receive_bytes(&*self.stream, INPUT_MAX) {
+            Ok(0) if self.input.is_empty() => Err(FrameError::Closed),
             Ok(0) => Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
-            Ok(n) => {
-                self.end += n;
+            Ok(_) => {
                 // A read that did not fill the buffer has emptied the socket. The next byte causes
                 // an event (epoll(7), on edge triggering).
-                self.readable = self.ended || self.end == self.input.len();
+                self.readable = self.ended || self.input.is_full();
                 Ok(())
             }
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {

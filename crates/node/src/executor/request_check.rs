@@ -26,7 +26,7 @@ pub(crate) fn check_and_apply(
     if let Err(e) = check_request(shared, map, trusted, &call) {
         return RoundAnswer::new(to, seq, Err(e), None);
     }
-    if let Some(cred) = &connection.peer.bound_to {
+    if let Some(cred) = connection.peer.bound_user() {
         call.cred.clone_from(cred);
     }
     let client = connection.client();

@@ -1,7 +1,6 @@
 //! The loop of an executor: it waits for events, serves a round, and syncs the log when that is
 //! due.
 
-use crate::connections::peer::PeerIdentity;
 use crate::executor::handle::{ConnectionKind, ExecutorEvent, NewConnection};
 use crate::executor::locks::{self};
 use crate::executor::meta_connection::MetaConnection;
@@ -152,7 +151,7 @@ impl Executor {
                 }
                 ExecutorEvent::Link(to, link) => {
                     let new = link.and_then(|stream| {
-                        let peer = PeerIdentity::from_stream(&stream).ok()?;
+                        let peer = stream.identify_peer().ok()?;
                         let kind = ConnectionKind::Link { to };
                         Some(NewConnection { stream, peer, kind, admission: None })
                     });

@@ -246,7 +246,7 @@ impl Executor {
                     let trusted = connection.peer.is_trusted();
                     // The user that the handshake bound to the connection wins over the one that
                     // the request names.
-                    let cred = connection.peer.bound_to.clone().unwrap_or(cred);
+                    let cred = connection.peer.bound_user().cloned().unwrap_or(cred);
                     let client = connection.client();
                     let delegates = self.recalls.may_delegate(client);
                     let question = LockRequest { client, session, ino, op, delegates };

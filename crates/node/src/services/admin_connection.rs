@@ -1,7 +1,5 @@
 //! A connection for requests and orders to the node itself.
 
-use crate::connections::peer::PeerIdentity;
-use crate::connections::stream::SocketStream;
 use crate::executor::handle::{ExecutorHandle, ExecutorOrder};
 use crate::executor::start::accept_loss;
 use crate::shared::NodeShared;
@@ -9,6 +7,7 @@ use std::io::BufReader;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
+use tatami_net::{NetStream, PeerIdentity};
 use tatami_object::ObjectListing;
 use tatami_wire::admin::{AdminCall, AdminReply, AdminResult, ClusterMap};
 use tatami_wire::frame::{self, FrameClass, FrameError};
@@ -26,7 +25,7 @@ const WHY_NOT_MAX: usize = 1024;
 /// Serves one connection until it ends.
 pub(crate) fn serve_admin(
     shared: &Arc<NodeShared>,
-    stream: &Arc<SocketStream>,
+    stream: &Arc<NetStream>,
     peer: &PeerIdentity,
     connection: u64,
 ) {
@@ -40,11 +39,11 @@ pub(crate) fn serve_admin(
 
 fn handle_calls(
     shared: &Arc<NodeShared>,
-    stream: &Arc<SocketStream>,
+    stream: &Arc<NetStream>,
     peer: &PeerIdentity,
     connection: u64,
 ) -> Result<(), FrameError> {
-    let mut writer: &SocketStream = stream;
+    let mut writer: &NetStream = stream;
     let mut reader = BufReader::new(&**stream);
     let (mut body, mut out) = (Vec::new(), Vec::new());
     loop {

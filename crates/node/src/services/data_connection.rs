@@ -6,36 +6,39 @@
 //! pipe, goes through a buffer.
 
 use crate::clock::current_time;
-use crate::connections::inbox::{CHUNK, Inbox};
-use crate::connections::peer::PeerIdentity;
 use crate::connections::pipes::PipedPages;
-use crate::connections::stream::SocketStream;
 use crate::shared::NodeShared;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use std::io::{self, IoSlice, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use tatami_wire::frame::{self, FrameClass, FrameError, FrameHeader, PAYLOAD_MAX};
+use tatami_net::{FrameBuffer, NetStream, PeerIdentity};
+use tatami_wire::frame::{self, FrameClass, FrameError, FrameHeader, HEADER_LEN, PAYLOAD_MAX};
 use tatami_wire::object::{
     OPEN_DESCRIPTORS_MAX, ObjectCall, ObjectOp, ObjectReply, ObjectResult, ObjectState,
 };
 use tatami_wire::{Access, Errno, Ino, Piece};
 
+/// Bytes of a payload that are received, and written to disk, at a time: large enough that system
+/// calls don't count, small enough for the processor's cache.
+const CHUNK: usize = 256 * 1024;
+/// Most bytes that are read ahead: a few small requests.
+const READ_AHEAD: usize = 64 * 1024;
 /// Answers are sent at the latest when this number of bytes is waiting.
 const OUT_MAX: usize = 32 * 1024;
-/// Shortest read, in bytes, whose pages go to a TCP socket uncopied: below it, a copy is cheaper
+/// Shortest read, in bytes, whose pages go to a socket uncopied: below it, a copy is cheaper
 /// than the further system calls.
 const UNCOPIED_MIN: usize = 64 * 1024;
 /// Largest payload buffer, in bytes, that is kept for the next read.
 const PAYLOAD_KEEP: usize = 1 << 20;
 
 /// Serves one connection until it ends.
-pub(crate) fn serve_data(shared: &NodeShared, stream: &SocketStream, peer: &PeerIdentity) {
+pub(crate) fn serve_data(shared: &NodeShared, stream: &NetStream, peer: &PeerIdentity) {
     let mut connection = DataConnection {
         shared,
         stream,
         trusted: peer.is_trusted(),
-        inbox: Inbox::new(),
+        inbox: FrameBuffer::new(READ_AHEAD, CHUNK + READ_AHEAD),
         out: Vec::new(),
         payload: Vec::new(),
         spare_table: None,
@@ -55,9 +58,9 @@ pub(crate) fn serve_data(shared: &NodeShared, stream: &SocketStream, peer: &Peer
 
 struct DataConnection<'a> {
     shared: &'a NodeShared,
-    stream: &'a SocketStream,
+    stream: &'a NetStream,
     trusted: bool,
-    inbox: Inbox,
+    inbox: FrameBuffer,
     /// Answers not yet sent.
     out: Vec<u8>,
     /// Bytes read for one answer.
@@ -78,13 +81,13 @@ impl DataConnection<'_> {
     fn run(&mut self) -> Result<(), FrameError> {
         loop {
             let header = loop {
-                if let Some(header) = self.inbox.next_header()? {
+                if let Some((header, _)) = self.inbox.next_frame()? {
                     break header;
                 }
                 // Before blocking: the client may wait for these answers before it sends more.
                 self.flush(&[])?;
-                let between = self.inbox.len() == 0;
-                match self.inbox.wait_for_bytes(self.stream) {
+                let between = self.inbox.is_empty();
+                match self.inbox.wait_for_bytes(self.stream, READ_AHEAD) {
                     Err(e) if e.kind() == io::ErrorKind::UnexpectedEof && between => {
                         return Ok(());
                     }
@@ -94,7 +97,8 @@ impl DataConnection<'_> {
             if header.class != FrameClass::Object {
                 return Err(FrameError::Unexpected);
             }
-            let call: ObjectCall = frame::decode_body(self.inbox.take_body(&header))?;
+            let frame = self.inbox.take_bytes(HEADER_LEN + header.body_len as usize);
+            let call: ObjectCall = frame::decode_body(&frame[HEADER_LEN..])?;
             self.shared.counters.object_requests.add(1);
             let mut unread = header.payload_len as usize;
             let result = match self.check_request(&call, unread) {
@@ -169,12 +173,10 @@ impl DataConnection<'_> {
                     .and_then(|object| object.map_or(Ok(ObjectState::default()), |o| o.state()));
                 plain(state.map(ObjectReply::State))
             }
-            ObjectOp::OpenFd { create } => match self.stream {
-                SocketStream::Tcp(_) => Err(Errno::EOPNOTSUPP),
-                SocketStream::Unix(_) => objects
-                    .open_fd(ino, piece, call.cap.access, create)
-                    .map(|fd| (ObjectReply::Opened, ReplyAttachment::Descriptors(vec![fd]))),
-            },
+            ObjectOp::OpenFd { create } => self.check_descriptor_passing().and_then(|()| {
+                let fd = objects.open_fd(ino, piece, call.cap.access, create)?;
+                Ok((ObjectReply::Opened, ReplyAttachment::Descriptors(vec![fd])))
+            }),
             ObjectOp::OpenSeveral { ref more } => self.open_several(call, more),
             ObjectOp::CreateSpareTable { table } => self.grant_spares(table),
             ObjectOp::GetSpare { table, slot } => self.check_spare_access().and_then(|()| {
@@ -206,9 +208,7 @@ impl DataConnection<'_> {
         call: &ObjectCall,
         more: &[Piece],
     ) -> Result<(ObjectReply, ReplyAttachment), Errno> {
-        if matches!(self.stream, SocketStream::Tcp(_)) {
-            return Err(Errno::EOPNOTSUPP);
-        }
+        self.check_descriptor_passing()?;
         if more.len() >= OPEN_DESCRIPTORS_MAX {
             return Err(Errno::EINVAL);
         }
@@ -223,11 +223,12 @@ impl DataConnection<'_> {
     /// The client states for which inode it uses a spare file, and the daemon relies on it. So only
     /// a trusted client gets spare files.
     fn check_spare_access(&self) -> Result<(), Errno> {
-        match self.stream {
-            SocketStream::Tcp(_) => Err(Errno::EOPNOTSUPP),
-            SocketStream::Unix(_) if !self.trusted => Err(Errno::EPERM),
-            SocketStream::Unix(_) => Ok(()),
-        }
+        self.check_descriptor_passing()?;
+        if self.trusted { Ok(()) } else { Err(Errno::EPERM) }
+    }
+
+    fn check_descriptor_passing(&self) -> Result<(), Errno> {
+        if self.stream.transport().passes_descriptors { Ok(()) } else { Err(Errno::EOPNOTSUPP) }
     }
 
     fn read_object(
@@ -241,11 +242,9 @@ impl DataConnection<'_> {
         if len > PAYLOAD_MAX {
             return Err(Errno::EINVAL);
         }
-        let pages = match self.stream {
-            SocketStream::Tcp(_) if len >= UNCOPIED_MIN => {
-                self.take_pages(ino, piece, offset, len)?
-            }
-            _ => None,
+        let pages = match len >= UNCOPIED_MIN && self.stream.transport().splices_pages {
+            true => self.take_pages(ino, piece, offset, len)?,
+            false => None,
         };
         let uncopied = pages.as_ref().map_or(0, PipedPages::held_bytes);
         let rest = len - uncopied;
@@ -390,7 +389,7 @@ impl DataConnection<'_> {
 
 /// Sends the first bytes of `frame`, and with the first of them the descriptors, at most
 /// [`OPEN_MAX`].
-fn send_with_fds(stream: &SocketStream, frame: &[u8], fds: &[OwnedFd]) -> io::Result<usize> {
+fn send_with_fds(stream: &NetStream, frame: &[u8], fds: &[OwnedFd]) -> io::Result<usize> {
     let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(OPEN_DESCRIPTORS_MAX))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);

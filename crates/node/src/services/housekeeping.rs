@@ -10,7 +10,8 @@ use crate::shared::NodeShared;
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::AssertUnwindSafe;
 use std::time::{Duration, Instant};
-use tatami_client::connection::{Caller, Connection, Endpoint};
+use tatami_client::connection::{Caller, Connection};
+use tatami_net::{Endpoint, make_random_id};
 use tatami_wire::admin::{AdminCall, AdminReply, AdminResult};
 use tatami_wire::frame::FrameClass;
 use tatami_wire::handshake::Role;
@@ -62,11 +63,13 @@ fn restart_on_panic(work: impl Fn(), pause: impl Fn() -> bool) {
 }
 
 fn run_housekeeper(shared: &NodeShared) {
-    let mut id = [0; 16];
-    if let Err(e) = getrandom::fill(&mut id) {
-        tracing::error!(error = %e, "no random bytes: housekeeping does not run");
-        return;
-    }
+    let id = match make_random_id() {
+        Ok(id) => id,
+        Err(e) => {
+            tracing::error!(error = %e, "no random bytes: housekeeping does not run");
+            return;
+        }
+    };
     Housekeeper {
         shared,
         caller: Caller {
@@ -398,7 +401,7 @@ impl Housekeeper<'_> {
         };
         let endpoint = match node == self.shared.node() {
             true => Endpoint::Unix(self.shared.socket_path()),
-            false => Endpoint::Tcp(info.address.clone()),
+            false => Endpoint::from_address(&info.address),
         };
         match Connection::open_to(&endpoint, index, &self.caller, role, 0, CALL_TIMEOUT) {
             Ok(connection) => {

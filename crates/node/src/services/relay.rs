@@ -5,12 +5,12 @@
 //! which the kernel has reported. From then on it copies bytes in both directions. The other node
 //! checks the user's permissions as it does for a user of its own machine.
 
-use crate::connections::peer::PeerIdentity;
-use crate::connections::stream::{SocketStream, WRITE_TIMEOUT, enlarge_buffers};
+use crate::connections::WRITE_TIMEOUT;
 use crate::dial::{self, DialError};
 use crate::shared::NodeShared;
+use rustix::net::Shutdown;
 use std::io::{self, Read, Write};
-use std::net::Shutdown;
+use tatami_net::{NetStream, PeerIdentity};
 use tatami_wire::NodeId;
 use tatami_wire::handshake::Hello;
 
@@ -23,16 +23,16 @@ pub(crate) fn connect_for_user(
     hello: &Hello,
     peer: &PeerIdentity,
     node: NodeId,
-) -> Result<SocketStream, DialError> {
+) -> Result<NetStream, DialError> {
     // `node` is cleared: the other node is the end of the way, and never relays again. The user is
     // the one that the kernel reported, not one that the client names.
-    let hello = Hello { node: None, user: peer.bound_to.clone(), ..hello.clone() };
+    let hello = Hello { node: None, user: peer.bound_user().cloned(), ..hello.clone() };
     dial::connect_node(shared, &hello, node)
 }
 
 /// Copies the bytes of both sides until one of them ends.
-pub(crate) fn relay_connection(near: &SocketStream, far: &SocketStream, peer: &PeerIdentity) {
-    enlarge_buffers(near);
+pub(crate) fn relay_connection(near: &NetStream, far: &NetStream, peer: &PeerIdentity) {
+    near.enlarge_untuned_buffers();
     for stream in [near, far] {
         // No timeout for reading: a client may be silent for as long as it likes. A side that takes
         // no bytes is dropped.
@@ -52,7 +52,7 @@ pub(crate) fn relay_connection(near: &SocketStream, far: &SocketStream, peer: &P
     });
 }
 
-fn copy_bytes(mut from: &SocketStream, mut to: &SocketStream) {
+fn copy_bytes(mut from: &NetStream, mut to: &NetStream) {
     let mut buffer = vec![0; CHUNK];
     loop {
         let got = match from.read(&mut buffer) {

@@ -6,9 +6,10 @@ use super::{CALL_TIMEOUT, Housekeeper, NodeAway, ShardAddress};
 use crate::clock::current_time;
 use std::collections::BTreeMap;
 use tatami_client::clip_tiles;
-use tatami_client::connection::{Connection, Endpoint};
+use tatami_client::connection::Connection;
 use tatami_layout::PieceTiles;
 use tatami_layout::journal::{self, BYTES_MAX, LastWord};
+use tatami_net::Endpoint;
 use tatami_wire::frame::{FrameClass, PAYLOAD_MAX};
 use tatami_wire::handshake::Role;
 use tatami_wire::meta::{MetaOp, MetaReply};
@@ -195,7 +196,7 @@ impl Housekeeper<'_> {
     fn data_connection(&mut self, node: NodeId) -> Result<Connection, NodeAway> {
         let map = self.shared.map();
         let info = map.nodes.iter().find(|n| n.id == node).ok_or(NodeAway)?;
-        let endpoint = Endpoint::Tcp(info.address.clone());
+        let endpoint = Endpoint::from_address(&info.address);
         let opened = Connection::open(&endpoint, &self.caller, Role::Data, 0, CALL_TIMEOUT);
         opened.map_err(|_| self.mark_away(node))
     }
