@@ -94,7 +94,7 @@ fn bytes_arrive_as_they_were_sent() {
 }
 
 #[test]
-fn a_send_to_a_closed_stream_is_an_error_and_no_signal() {
+fn a_send_to_a_closed_stream_is_an_error() {
     for_each_transport(|endpoint, listener| {
         let (near, far) = connect_pair(endpoint, listener);
         drop(far);
