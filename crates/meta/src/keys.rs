@@ -4,7 +4,9 @@
 //! do.
 
 use tatami_wire::transaction::Txid;
-use tatami_wire::{ClientId, EXECUTORS_MAX, ExecutorId, Ino, NodeId, Piece, ShardId};
+use tatami_wire::{
+    ClientId, EXECUTORS_MAX, ExecutorId, Ino, NAME_MAX, NodeId, Piece, ShardId, XATTR_NAME_MAX,
+};
 
 /// First byte of each kind of key.
 pub(crate) mod tag {
@@ -249,18 +251,24 @@ pub(crate) enum ParsedKey<'a> {
     PendingDeletions,
 }
 
+/// Most bytes behind the tag of an entry, and of an extended attribute.
+const ENTRY_MAX: usize = 8 + 8 + NAME_MAX;
+const XATTR_MAX: usize = 8 + XATTR_NAME_MAX;
+
 /// Decodes a key; `None` where it is invalid.
 pub(crate) fn parse(key: &[u8]) -> Option<ParsedKey<'_>> {
     let (&tag, rest) = key.split_first()?;
     Some(match (tag, rest.len()) {
         (tag::SHARD, 0) => ParsedKey::Shard,
         (tag::INODE, 8) => ParsedKey::Inode(read_ino(rest)?),
-        (tag::ENTRY, 17..) => {
+        (tag::ENTRY, 17..=ENTRY_MAX) => {
             let (_, tail) = rest.split_at_checked(8)?;
             let (hash, name) = tail.split_first_chunk()?;
             ParsedKey::Entry { parent: read_ino(rest)?, hash: u64::from_be_bytes(*hash), name }
         }
-        (tag::XATTR, 9..) => ParsedKey::Xattr { ino: read_ino(rest)?, name: rest.get(8..)? },
+        (tag::XATTR, 9..=XATTR_MAX) => {
+            ParsedKey::Xattr { ino: read_ino(rest)?, name: rest.get(8..)? }
+        }
         (tag::ORPHAN, 24) => {
             ParsedKey::Orphan { client: read_client(rest)?, ino: read_ino(rest.get(16..)?)? }
         }

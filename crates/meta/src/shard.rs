@@ -233,6 +233,8 @@ impl<S: Store> Meta<S> {
     /// Handles a message of another executor, whose node is authenticated. Messages may be lost,
     /// and may come twice.
     pub fn receive_message(&mut self, now: Timestamp, from: ExecutorId, message: PeerMessage) {
+        // The handshake refuses an executor that takes this one's name.
+        assert_ne!(from, self.tx.here, "an executor sends itself no message");
         self.tx.now = self.tx.now.max(now);
         // The content of the disk is unknown then, so no other executor may act on it.
         if !self.state.is_poisoned() {
@@ -365,7 +367,10 @@ impl<S: Store> Meta<S> {
         let result = self.state.commit();
         match &result {
             // Messages and answers may leave only from here on.
-            Ok(()) => self.tx.mark_committed(),
+            Ok(()) => {
+                self.tx.mark_committed();
+                assert!(!self.is_dirty(), "a commit leaves no change behind");
+            }
             Err(e) => {
                 let errno = e.errno();
                 if let Err(failure) = self.undo_uncommitted(errno) {

@@ -40,6 +40,10 @@ impl Acks {
 
     pub fn mark_committed(&mut self) {
         let staged = std::mem::take(&mut self.staged);
+        assert!(
+            self.wait_for_sync || self.unsynced.is_empty(),
+            "an acknowledgement waits for a sync that nobody asked for"
+        );
         // Before the sync a power cut could lose this part. The coordinator must keep its decision
         // until then.
         match self.wait_for_sync {
@@ -83,6 +87,12 @@ impl Acks {
     pub fn take_message(&mut self, to: ExecutorId) -> Option<OutgoingMessage> {
         let txids = &mut self.done.get_mut(&to)?.1;
         let some = txids.split_off(txids.len().saturating_sub(TOGETHER_MAX));
+        // An entry is made with its first acknowledgement and removed with its last.
+        assert!(!some.is_empty(), "a message of acknowledgements has one at least");
+        assert!(
+            some.iter().all(|txid| txid.executor == to),
+            "an acknowledgement goes to the coordinator of its transaction"
+        );
         if txids.is_empty() {
             self.done.remove(&to);
         }

@@ -153,12 +153,18 @@ impl TransactionLocks {
     /// Adds a transaction whose keys no other transaction blocks.
     pub fn insert(&mut self, txid: Txid, prepared: LockRecord, ask_at: Timestamp) {
         for key in prepared.writes.iter().map(|item| &item.key).chain(&prepared.intents) {
-            self.by_key.insert(key.to_vec(), RecordLock::Write(txid));
+            let before = self.by_key.insert(key.to_vec(), RecordLock::Write(txid));
+            // A message may name a key twice, so the lock may be this transaction's own.
+            let is_own = |lock| matches!(lock, RecordLock::Write(holder) if holder == txid);
+            assert!(before.is_none_or(is_own), "two transactions lock a record that one writes");
         }
         for key in &prepared.reads {
             let lock = self.by_key.entry(key.to_vec()).or_insert(RecordLock::Read(BTreeSet::new()));
-            if let RecordLock::Read(txids) = lock {
-                txids.insert(txid);
+            match lock {
+                RecordLock::Read(txids) => drop(txids.insert(txid)),
+                RecordLock::Write(holder) => {
+                    assert_eq!(*holder, txid, "two transactions lock a record that one writes");
+                }
             }
         }
         self.held.insert(txid, HeldLocks { prepared, ask_at });
@@ -167,9 +173,10 @@ impl TransactionLocks {
     /// Removes a transaction and its locks.
     pub fn remove(&mut self, txid: &Txid) -> Option<LockRecord> {
         let held = self.held.remove(txid)?;
-        // Only its own locks: keys are never locked by two writers.
         for key in held.prepared.writes.iter().map(|item| &item.key).chain(&held.prepared.intents) {
-            self.by_key.remove(&key[..]);
+            let lock = self.by_key.remove(&key[..]);
+            let is_own = |lock| matches!(lock, RecordLock::Write(holder) if holder == *txid);
+            assert!(lock.is_none_or(is_own), "two transactions lock a record that one writes");
         }
         for key in &held.prepared.reads {
             if let Some(RecordLock::Read(txids)) = self.by_key.get_mut(&key[..]) {

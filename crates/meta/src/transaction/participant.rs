@@ -23,7 +23,7 @@ use tatami_wire::meta::Bytes;
 use tatami_wire::transaction::{
     PeerMessage, RecordDigest, RecordItem, Refusal, TransactionAge, Txid,
 };
-use tatami_wire::{ClientId, Cred, ExecutorId, Ino};
+use tatami_wire::{ClientId, Cred, Errno, ExecutorId, Ino};
 
 /// The coordinator of a lock that is held for this long (in ms) is asked for the outcome.
 const ASK_OUTCOME_MS: u64 = 500;
@@ -199,6 +199,11 @@ impl<S: Store> Meta<S> {
             let ask_at = add_millis(self.tx.now, ASK_OUTCOME_MS);
             self.state.locks.insert(txid, prepared, ask_at);
         }
+        let held = self.state.locks.held().get(&txid);
+        assert!(
+            held.is_some_and(|held| held.prepared.incarnation == life),
+            "a participant that votes holds its locks"
+        );
         Ok(life)
     }
 
@@ -297,6 +302,11 @@ impl<S: Store> Meta<S> {
         self.state.put_record(keys::lock_record(txid), Some(prepared.encode()?));
         let ask_at = add_millis(self.tx.now, ASK_OUTCOME_MS);
         self.state.locks.insert(txid, prepared, ask_at);
+        let held = self.state.locks.held().get(&txid);
+        assert!(
+            held.is_some_and(|held| held.prepared.incarnation == life),
+            "a participant that votes holds its locks"
+        );
         let message = PeerMessage::Prepared { txid };
         self.tx.staged_messages.push(OutgoingMessage { to: from, message, changed, seen });
         Ok(())
@@ -351,6 +361,11 @@ impl<S: Store> Meta<S> {
         }
         // Also where no lock was held: a request may wait for locks that a full disk refused.
         self.resume_waiters(txid)?;
+        // Its own requests are gone from the waiting ones, and late ones are refused.
+        assert!(
+            !self.state.locks.held().contains_key(&txid),
+            "a transaction that has ended holds no locks"
+        );
         if happened {
             // The acknowledgement leaves after the commit of this batch. Then the coordinator
             // forgets the decision.
@@ -386,7 +401,9 @@ impl<S: Store> Meta<S> {
                     let before = before.is_some();
                     writes.push(RecordWrite::EmbeddedDir { key, value, before });
                 }
-                _ => writes.push(RecordWrite::Other { key, value }),
+                Some(_) => writes.push(RecordWrite::Other { key, value }),
+                // A key that no record has, from an executor that is broken.
+                None => return Err(OperationFailure::Errno(Errno::EINVAL)),
             }
         }
         Ok(writes)
@@ -449,6 +466,7 @@ impl<S: Store> Meta<S> {
         age: TransactionAge,
         on: Vec<Txid>,
     ) {
+        assert!(!on.is_empty(), "a request that waits names a holder");
         let again = self.tx.waiting.iter().any(|w| w.from == from && w.message == message);
         // A dropped request is not lost: its coordinator sends it again.
         if again || self.tx.waiting.len() >= WAITING_MAX {
@@ -456,6 +474,7 @@ impl<S: Store> Meta<S> {
         }
         let ask_at = add_millis(self.tx.now, ASK_SOON);
         self.tx.waiting.push(WaitingRequest { from, message, age, blockers: on, ask_at });
+        assert!(self.tx.waiting.len() <= WAITING_MAX, "waiting requests are bounded");
     }
 
     /// Asks the coordinator for the outcome of a transaction that holds locks here. Transactions of

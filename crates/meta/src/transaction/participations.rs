@@ -37,6 +37,8 @@ impl EndedTransactions {
         {
             self.known.remove(&oldest);
         }
+        assert_eq!(self.known.len(), self.order.len(), "each ended transaction is listed once");
+        assert!(self.order.len() <= EndedTransactions::MAX, "ended transactions are bounded");
     }
 
     pub fn contains(&self, txid: &Txid) -> bool {

@@ -28,6 +28,7 @@ const RECORD_BYTES: usize = 24;
 impl<S: Store> Meta<S> {
     /// Sends the prepare messages: participants validate the split's reads and store its writes.
     pub(super) fn begin_prepare(&mut self, mut job: PendingOperation, done: OperationWrites) {
+        assert!(job.split_target().is_some(), "only a split prepares its writes");
         // A prepare names the incarnation of its receiver. An empty fetch asks those whose
         // incarnation is unknown.
         let strangers =
@@ -77,11 +78,12 @@ impl<S: Store> Meta<S> {
             let writes = share.writes.iter().map(item);
             let writes =
                 writes.map(|(key, v)| RecordItem { key, value: v.map(Bytes::from) }).collect();
-            let life = job.rerun.incarnations.get(on).copied().unwrap_or_default();
+            let life = job.rerun.incarnations.get(on).copied();
+            assert!(life.is_some(), "a prepare names the incarnation of its receiver");
             let message = PeerMessage::Prepare {
                 txid: *txid,
                 age: job.age,
-                incarnation: life,
+                incarnation: life.unwrap_or_default(),
                 reads,
                 writes,
             };
@@ -125,6 +127,10 @@ impl<S: Store> Meta<S> {
             // Local records may have changed since the prepare. Then the participants hold other
             // writes than this run makes.
             Ok(reply) if done.shares == attempt.parts => {
+                assert!(
+                    attempt.pieces.iter().all(|piece| piece.is_ready),
+                    "a split is decided when all of its parts are prepared"
+                );
                 let part = |(executor, txid): (ExecutorId, Txid)| {
                     let life = job.rerun.incarnations.get(&executor).copied().unwrap_or_default();
                     let part = ParticipantWrites { incarnation: life, writes: Vec::new() };
@@ -168,6 +174,8 @@ fn split_share(share: &ExecutorShare) -> Vec<ExecutorShare> {
             piece.writes.insert(key.clone(), value.clone());
         }
     }
+    let writes: usize = pieces.iter().map(|piece| piece.writes.len()).sum();
+    assert_eq!(writes, share.writes.len(), "each write of a share is in one of its parts");
     pieces
 }
 

@@ -90,6 +90,12 @@ impl Splits {
         age: TransactionAge,
     ) {
         self.locked.insert(part);
+        // The run before has read the inode, so no transaction was about to write it.
+        assert_eq!(
+            locks.read_blocker(&keys::inode(part)),
+            None,
+            "no transaction writes a partition that is locked for its split"
+        );
         // A shared lock on the inode is enough: every operation that makes or removes an entry
         // writes the inode.
         let reads = vec![Bytes::from(keys::inode(part))];

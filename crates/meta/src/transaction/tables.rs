@@ -3,6 +3,7 @@
 use crate::error::MetaOutcome;
 use crate::keys::{self, ParsedKey, tag};
 use crate::millis::add_millis;
+use crate::record::DamagedRecord;
 use crate::state::MetaState;
 use crate::store::Store;
 use crate::transaction::acks::Acks;
@@ -90,7 +91,12 @@ impl Transactions {
         };
         // The counter may have lost its last increments with unsynced batches. Adding a bound of
         // the lost increments keeps every number unique.
-        self.incarnation = life + 1 + state.lost_bound();
+        let next = life.checked_add(1).and_then(|next| next.checked_add(state.lost_bound()));
+        self.incarnation = next.ok_or(DamagedRecord("incarnation"))?;
+        // A decision of this incarnation, from a damaged disk, would be taken for one to come.
+        if self.decided.keys().any(|txid| txid.incarnation >= self.incarnation) {
+            return Err(DamagedRecord("incarnation").into());
+        }
         state.put_record(keys::incarnation(), Some(record::encode_value(&self.incarnation)?));
         state.request_shard_write();
         Ok(())
@@ -102,7 +108,17 @@ impl Transactions {
         let now = self.now;
         state.scan_records(&[tag::LOCKED], &[tag::LOCKED], &mut |key, value| {
             if let Some(ParsedKey::LockRecord(txid)) = keys::parse(key) {
-                locks.insert(txid, record::LockRecord::decode(value)?, now);
+                let prepared = record::LockRecord::decode(value)?;
+                // The table asserts that locks exclude each other, so the records of a damaged
+                // disk are checked before.
+                let writes = prepared.writes.iter().map(|item| &item.key);
+                let mut writes = writes.chain(&prepared.intents);
+                if writes.any(|key| !locks.write_blockers(key).is_empty())
+                    || prepared.reads.iter().any(|key| locks.read_blocker(key).is_some())
+                {
+                    return Err(DamagedRecord("locks of a transaction").into());
+                }
+                locks.insert(txid, prepared, now);
             }
             Ok(ControlFlow::Continue(()))
         })?;
@@ -130,6 +146,7 @@ impl Transactions {
     pub fn next_txid(&mut self) -> Txid {
         let number = self.next;
         self.next += 1;
+        assert!(number < self.next, "the number of a transaction grows");
         Txid { executor: self.here, incarnation: self.incarnation, number }
     }
 
@@ -161,6 +178,7 @@ impl Transactions {
         self.ready_messages.append(&mut self.staged_messages);
         self.acks.mark_committed();
         self.ready_finished.append(&mut self.finished);
+        assert!(!self.is_staged(), "a message or an answer is left behind by its commit");
     }
 
     /// Undoes all changes since the last commit.
@@ -177,6 +195,7 @@ impl Transactions {
             finished.changed.clear();
         }
         self.ready_finished.append(&mut self.finished);
+        assert!(!self.is_staged(), "a message leaves though its changes were undone");
         self.reload_tables(state)
     }
 }
