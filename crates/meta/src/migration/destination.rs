@@ -104,9 +104,9 @@ impl<S: Store> Meta<S> {
         self.state.put_record(keys::incoming_block(txid), Some(record::encode_value(&brought)?));
         self.state.request_shard_write();
         let ask_at = add_millis(self.tx.now, ASK_OUTCOME_MS);
-        self.moves
-            .destinations
-            .insert(txid, MoveDestination { brought, next: 1, ask_at, opens: Vec::new() });
+        let taking = MoveDestination { brought, next: 1, ask_at, opens: Vec::new() };
+        let before = self.moves.destinations.insert(txid, taking);
+        assert!(before.is_none(), "a move begins once");
         self.update_mixed();
         Ok(Some(None))
     }
@@ -168,8 +168,12 @@ impl<S: Store> Meta<S> {
             }
         }
         for (txid, BlockSummary { inodes, reserved, lockers }) in come {
-            let opens = self.moves.destinations.remove(&txid).map(|taking| taking.opens);
-            for (ino, client) in opens.unwrap_or_default() {
+            let taking = self.moves.destinations.remove(&txid);
+            assert!(
+                taking.as_ref().is_some_and(|taking| taking.brought.whole.is_some()),
+                "shards are taken over when all records have arrived"
+            );
+            for (ino, client) in taking.map_or(Vec::new(), |taking| taking.opens) {
                 self.state.opens.record_open(ino, client);
             }
             self.state.put_record(keys::incoming_block(txid), None);

@@ -89,6 +89,11 @@ impl<S: Store> MetaState<S> {
             }
             cursor.tag += 1;
         }
+        assert!(found.len() <= keys_max, "a portion of records is bounded");
+        assert!(
+            cursor.is_at_end() || cursor.from.is_some(),
+            "a scan of records ends, or goes on at a key"
+        );
         Ok(found)
     }
 }

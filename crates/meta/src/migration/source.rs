@@ -65,6 +65,7 @@ impl<S: Store> Meta<S> {
         if !block.iter_shards().all(|shard| self.state.owns_shard(shard)) {
             return Err(Errno::ESTALE);
         }
+        assert_eq!(self.state.locks.closed_block(), None, "shards are closed by a move alone");
         self.enter_spread_mode().map_err(|failure| self.record_failure(&failure))?;
         self.moves.failure = None;
         let moves = self.state.map().owners_and_moves().1;
@@ -107,6 +108,7 @@ impl<S: Store> Meta<S> {
         let now = self.tx.now;
         if let Some(giving) = self.moves.source.as_mut().filter(|g| g.phase == MovePhase::Recalling)
         {
+            assert!(giving.chunk.is_none(), "a move goes on when its last chunk has arrived");
             giving.phase = MovePhase::Closing;
             (giving.again_at, giving.gives_up) = (now, add_millis(now, TIMEOUT_CLOSED_MS));
             // Only now: a recall may need operations on these shards, which would wait for the
@@ -129,6 +131,13 @@ impl<S: Store> Meta<S> {
     fn send_chunk(&mut self, phase: MovePhase, cargo: MigrationChunk) {
         let now = self.tx.now;
         let Some(giving) = &mut self.moves.source else { return };
+        assert!(giving.chunk.is_none(), "a move goes on when its last chunk has arrived");
+        // Else an operation could change a record after its copy was sent.
+        assert_eq!(
+            self.state.locks.closed_block(),
+            Some((giving.block, giving.txid)),
+            "records are sent while their shards are closed"
+        );
         giving.phase = phase;
         giving.chunk_number += 1;
         giving.again_at = add_millis(now, RESEND_MS);
@@ -188,6 +197,10 @@ impl<S: Store> Meta<S> {
             giving.gives_up = add_millis(self.tx.now, TIMEOUT_CLOSED_MS);
             return Ok(());
         }
+        assert!(
+            !self.state.locks.has_locks_in(giving.block),
+            "no transaction holds locks in shards that are sent"
+        );
         let found =
             self.state.block_records(giving.block, &mut giving.cursor, KEYS_MAX, BYTES_MAX)?;
         for (key, value) in &found {
@@ -201,17 +214,27 @@ impl<S: Store> Meta<S> {
 
     /// Commits the move: from this batch on, the destination serves the shards.
     fn commit_move(&mut self) -> MetaOutcome<()> {
-        let Some(MoveSource { txid, block, destination: to, inodes, .. }) =
+        let Some(MoveSource { txid, block, destination: to, inodes, phase, cursor, .. }) =
             self.moves.source.take()
         else {
             return Ok(());
         };
+        assert_eq!(phase, MovePhase::Ending, "a move is committed after its last chunk");
+        assert!(cursor.is_at_end(), "a move is committed after all records were sent");
+        assert!(
+            !self.state.locks.has_locks_in(block),
+            "no transaction holds locks in shards that are sent"
+        );
         let ShardBlock { first, count } = block;
         let mut cluster = self.state.cluster().clone();
         cluster.assign_shards((first, count), to);
         let record = record::encode_value(&cluster)?;
         // The new map and the deletion of the records here are in one batch.
         self.state.replace_map(cluster, Some(record));
+        assert!(
+            block.iter_shards().all(|shard| !self.state.owns_shard(shard)),
+            "shards that have moved away are not served"
+        );
         self.state.count_inodes(-i64::try_from(inodes).unwrap_or(i64::MAX));
         self.state.forget_cached();
         self.schedule_deletion(block)?;
