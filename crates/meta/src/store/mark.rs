@@ -124,6 +124,11 @@ impl LogMark {
     /// # Errors
     /// Those of the disk.
     pub fn record_sync(&mut self, log: u64, end: u64) -> io::Result<()> {
+        assert!(!self.last.closed, "nothing follows the end of a closed store");
+        assert!(
+            (log, end) >= (self.last.log, self.last.end),
+            "a log is synced further and further"
+        );
         let marked = MarkContent { log, end, closed: false, ..self.last };
         // Saves a system call a sync when nothing was written.
         if marked == self.last {
@@ -144,6 +149,11 @@ impl LogMark {
     fn write_slot(&mut self, marked: MarkContent) -> io::Result<()> {
         self.sequence += 1;
         let slot = encode_slot(self.sequence, marked);
+        assert_eq!(
+            decode_slot(&slot),
+            Some((self.sequence, marked)),
+            "a slot of the mark reads as it was written"
+        );
         // The slots alternate: a torn write damages the older content only.
         self.file.write_all_at(&slot, self.sequence % 2 * SECTOR)?;
         self.last = marked;

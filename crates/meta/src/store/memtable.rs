@@ -116,6 +116,8 @@ impl ChangeIndex {
         }
         self.place_entry(u64::from(hash as u32) << 32 | (u64::from(slot) + 1));
         self.used += 1;
+        // A search ends at a free place only.
+        assert!(2 * self.used <= self.places.len(), "half of the places of the index are free");
     }
 
     fn place_entry(&mut self, place: u64) {
@@ -190,6 +192,8 @@ impl Memtable {
             };
             return;
         }
+        // The index keeps the number of a slot plus one.
+        assert!(self.slots.len() < u32::MAX as usize, "the number of a slot fits its place");
         self.index.insert_slot(hash, self.slots.len() as u32);
         let key = self.pieces.push_bytes(key);
         let value = value.map(|value| self.pieces.push_bytes(value));
@@ -222,6 +226,7 @@ impl Memtable {
             self.sort_new_slots(&mut self.order.write());
             order = self.order.read();
         }
+        assert_eq!(order.ranked, self.slots.len(), "each change is in one run");
         OrderedChanges { recent: self, order }
     }
 
@@ -239,10 +244,16 @@ impl Memtable {
         while let Some(last) = order.runs.pop_if(|last| last.len() <= 2 * run.len()) {
             run = self.merge_runs(&last, &run);
         }
+        debug_assert!(
+            run.is_sorted_by(|a, b| self.compare_ranked(*a, *b).is_lt()),
+            "a run has each key once, in order"
+        );
         if !run.is_empty() {
             order.runs.push(run);
         }
         order.ranked = self.slots.len();
+        let in_runs: usize = order.runs.iter().map(Vec::len).sum();
+        assert_eq!(in_runs, order.ranked, "each change is in one run");
     }
 
     fn merge_runs<'a>(

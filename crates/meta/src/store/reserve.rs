@@ -61,6 +61,7 @@ impl Reserve {
         if file.set_len(len).is_err() {
             return false;
         }
+        assert!(len < self.len, "a reserve that is given back gets shorter");
         self.len = len;
         true
     }
@@ -71,7 +72,10 @@ impl Reserve {
         let bytes = (self.target.saturating_sub(self.len)).min(free / 2);
         let Some(file) = self.file.as_ref().filter(|_| bytes >= BYTES_MIN) else { return };
         match rustix::fs::fallocate(file, FallocateFlags::empty(), self.len, bytes) {
-            Ok(()) => self.len += bytes,
+            Ok(()) => {
+                self.len += bytes;
+                assert!(self.len <= self.target, "a reserve is no longer than it should be");
+            }
             // A part may have been allocated. Where the disk cannot allocate ahead, there is no
             // reserve.
             Err(_) => _ = file.set_len(self.len),
