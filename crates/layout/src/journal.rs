@@ -10,7 +10,7 @@ pub use last_word::{LastWord, RecoveredTiles, read_last_word, recover_records};
 
 use crate::hulls::TileHulls;
 use crate::piece::PieceTiles;
-use crate::tile::Tile;
+use crate::tile::{MAX_VIEWS, Tile};
 use crate::view::View;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"TATAMIJ1");
@@ -111,6 +111,9 @@ impl JournalHeader {
         record.extend(encoded);
         // No record ends with a word of zeros, so that a torn record differs from a damaged one.
         record.push(!len);
+        // `JournalHeader::check_end` takes another length for damage.
+        assert_eq!(record.len() as u64, len.div_ceil(8) + 3, "a view's record has its length");
+        assert!(number < MAX_VIEWS, "the number of a view is bounded");
         record[0] = self.first_word(at, VIEW, record.len(), &record[1..]);
         record
     }
@@ -118,6 +121,8 @@ impl JournalHeader {
     /// The record at byte `at` of the tile with number `slot`, which is new or replaces the earlier
     /// one.
     pub fn tile_record(self, at: u64, slot: usize, tile: &Tile) -> [u64; TILE_WORDS] {
+        // A reader takes a tile without bytes for one that is not complete yet.
+        assert!(tile.len > 0, "a recorded tile has bytes");
         let names = (slot as u64) << 32 | u64::from(tile.view);
         let len = self.length_word(at, tile.len);
         let mut record = [0, names, tile.stamp, tile.start, tile.block, tile.stride, tile.at, len];
@@ -128,11 +133,12 @@ impl JournalHeader {
     /// The last word of the record at byte `at` of a tile of `len` bytes, at most [`LENGTH_MAX`].
     /// Each write that makes the tile longer stores it by itself, so it has its own check.
     pub fn length_word(self, at: u64, len: u64) -> u64 {
-        len & LENGTH_MAX | self.length_check(at, len) << LENGTH_BITS
+        assert!(len <= LENGTH_MAX, "the length of a tile fits its word");
+        len | self.length_check(at, len) << LENGTH_BITS
     }
 
     fn length_check(self, at: u64, len: u64) -> u64 {
-        let sum = checksum_words(self.seed, &[at, len & LENGTH_MAX]);
+        let sum = checksum_words(self.seed, &[at, len]);
         u64::from((sum ^ sum >> 16) as u16)
     }
 
@@ -441,6 +447,7 @@ fn apply_records<'a>(
     while let Some(record) = words.first().and_then(|first| words.get(..record_len(*first)))
         && told.apply_record(at, record).is_some()
     {
+        assert!(!record.is_empty(), "each record brings the reader further");
         at += record.len() as u64 * 8;
         words = &words[record.len()..];
     }

@@ -65,6 +65,7 @@ impl Object {
                 Err(e) => return Err(e.into()),
             }
         }
+        assert!(done <= buf.len(), "a call moves as many bytes as it was given, at most");
         Ok(done)
     }
 
@@ -78,6 +79,7 @@ impl Object {
                 Err(e) => return Err(e.into()),
             }
         }
+        assert_eq!(done, data.len(), "a write that succeeds has written all bytes");
         Ok(())
     }
 
@@ -105,6 +107,7 @@ impl Object {
                 Err(e) => return Err(e.into()),
             }
         }
+        assert_eq!(done, data.len(), "a write that succeeds has written all bytes");
         Ok(start.expect("at least one call moved bytes"))
     }
 

@@ -113,13 +113,15 @@ impl FrameHeader {
         }
         let mut seq = [0; 8];
         seq.copy_from_slice(&b[16..24]);
-        Ok(FrameHeader {
+        let header = FrameHeader {
             class,
             body_len,
             payload_len,
             crc: u32_at(12),
             seq: u64::from_le_bytes(seq),
-        })
+        };
+        assert_eq!(header.encode(), *b, "a header has the same bytes on both sides");
+        Ok(header)
     }
 
     fn encode(&self) -> [u8; HEADER_LEN] {
@@ -194,7 +196,13 @@ pub fn encode_frame_if_fits<T: Serialize>(
     };
     // Last, because the checksum covers the lengths.
     header.crc = header.compute_checksum(&buffer[start + HEADER_LEN..]);
-    buffer[start..start + HEADER_LEN].copy_from_slice(&header.encode());
+    let head = header.encode();
+    assert!(
+        FrameHeader::decode(&head).is_ok_and(|read| read == header),
+        "a header has the same bytes on both sides"
+    );
+    buffer[start..start + HEADER_LEN].copy_from_slice(&head);
+    assert_eq!(buffer.len(), start + HEADER_LEN + body_len, "a frame is a header and a body");
     *out = buffer;
     true
 }
@@ -248,6 +256,7 @@ pub fn read_frame(stream: &mut impl Read, body: &mut Vec<u8>) -> Result<FrameHea
         }
     }
     let header = FrameHeader::decode(&head)?;
+    assert!(header.body_len as usize <= BODY_MAX, "a body is bounded before memory is allocated");
     body.resize(header.body_len as usize, 0);
     stream.read_exact(body)?;
     header.verify_checksum(body)?;
