@@ -173,8 +173,10 @@ impl Delegations {
         self.last_holder += 1;
         let holder =
             Holder { client, at, last_alive: now, unanswered: BTreeMap::new(), outbox: Vec::new() };
-        self.holders.insert(self.last_holder, holder);
-        self.clients.insert(client, self.last_holder);
+        let before = self.holders.insert(self.last_holder, holder);
+        assert!(before.is_none(), "the number of a holder is used once");
+        let before = self.clients.insert(client, self.last_holder);
+        assert_eq!(before, None, "a client has one term at a time");
         old
     }
 
@@ -191,7 +193,8 @@ impl Delegations {
 
     fn end_term(&mut self, id: HolderId) -> Option<usize> {
         let holder = self.holders.remove(&id)?;
-        self.clients.remove(&holder.client);
+        let ended = self.clients.remove(&holder.client);
+        assert_eq!(ended, Some(id), "a client has one term at a time");
         // The entries in `delegated` stay until they are met: the number is never used again, so
         // they have no effect. They are swept out only when they take much room.
         self.recalled.retain(|_, waiting| {
@@ -339,7 +342,8 @@ impl Delegations {
                 let inos = inos.to_vec();
                 // Before it is sent: the recall counts as unanswered from the moment the client
                 // could see it.
-                holder.unanswered.insert(self.last_recall, inos.clone());
+                let before = holder.unanswered.insert(self.last_recall, inos.clone());
+                assert!(before.is_none(), "the number of a recall is used once");
                 recalls.push(Recall { at: holder.at, id: self.last_recall, inos });
             }
         }
@@ -381,7 +385,10 @@ impl Delegations {
             return None;
         }
         let owing = self.holders.values().filter(|holder| holder.owes_answer());
-        owing.map(|holder| holder.last_alive + self.term).min()
+        let first = owing.map(|holder| holder.last_alive + self.term).min();
+        // Otherwise the answers that wait for the recall would wait for ever.
+        assert!(first.is_some(), "a client owes each recall");
+        first
     }
 
     /// Ends the terms of clients that have unanswered recalls and were silent for too long. Returns

@@ -119,6 +119,8 @@ impl LinkTable {
     }
 
     fn add_accepted_link(&mut self, from: ExecutorId, at: usize) -> Vec<PeerMessage> {
+        // The handshake refuses an executor that takes this one's name.
+        assert_ne!(from, self.here, "an executor sends itself no message");
         match self.links.get(&from) {
             // The lesser executor keeps its own. Messages stay queued for it, so none is sent on a
             // connection that the other side is about to close.
@@ -141,7 +143,10 @@ impl LinkTable {
 
     fn replace_link(&mut self, other: ExecutorId, link: Link) -> Vec<PeerMessage> {
         match self.links.insert(other, link) {
-            Some(Link::Dialing { waiting, .. }) => waiting,
+            Some(Link::Dialing { waiting, .. }) => {
+                assert!(waiting.len() <= WAITING_MAX, "waiting messages are bounded");
+                waiting
+            }
             _ => Vec::new(),
         }
     }

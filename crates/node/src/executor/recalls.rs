@@ -177,6 +177,10 @@ impl ServerRecalls {
             outs.into_iter().partition(|out| must_hold(delegations, out));
         self.held_messages.extend(held);
         self.held_messages.truncate(HELD_MESSAGES_MAX);
+        assert!(
+            free.iter().all(|out| !must_hold(delegations, out)),
+            "a message leaves after the recalls of its inodes"
+        );
         free
     }
 
@@ -264,6 +268,7 @@ impl RoundAnswer {
         mut is_current: impl FnMut(&Attr) -> bool,
     ) {
         let Some((ctx, call)) = &self.request else { return };
+        assert_eq!(self.granted, None, "an answer grants its delegations once");
         // A client that gets no list of changes forgets everything it has cached, so nothing is
         // delegated.
         if !delegations.has_client(ctx.client)

@@ -6,8 +6,9 @@ use tatami_meta::Store;
 
 /// Commits the round. Afterwards every answer states the true outcome.
 pub(crate) fn commit_round<S: Store>(shards: &mut ExecutorShards<S>, round: &mut [RoundAnswer]) {
-    if shards.commit().is_err() {
-        redo_requests(shards, round);
+    match shards.commit() {
+        Ok(()) => assert!(!shards.is_dirty(), "an answer leaves after the commit of its round"),
+        Err(_) => redo_requests(shards, round),
     }
 }
 

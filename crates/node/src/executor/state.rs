@@ -149,7 +149,8 @@ impl Executor {
 
     pub(super) fn send_answers(&mut self, round: &mut Vec<RoundAnswer>) {
         let mut last = None;
-        for RoundAnswer { to: at, seq, result, granted, .. } in round.drain(..) {
+        for RoundAnswer { to: at, seq, result, granted, ticket, .. } in round.drain(..) {
+            assert_eq!(ticket, None, "an answer that waits for other nodes does not leave");
             // Answers to one connection follow each other, so one `send` serves them all.
             if let Some(before) = last.replace(at).filter(|before| *before != at) {
                 self.flush_output(before);
