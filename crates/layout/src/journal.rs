@@ -112,8 +112,12 @@ impl JournalHeader {
         // No record ends with a word of zeros, so that a torn record differs from a damaged one.
         record.push(!len);
         // `JournalHeader::check_end` takes another length for damage.
-        assert_eq!(record.len() as u64, len.div_ceil(8) + 3, "a view's record has its length");
-        assert!(number < MAX_VIEWS, "the number of a view is bounded");
+        assert_eq!(
+            record.len() as u64,
+            len.div_ceil(8) + 3,
+            "the record of a view has another length than it states"
+        );
+        assert!(number < MAX_VIEWS, "the number of a view exceeds its bound");
         record[0] = self.first_word(at, VIEW, record.len(), &record[1..]);
         record
     }
@@ -122,7 +126,7 @@ impl JournalHeader {
     /// one.
     pub fn tile_record(self, at: u64, slot: usize, tile: &Tile) -> [u64; TILE_WORDS] {
         // A reader takes a tile without bytes for one that is not complete yet.
-        assert!(tile.len > 0, "a recorded tile has bytes");
+        assert!(tile.len > 0, "a recorded tile has no bytes");
         let names = (slot as u64) << 32 | u64::from(tile.view);
         let len = self.length_word(at, tile.len);
         let mut record = [0, names, tile.stamp, tile.start, tile.block, tile.stride, tile.at, len];
@@ -133,7 +137,7 @@ impl JournalHeader {
     /// The last word of the record at byte `at` of a tile of `len` bytes, at most [`LENGTH_MAX`].
     /// Each write that makes the tile longer stores it by itself, so it has its own check.
     pub fn length_word(self, at: u64, len: u64) -> u64 {
-        assert!(len <= LENGTH_MAX, "the length of a tile fits its word");
+        assert!(len <= LENGTH_MAX, "the length of a tile exceeds its word");
         len | self.length_check(at, len) << LENGTH_BITS
     }
 
@@ -447,7 +451,7 @@ fn apply_records<'a>(
     while let Some(record) = words.first().and_then(|first| words.get(..record_len(*first)))
         && told.apply_record(at, record).is_some()
     {
-        assert!(!record.is_empty(), "each record brings the reader further");
+        assert!(!record.is_empty(), "a record brings the reader no further");
         at += record.len() as u64 * 8;
         words = &words[record.len()..];
     }

@@ -234,7 +234,7 @@ impl<S: Store> Meta<S> {
     /// and may come twice.
     pub fn receive_message(&mut self, now: Timestamp, from: ExecutorId, message: PeerMessage) {
         // The handshake refuses an executor that takes this one's name.
-        assert_ne!(from, self.tx.here, "an executor sends itself no message");
+        assert_ne!(from, self.tx.here, "an executor sends itself a message");
         self.tx.now = self.tx.now.max(now);
         // The content of the disk is unknown then, so no other executor may act on it.
         if !self.state.is_poisoned() {
@@ -369,7 +369,7 @@ impl<S: Store> Meta<S> {
             // Messages and answers may leave only from here on.
             Ok(()) => {
                 self.tx.mark_committed();
-                assert!(!self.is_dirty(), "a commit leaves no change behind");
+                assert!(!self.is_dirty(), "a commit leaves a change behind");
             }
             Err(e) => {
                 let errno = e.errno();

@@ -61,7 +61,7 @@ impl ObjectCacheState {
             }
         }
         self.hand = if self.hand < self.slots.len() { self.hand } else { 0 };
-        assert_eq!(self.index.len(), self.slots.len(), "each open object has one slot");
+        assert_eq!(self.index.len(), self.slots.len(), "an open object has no slot, or two");
     }
 }
 
@@ -109,7 +109,7 @@ impl ObjectCache {
             inner.index.remove(&inner.slots[at].object.key);
             inner.index.insert(object.key, at);
             inner.slots[at] = slot;
-            assert_eq!(inner.index.len(), inner.slots.len(), "each open object has one slot");
+            assert_eq!(inner.index.len(), inner.slots.len(), "an open object has no slot, or two");
             return object;
         }
     }

@@ -65,7 +65,7 @@ impl Object {
                 Err(e) => return Err(e.into()),
             }
         }
-        assert!(done <= buf.len(), "a call moves as many bytes as it was given, at most");
+        assert!(done <= buf.len(), "a call has moved more bytes than it was given");
         Ok(done)
     }
 
@@ -79,7 +79,7 @@ impl Object {
                 Err(e) => return Err(e.into()),
             }
         }
-        assert_eq!(done, data.len(), "a write that succeeds has written all bytes");
+        assert_eq!(done, data.len(), "a write succeeds without all of its bytes");
         Ok(())
     }
 
@@ -107,7 +107,7 @@ impl Object {
                 Err(e) => return Err(e.into()),
             }
         }
-        assert_eq!(done, data.len(), "a write that succeeds has written all bytes");
+        assert_eq!(done, data.len(), "a write succeeds without all of its bytes");
         Ok(start.expect("at least one call moved bytes"))
     }
 

@@ -110,7 +110,7 @@ impl JournalWriter {
         }
         match (change, self.slots.last(), piece.tiles().last()) {
             (Appended::Grown, Some(at), Some(tile)) if as_told => {
-                assert!(*at + LENGTH < self.used, "a tile that grows has a record");
+                assert!(*at + LENGTH < self.used, "a tile that grows has no record");
                 self.words.store(at + LENGTH, self.header.length_word(*at, tile.len))?;
             }
             _ => self.record_tiles_from(first, piece)?,
@@ -155,7 +155,7 @@ impl JournalWriter {
             self.room = room;
         }
         // The word behind it stays zero: a reader takes it for the end.
-        assert!(self.used + len + 8 <= self.room, "a record lies in the room that is reserved");
+        assert!(self.used + len + 8 <= self.room, "a record ends beyond the reserved room");
         self.words.store_record(self.used, record)?;
         self.used += len;
         Ok(())

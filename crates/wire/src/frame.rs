@@ -120,7 +120,7 @@ impl FrameHeader {
             crc: u32_at(12),
             seq: u64::from_le_bytes(seq),
         };
-        assert_eq!(header.encode(), *b, "a header has the same bytes on both sides");
+        assert_eq!(header.encode(), *b, "a header has other bytes on the other side");
         Ok(header)
     }
 
@@ -199,10 +199,14 @@ pub fn encode_frame_if_fits<T: Serialize>(
     let head = header.encode();
     assert!(
         FrameHeader::decode(&head).is_ok_and(|read| read == header),
-        "a header has the same bytes on both sides"
+        "a header has other bytes on the other side"
     );
     buffer[start..start + HEADER_LEN].copy_from_slice(&head);
-    assert_eq!(buffer.len(), start + HEADER_LEN + body_len, "a frame is a header and a body");
+    assert_eq!(
+        buffer.len(),
+        start + HEADER_LEN + body_len,
+        "a frame has another length than header and body"
+    );
     *out = buffer;
     true
 }
@@ -256,7 +260,10 @@ pub fn read_frame(stream: &mut impl Read, body: &mut Vec<u8>) -> Result<FrameHea
         }
     }
     let header = FrameHeader::decode(&head)?;
-    assert!(header.body_len as usize <= BODY_MAX, "a body is bounded before memory is allocated");
+    assert!(
+        header.body_len as usize <= BODY_MAX,
+        "memory is allocated for a body beyond its bound"
+    );
     body.resize(header.body_len as usize, 0);
     stream.read_exact(body)?;
     header.verify_checksum(body)?;

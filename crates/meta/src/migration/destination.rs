@@ -106,7 +106,7 @@ impl<S: Store> Meta<S> {
         let ask_at = add_millis(self.tx.now, ASK_OUTCOME_MS);
         let taking = MoveDestination { brought, next: 1, ask_at, opens: Vec::new() };
         let before = self.moves.destinations.insert(txid, taking);
-        assert!(before.is_none(), "a move begins once");
+        assert!(before.is_none(), "a move begins twice");
         self.update_mixed();
         Ok(Some(None))
     }
@@ -171,7 +171,7 @@ impl<S: Store> Meta<S> {
             let taking = self.moves.destinations.remove(&txid);
             assert!(
                 taking.as_ref().is_some_and(|taking| taking.brought.whole.is_some()),
-                "shards are taken over when all records have arrived"
+                "shards are taken over before all records have arrived"
             );
             for (ino, client) in taking.map_or(Vec::new(), |taking| taking.opens) {
                 self.state.opens.record_open(ino, client);

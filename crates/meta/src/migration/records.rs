@@ -89,10 +89,10 @@ impl<S: Store> MetaState<S> {
             }
             cursor.tag += 1;
         }
-        assert!(found.len() <= keys_max, "a portion of records is bounded");
+        assert!(found.len() <= keys_max, "a portion has more records than its bound");
         assert!(
             cursor.is_at_end() || cursor.from.is_some(),
-            "a scan of records ends, or goes on at a key"
+            "a scan of records stops before its end, at no key"
         );
         Ok(found)
     }

@@ -65,7 +65,7 @@ impl<S: Store> Meta<S> {
         if !block.iter_shards().all(|shard| self.state.owns_shard(shard)) {
             return Err(Errno::ESTALE);
         }
-        assert_eq!(self.state.locks.closed_block(), None, "shards are closed by a move alone");
+        assert_eq!(self.state.locks.closed_block(), None, "shards are closed without a move");
         self.enter_spread_mode().map_err(|failure| self.record_failure(&failure))?;
         self.moves.failure = None;
         let moves = self.state.map().owners_and_moves().1;
@@ -108,7 +108,7 @@ impl<S: Store> Meta<S> {
         let now = self.tx.now;
         if let Some(giving) = self.moves.source.as_mut().filter(|g| g.phase == MovePhase::Recalling)
         {
-            assert!(giving.chunk.is_none(), "a move goes on when its last chunk has arrived");
+            assert!(giving.chunk.is_none(), "a move goes on before its last chunk has arrived");
             giving.phase = MovePhase::Closing;
             (giving.again_at, giving.gives_up) = (now, add_millis(now, TIMEOUT_CLOSED_MS));
             // Only now: a recall may need operations on these shards, which would wait for the
@@ -131,12 +131,12 @@ impl<S: Store> Meta<S> {
     fn send_chunk(&mut self, phase: MovePhase, cargo: MigrationChunk) {
         let now = self.tx.now;
         let Some(giving) = &mut self.moves.source else { return };
-        assert!(giving.chunk.is_none(), "a move goes on when its last chunk has arrived");
+        assert!(giving.chunk.is_none(), "a move goes on before its last chunk has arrived");
         // Else an operation could change a record after its copy was sent.
         assert_eq!(
             self.state.locks.closed_block(),
             Some((giving.block, giving.txid)),
-            "records are sent while their shards are closed"
+            "records are sent while their shards are open"
         );
         giving.phase = phase;
         giving.chunk_number += 1;
@@ -199,7 +199,7 @@ impl<S: Store> Meta<S> {
         }
         assert!(
             !self.state.locks.has_locks_in(giving.block),
-            "no transaction holds locks in shards that are sent"
+            "a transaction holds locks in shards that are sent"
         );
         let found =
             self.state.block_records(giving.block, &mut giving.cursor, KEYS_MAX, BYTES_MAX)?;
@@ -219,11 +219,11 @@ impl<S: Store> Meta<S> {
         else {
             return Ok(());
         };
-        assert_eq!(phase, MovePhase::Ending, "a move is committed after its last chunk");
-        assert!(cursor.is_at_end(), "a move is committed after all records were sent");
+        assert_eq!(phase, MovePhase::Ending, "a move is committed before its last chunk");
+        assert!(cursor.is_at_end(), "a move is committed before all records were sent");
         assert!(
             !self.state.locks.has_locks_in(block),
-            "no transaction holds locks in shards that are sent"
+            "a transaction holds locks in shards that are sent"
         );
         let ShardBlock { first, count } = block;
         let mut cluster = self.state.cluster().clone();
@@ -233,7 +233,7 @@ impl<S: Store> Meta<S> {
         self.state.replace_map(cluster, Some(record));
         assert!(
             block.iter_shards().all(|shard| !self.state.owns_shard(shard)),
-            "shards that have moved away are not served"
+            "shards that have moved away are served"
         );
         self.state.count_inodes(-i64::try_from(inodes).unwrap_or(i64::MAX));
         self.state.forget_cached();

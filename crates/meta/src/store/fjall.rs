@@ -436,7 +436,7 @@ impl FjallStore {
     /// Begins a new log.
     fn begin_next_log(&mut self) -> Result<(), StoreError> {
         // Their changes are in one memtable: a second log would replace the first unseen.
-        assert_eq!(self.sealed_log, None, "a log is sealed when the tables have the one before");
+        assert_eq!(self.sealed_log, None, "a log is sealed before the tables have the last");
         let reserve = self.log_reservation();
         let Some(old) = &mut self.log else { return Ok(()) };
         // The old log is synced first: batches of the new one must not survive a power cut that the
@@ -445,7 +445,7 @@ impl FjallStore {
             let e = io_error(old.path(), "fsync", e);
             return self.poison_store("an fsync", e);
         }
-        assert_eq!(old.synced(), old.end(), "a log is synced before the next one begins");
+        assert_eq!(old.synced(), old.end(), "a log begins before the last one is synced");
         match WriteAheadLog::create(&self.path, old.number() + 1, old.end(), reserve) {
             Ok(new) => {
                 self.sealed_log = Some(old.number());
@@ -665,7 +665,7 @@ impl Store for FjallStore {
             return self.poison_store("a commit", e);
         }
         let end = self.log.as_ref().map_or(before, WriteAheadLog::end);
-        assert!(end > before, "a batch makes the log longer");
+        assert!(end > before, "a batch makes the log no longer");
         self.since_check += end - before;
         batch.iter().for_each(|(key, value)| self.recent.apply_change(key, value.as_deref()));
         Ok(())

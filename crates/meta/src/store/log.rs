@@ -133,7 +133,11 @@ impl WriteAheadLog {
         head.extend_from_slice(&number.to_le_bytes());
         head.extend_from_slice(&before.to_le_bytes());
         head.extend_from_slice(&xxh3_64(&head).to_le_bytes());
-        assert_eq!(head.len() as u64, HEAD, "the first batch begins behind the header");
+        assert_eq!(
+            head.len() as u64,
+            HEAD,
+            "the first batch begins elsewhere than behind the header"
+        );
         let mut log = WriteAheadLog {
             file,
             path,
@@ -159,7 +163,7 @@ impl WriteAheadLog {
         found: &LogExtent,
         reserve: Option<u64>,
     ) -> io::Result<(WriteAheadLog, Option<LogCut>)> {
-        assert!(found.end >= HEAD, "the first batch begins behind the header");
+        assert!(found.end >= HEAD, "the first batch begins elsewhere than behind the header");
         let path = log_path(dir, number);
         let mut file = OpenOptions::new().read(true).write(true).open(&path)?;
         let cut = cut_tail(&mut file, &path, found.end)?;
@@ -200,14 +204,14 @@ impl WriteAheadLog {
     /// error of a system call the batch is not in the log: the next one takes its place.
     pub fn append_batch(&mut self, batch: &[Change]) -> io::Result<()> {
         // A reader takes a batch without changes for the end of the log.
-        assert!(!batch.is_empty(), "a batch has changes");
-        assert!(self.synced <= self.end, "a log is synced up to its end at most");
+        assert!(!batch.is_empty(), "a batch has no changes");
+        assert!(self.synced <= self.end, "a log is synced beyond its end");
         let buffer = &mut self.buffer;
         buffer.clear();
         buffer.shrink_to(BUFFER_KEEP);
         buffer.resize(BATCH_HEAD, 0);
         for (key, value) in batch {
-            assert!(key.len() <= usize::from(u16::MAX), "the length of a key fits its field");
+            assert!(key.len() <= usize::from(u16::MAX), "the length of a key exceeds its field");
             let len = value.as_ref().map_or(REMOVED, |v| v.len() as u32);
             buffer.extend_from_slice(&(key.len() as u16).to_le_bytes());
             buffer.extend_from_slice(&len.to_le_bytes());
@@ -218,7 +222,11 @@ impl WriteAheadLog {
         let len = u32::try_from(changes.len()).map_err(|_| io::ErrorKind::FileTooLarge)?;
         let value_len = |value: &Option<Vec<u8>>| value.as_ref().map_or(0, Vec::len);
         let lens = batch.iter().map(|(key, value)| CHANGE_HEAD + key.len() + value_len(value));
-        assert_eq!(changes.len(), lens.sum::<usize>(), "a batch is as long as its changes");
+        assert_eq!(
+            changes.len(),
+            lens.sum::<usize>(),
+            "a batch has another length than its changes"
+        );
         // The batch carries the synced offset, which is durable with the next sync: reading needs
         // no other file to find damage.
         head.copy_from_slice(&encode_batch_head(
@@ -267,7 +275,7 @@ impl WriteAheadLog {
     /// Records that another thread has synced the log up to `end`. A later sync may have gone
     /// further meanwhile.
     pub fn end_sync(&mut self, end: u64) {
-        assert!(end <= self.end, "a log is synced up to its end at most");
+        assert!(end <= self.end, "a log is synced beyond its end");
         self.synced = self.synced.max(end);
     }
 
@@ -328,7 +336,7 @@ pub(super) fn read_log(
     }
     let mut found = LogExtent { before: u64_at(20), end: HEAD, synced: HEAD, behind: None };
     for batch in LogBatches::new(&bytes, number) {
-        assert!(batch.at >= found.end, "the batches of a log follow each other");
+        assert!(batch.at >= found.end, "two batches of a log overlap");
         found.synced = found.synced.max(batch.synced);
         // A gap: this batch lies behind one that is not whole. Its changes do not count, but its
         // synced offset does.
@@ -420,9 +428,9 @@ impl<'a> Iterator for LogBatches<'a> {
 
     fn next(&mut self) -> Option<LogBatch<'a>> {
         let batch = (self.at..self.used).find_map(|at| self.batch_at(at))?;
-        assert!(!batch.changes.is_empty(), "a batch has changes");
+        assert!(!batch.changes.is_empty(), "a batch has no changes");
         self.at = batch.end_offset();
-        assert!(self.at <= self.bytes.len() as u64, "a whole batch lies within its log");
+        assert!(self.at <= self.bytes.len() as u64, "a whole batch ends beyond its log");
         Some(batch)
     }
 }

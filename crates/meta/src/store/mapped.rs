@@ -116,7 +116,7 @@ impl MappedLog {
     fn prepare_next(&mut self, file: &File) -> bool {
         let end = (self.ready / PREPARED_BYTES + 1) * PREPARED_BYTES;
         let end = end.min(self.len);
-        assert!(self.ready < end, "each step prepares more of the log");
+        assert!(self.ready < end, "a step prepares nothing of the log");
         // write(2) first: it allocates the blocks and reports a full disk, which a page fault
         // cannot.
         if file.write_all_at(&ZEROS[..end - self.ready], self.ready as u64).is_err() {

@@ -124,11 +124,8 @@ impl LogMark {
     /// # Errors
     /// Those of the disk.
     pub fn record_sync(&mut self, log: u64, end: u64) -> io::Result<()> {
-        assert!(!self.last.closed, "nothing follows the end of a closed store");
-        assert!(
-            (log, end) >= (self.last.log, self.last.end),
-            "a log is synced further and further"
-        );
+        assert!(!self.last.closed, "a batch follows the end of a closed store");
+        assert!((log, end) >= (self.last.log, self.last.end), "the mark of a log goes back");
         let marked = MarkContent { log, end, closed: false, ..self.last };
         // Saves a system call a sync when nothing was written.
         if marked == self.last {
@@ -152,7 +149,7 @@ impl LogMark {
         assert_eq!(
             decode_slot(&slot),
             Some((self.sequence, marked)),
-            "a slot of the mark reads as it was written"
+            "a slot of the mark reads otherwise than it was written"
         );
         // The slots alternate: a torn write damages the older content only.
         self.file.write_all_at(&slot, self.sequence % 2 * SECTOR)?;

@@ -117,7 +117,10 @@ impl ChangeIndex {
         self.place_entry(u64::from(hash as u32) << 32 | (u64::from(slot) + 1));
         self.used += 1;
         // A search ends at a free place only.
-        assert!(2 * self.used <= self.places.len(), "half of the places of the index are free");
+        assert!(
+            2 * self.used <= self.places.len(),
+            "less than half of the places of the index are free"
+        );
     }
 
     fn place_entry(&mut self, place: u64) {
@@ -193,7 +196,7 @@ impl Memtable {
             return;
         }
         // The index keeps the number of a slot plus one.
-        assert!(self.slots.len() < u32::MAX as usize, "the number of a slot fits its place");
+        assert!(self.slots.len() < u32::MAX as usize, "the number of a slot exceeds its place");
         self.index.insert_slot(hash, self.slots.len() as u32);
         let key = self.pieces.push_bytes(key);
         let value = value.map(|value| self.pieces.push_bytes(value));
@@ -226,7 +229,7 @@ impl Memtable {
             self.sort_new_slots(&mut self.order.write());
             order = self.order.read();
         }
-        assert_eq!(order.ranked, self.slots.len(), "each change is in one run");
+        assert_eq!(order.ranked, self.slots.len(), "a change is in no run, or in two");
         OrderedChanges { recent: self, order }
     }
 
@@ -246,14 +249,14 @@ impl Memtable {
         }
         debug_assert!(
             run.is_sorted_by(|a, b| self.compare_ranked(*a, *b).is_lt()),
-            "a run has each key once, in order"
+            "a run has a key twice, or out of order"
         );
         if !run.is_empty() {
             order.runs.push(run);
         }
         order.ranked = self.slots.len();
         let in_runs: usize = order.runs.iter().map(Vec::len).sum();
-        assert_eq!(in_runs, order.ranked, "each change is in one run");
+        assert_eq!(in_runs, order.ranked, "a change is in no run, or in two");
     }
 
     fn merge_runs<'a>(

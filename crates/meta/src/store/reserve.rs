@@ -61,7 +61,7 @@ impl Reserve {
         if file.set_len(len).is_err() {
             return false;
         }
-        assert!(len < self.len, "a reserve that is given back gets shorter");
+        assert!(len < self.len, "a reserve that is given back is no shorter");
         self.len = len;
         true
     }
@@ -74,7 +74,7 @@ impl Reserve {
         match rustix::fs::fallocate(file, FallocateFlags::empty(), self.len, bytes) {
             Ok(()) => {
                 self.len += bytes;
-                assert!(self.len <= self.target, "a reserve is no longer than it should be");
+                assert!(self.len <= self.target, "a reserve is longer than it should be");
             }
             // A part may have been allocated. Where the disk cannot allocate ahead, there is no
             // reserve.

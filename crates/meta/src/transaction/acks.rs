@@ -88,10 +88,10 @@ impl Acks {
         let txids = &mut self.done.get_mut(&to)?.1;
         let some = txids.split_off(txids.len().saturating_sub(TOGETHER_MAX));
         // An entry is made with its first acknowledgement and removed with its last.
-        assert!(!some.is_empty(), "a message of acknowledgements has one at least");
+        assert!(!some.is_empty(), "a message of acknowledgements has none");
         assert!(
             some.iter().all(|txid| txid.executor == to),
-            "an acknowledgement goes to the coordinator of its transaction"
+            "an acknowledgement goes to another than its coordinator"
         );
         if txids.is_empty() {
             self.done.remove(&to);

@@ -67,7 +67,7 @@ impl<S: Store> Meta<S> {
         if ctx.client != NO_CLIENT {
             let before = self.tx.by_slot.insert((ctx.client, ctx.slot), ticket);
             // `Meta::waiting_reply` has answered or aborted an operation that waited there.
-            assert_eq!(before, None, "one operation at most waits on a slot");
+            assert_eq!(before, None, "two operations wait on a slot");
         }
         self.run_step(job);
         Applied::Pending(ticket)
@@ -78,7 +78,7 @@ impl<S: Store> Meta<S> {
     /// client has given the waiting operation up.
     pub(crate) fn waiting_reply(&mut self, ctx: &OperationContext) -> Option<Applied> {
         let ticket = *self.tx.by_slot.get(&(ctx.client, ctx.slot))?;
-        assert!(self.tx.jobs.contains_key(&ticket), "an operation on a slot is in progress");
+        assert!(self.tx.jobs.contains_key(&ticket), "a slot waits for an operation that has ended");
         match self.tx.jobs.get(&ticket).map(|job| job.ctx.seq.cmp(&ctx.seq)) {
             Some(Ordering::Equal) => return Some(Applied::Pending(ticket)),
             Some(Ordering::Greater) => return Some(Applied::Done(Err(Errno::EPROTO))),
@@ -158,10 +158,10 @@ impl<S: Store> Meta<S> {
     /// Waits until records of this executor are unlocked. The operation holds no locks itself, so
     /// waiting cannot deadlock.
     pub(super) fn wait_for_locks(&mut self, mut job: PendingOperation, on: Vec<Txid>) {
-        assert!(!on.is_empty(), "a conflict of locks names a holder");
+        assert!(!on.is_empty(), "a conflict of locks has no holder");
         assert!(
             !matches!(job.phase, OperationPhase::Locking(_) | OperationPhase::Preparing(_)),
-            "an operation that waits in this way holds no locks"
+            "an operation that holds locks waits for any"
         );
         job.phase = OperationPhase::Blocked { on, ask_at: add_millis(self.tx.now, ASK_SOON) };
         self.tx.jobs.insert(job.ticket, job);
@@ -182,8 +182,8 @@ impl<S: Store> Meta<S> {
         left: BTreeMap<ExecutorId, Vec<RecordKey>>,
     ) {
         let request = self.tx.next_txid();
-        assert!(!left.is_empty(), "a fetch names an executor");
-        assert!(!left.contains_key(&self.tx.here), "an executor sends itself no message");
+        assert!(!left.is_empty(), "a fetch goes to no executor");
+        assert!(!left.contains_key(&self.tx.here), "an executor sends itself a message");
         job.rounds += 1;
         job.asked.extend(left.keys());
         self.send_fetches(request, job.age, &left);
@@ -342,8 +342,8 @@ impl<S: Store> Meta<S> {
         self.garbage.extend(done.apply_writes(&mut self.state));
         let changed = std::mem::take(&mut self.state.changed);
         for (txid, DecisionRecord { participants: left }) in decided {
-            assert!(!left.is_empty(), "a decision has participants");
-            assert!(!left.contains_key(&self.tx.here), "an executor sends itself no message");
+            assert!(!left.is_empty(), "a decision has no participants");
+            assert!(!left.contains_key(&self.tx.here), "an executor sends itself a message");
             // The change becomes visible through the participants. So all delegations of it are
             // recalled before these messages leave.
             for (executor, ParticipantWrites { incarnation: life, writes }) in &left {
@@ -402,7 +402,7 @@ impl<S: Store> Meta<S> {
     pub(super) fn abort_attempt(&mut self, job: &mut PendingOperation) {
         if let OperationPhase::Locking(LockSet { txid, .. }) = &job.phase {
             // From its decision on, a transaction is no attempt of an operation any more.
-            assert!(!self.tx.decided.contains_key(txid), "a decided transaction is not aborted");
+            assert!(!self.tx.decided.contains_key(txid), "a decided transaction is aborted");
         }
         // The local lock goes first: `unlock` needs the phase that is replaced next.
         self.unlock_partition(job);
@@ -450,7 +450,7 @@ impl<S: Store> Meta<S> {
     pub(super) fn rest_operation(&mut self, mut job: PendingOperation) {
         assert!(
             matches!(job.phase, OperationPhase::Resting { .. }),
-            "an operation rests after its attempt has ended"
+            "an operation rests while its attempt goes on"
         );
         // The locks are released, so no fetched value is certain any more.
         job.rerun.fetched.clear();

@@ -83,7 +83,7 @@ impl LockSet {
             let reads = share.reads.keys().filter(|key| !has(key, false));
             let reads: BTreeSet<_> = reads.filter(|key| !writes.contains(*key)).cloned().collect();
             if !(reads.is_empty() && writes.is_empty()) {
-                assert!(reads.is_disjoint(&writes), "a key is requested to read or to write");
+                assert!(reads.is_disjoint(&writes), "a key is requested both to read and to write");
                 all.insert(*executor, LockKeys { reads, writes });
             }
         }

@@ -78,7 +78,7 @@ impl<S: Store> Meta<S> {
                     return self.finish_operation(job, Err(Errno::ENOSPC), Vec::new());
                 }
                 // The operation runs again only when all have answered.
-                assert!(grip.outstanding.is_empty(), "a decision waits for all locks");
+                assert!(grip.outstanding.is_empty(), "a decision comes before all locks");
                 let (txid, mut parts, mut others) = (grip.txid, BTreeMap::new(), Vec::new());
                 for (executor, promise) in &grip.held {
                     let writes = done.shares.get(executor).map(|share| encode_items(&share.writes));
@@ -96,7 +96,7 @@ impl<S: Store> Meta<S> {
                 assert_eq!(
                     writers.count(),
                     parts.len(),
-                    "a participant of a decision holds its locks"
+                    "a participant has voted without its locks"
                 );
                 let decided = match parts.is_empty() {
                     true => Vec::new(),
@@ -138,10 +138,13 @@ impl<S: Store> Meta<S> {
                     blockers: Vec::new(),
                 },
             };
-        assert!(!wanted.is_empty(), "a request for locks names an executor");
-        assert!(grip.outstanding.is_empty(), "a request for locks follows the answers to the last");
+        assert!(!wanted.is_empty(), "a request for locks goes to no executor");
+        assert!(
+            grip.outstanding.is_empty(),
+            "a request for locks comes before the answers to the last"
+        );
         // The transaction is resumed when the last of its blockers is gone, and requests locks then.
-        assert!(grip.blockers.is_empty(), "a blocked transaction requests no locks");
+        assert!(grip.blockers.is_empty(), "a blocked transaction requests locks");
         // With no lock and one executor to ask, it can be in no cycle: it may wait there for any
         // transaction.
         grip.may_wait = grip.held.is_empty() && wanted.len() == 1;
@@ -213,7 +216,7 @@ impl<S: Store> Meta<S> {
         if grip.request != question || !asked || !same {
             return Ok(());
         }
-        assert!(grip.blockers.is_empty(), "a blocked transaction requests no locks");
+        assert!(grip.blockers.is_empty(), "a blocked transaction requests locks");
         let keys = grip.outstanding.remove(&from).unwrap_or_default();
         let LockReply { incarnation: life, has_room: room, values } = told;
         for (key, value) in keys.iter_in_order().zip(values) {
@@ -243,7 +246,7 @@ impl<S: Store> Meta<S> {
         };
         let age = job.age;
         let older = |holder: &Txid| self.state.locks.age_of(holder).is_some_and(|held| held < age);
-        assert!(!on.is_empty(), "a conflict of locks names a holder");
+        assert!(!on.is_empty(), "a conflict of locks has no holder");
         if on.iter().any(older) {
             // The older one's coordinator may have died: its locks must not stay for ever.
             self.request_outcomes(&on, None);
@@ -251,7 +254,7 @@ impl<S: Store> Meta<S> {
             self.abort_attempt(&mut job);
             return self.rest_operation(job);
         }
-        assert!(grip.outstanding.is_empty(), "a blocked transaction waits for no other answer");
+        assert!(grip.outstanding.is_empty(), "a blocked transaction requests locks");
         grip.blockers = on;
         grip.again_at = add_millis(self.tx.now, ASK_SOON);
         self.tx.jobs.insert(job.ticket, job);

@@ -202,7 +202,7 @@ impl<S: Store> Meta<S> {
         let held = self.state.locks.held().get(&txid);
         assert!(
             held.is_some_and(|held| held.prepared.incarnation == life),
-            "a participant that votes holds its locks"
+            "a participant has voted without its locks"
         );
         Ok(life)
     }
@@ -305,7 +305,7 @@ impl<S: Store> Meta<S> {
         let held = self.state.locks.held().get(&txid);
         assert!(
             held.is_some_and(|held| held.prepared.incarnation == life),
-            "a participant that votes holds its locks"
+            "a participant has voted without its locks"
         );
         let message = PeerMessage::Prepared { txid };
         self.tx.staged_messages.push(OutgoingMessage { to: from, message, changed, seen });
@@ -364,7 +364,7 @@ impl<S: Store> Meta<S> {
         // Its own requests are gone from the waiting ones, and late ones are refused.
         assert!(
             !self.state.locks.held().contains_key(&txid),
-            "a transaction that has ended holds no locks"
+            "a transaction that has ended holds locks"
         );
         if happened {
             // The acknowledgement leaves after the commit of this batch. Then the coordinator
@@ -466,7 +466,7 @@ impl<S: Store> Meta<S> {
         age: TransactionAge,
         on: Vec<Txid>,
     ) {
-        assert!(!on.is_empty(), "a request that waits names a holder");
+        assert!(!on.is_empty(), "a conflict of locks has no holder");
         let again = self.tx.waiting.iter().any(|w| w.from == from && w.message == message);
         // A dropped request is not lost: its coordinator sends it again.
         if again || self.tx.waiting.len() >= WAITING_MAX {
@@ -474,7 +474,7 @@ impl<S: Store> Meta<S> {
         }
         let ask_at = add_millis(self.tx.now, ASK_SOON);
         self.tx.waiting.push(WaitingRequest { from, message, age, blockers: on, ask_at });
-        assert!(self.tx.waiting.len() <= WAITING_MAX, "waiting requests are bounded");
+        assert!(self.tx.waiting.len() <= WAITING_MAX, "more requests wait than their bound");
     }
 
     /// Asks the coordinator for the outcome of a transaction that holds locks here. Transactions of

@@ -37,8 +37,11 @@ impl EndedTransactions {
         {
             self.known.remove(&oldest);
         }
-        assert_eq!(self.known.len(), self.order.len(), "each ended transaction is listed once");
-        assert!(self.order.len() <= EndedTransactions::MAX, "ended transactions are bounded");
+        assert_eq!(self.known.len(), self.order.len(), "an ended transaction is listed twice");
+        assert!(
+            self.order.len() <= EndedTransactions::MAX,
+            "more ended transactions are kept than their bound"
+        );
     }
 
     pub fn contains(&self, txid: &Txid) -> bool {

@@ -28,7 +28,7 @@ const RECORD_BYTES: usize = 24;
 impl<S: Store> Meta<S> {
     /// Sends the prepare messages: participants validate the split's reads and store its writes.
     pub(super) fn begin_prepare(&mut self, mut job: PendingOperation, done: OperationWrites) {
-        assert!(job.split_target().is_some(), "only a split prepares its writes");
+        assert!(job.split_target().is_some(), "an operation that is no split prepares its writes");
         // A prepare names the incarnation of its receiver. An empty fetch asks those whose
         // incarnation is unknown.
         let strangers =
@@ -79,7 +79,7 @@ impl<S: Store> Meta<S> {
             let writes =
                 writes.map(|(key, v)| RecordItem { key, value: v.map(Bytes::from) }).collect();
             let life = job.rerun.incarnations.get(on).copied();
-            assert!(life.is_some(), "a prepare names the incarnation of its receiver");
+            assert!(life.is_some(), "a prepare lacks the incarnation of its receiver");
             let message = PeerMessage::Prepare {
                 txid: *txid,
                 age: job.age,
@@ -129,11 +129,13 @@ impl<S: Store> Meta<S> {
             Ok(reply) if done.shares == attempt.parts => {
                 assert!(
                     attempt.pieces.iter().all(|piece| piece.is_ready),
-                    "a split is decided when all of its parts are prepared"
+                    "a split is decided before all parts are prepared"
                 );
                 let part = |(executor, txid): (ExecutorId, Txid)| {
-                    let life = job.rerun.incarnations.get(&executor).copied().unwrap_or_default();
-                    let part = ParticipantWrites { incarnation: life, writes: Vec::new() };
+                    let life = job.rerun.incarnations.get(&executor).copied();
+                    assert!(life.is_some(), "a prepare lacks the incarnation of its receiver");
+                    let incarnation = life.unwrap_or_default();
+                    let part = ParticipantWrites { incarnation, writes: Vec::new() };
                     (txid, DecisionRecord { participants: [(executor, part)].into() })
                 };
                 let decided = attempt.txids().map(part).collect();
@@ -175,7 +177,7 @@ fn split_share(share: &ExecutorShare) -> Vec<ExecutorShare> {
         }
     }
     let writes: usize = pieces.iter().map(|piece| piece.writes.len()).sum();
-    assert_eq!(writes, share.writes.len(), "each write of a share is in one of its parts");
+    assert_eq!(writes, share.writes.len(), "the parts of a share have more or fewer writes");
     pieces
 }
 

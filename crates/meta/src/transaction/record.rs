@@ -42,7 +42,13 @@ pub(crate) struct DecisionRecord {
 
 impl LockRecord {
     pub fn encode(&self) -> Result<Vec<u8>, DamagedRecord> {
-        encode_value(self)
+        let bytes = encode_value(self)?;
+        debug_assert_eq!(
+            LockRecord::decode(&bytes).as_ref(),
+            Ok(self),
+            "a record reads otherwise than it was written"
+        );
+        Ok(bytes)
     }
 
     pub fn decode(bytes: &[u8]) -> Result<LockRecord, DamagedRecord> {
@@ -52,7 +58,14 @@ impl LockRecord {
 
 impl DecisionRecord {
     pub fn encode(&self) -> Result<Vec<u8>, DamagedRecord> {
-        encode_value(self)
+        assert!(!self.participants.is_empty(), "a decision has no participants");
+        let bytes = encode_value(self)?;
+        debug_assert_eq!(
+            DecisionRecord::decode(&bytes).as_ref(),
+            Ok(self),
+            "a record reads otherwise than it was written"
+        );
+        Ok(bytes)
     }
 
     pub fn decode(bytes: &[u8]) -> Result<DecisionRecord, DamagedRecord> {

@@ -94,7 +94,7 @@ impl Splits {
         assert_eq!(
             locks.read_blocker(&keys::inode(part)),
             None,
-            "no transaction writes a partition that is locked for its split"
+            "a transaction writes a partition that its split locks"
         );
         // A shared lock on the inode is enough: every operation that makes or removes an entry
         // writes the inode.

@@ -44,7 +44,7 @@ impl<S: Store> Meta<S> {
         for part in due {
             self.tx.splits.planned.remove(&part);
             let is_new = self.tx.splits.running.insert(part);
-            assert!(is_new, "a planned split is not under way");
+            assert!(is_new, "a planned split is under way");
             let seq = self.tx.next;
             let ctx = OperationContext { now, client: NO_CLIENT, slot: 0, seq, trusted: true };
             let op = MetaOp::SplitPartition { partition: part, above: self.state.split_above };

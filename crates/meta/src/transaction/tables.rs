@@ -146,7 +146,7 @@ impl Transactions {
     pub fn next_txid(&mut self) -> Txid {
         let number = self.next;
         self.next += 1;
-        assert!(number < self.next, "the number of a transaction grows");
+        assert!(number < self.next, "the number of a transaction was used before");
         Txid { executor: self.here, incarnation: self.incarnation, number }
     }
 

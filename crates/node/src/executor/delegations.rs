@@ -174,9 +174,9 @@ impl Delegations {
         let holder =
             Holder { client, at, last_alive: now, unanswered: BTreeMap::new(), outbox: Vec::new() };
         let before = self.holders.insert(self.last_holder, holder);
-        assert!(before.is_none(), "the number of a holder is used once");
+        assert!(before.is_none(), "the number of a holder is used twice");
         let before = self.clients.insert(client, self.last_holder);
-        assert_eq!(before, None, "a client has one term at a time");
+        assert_eq!(before, None, "a client has two terms at a time");
         old
     }
 
@@ -194,7 +194,7 @@ impl Delegations {
     fn end_term(&mut self, id: HolderId) -> Option<usize> {
         let holder = self.holders.remove(&id)?;
         let ended = self.clients.remove(&holder.client);
-        assert_eq!(ended, Some(id), "a client has one term at a time");
+        assert_eq!(ended, Some(id), "a client has two terms at a time");
         // The entries in `delegated` stay until they are met: the number is never used again, so
         // they have no effect. They are swept out only when they take much room.
         self.recalled.retain(|_, waiting| {
@@ -343,7 +343,7 @@ impl Delegations {
                 // Before it is sent: the recall counts as unanswered from the moment the client
                 // could see it.
                 let before = holder.unanswered.insert(self.last_recall, inos.clone());
-                assert!(before.is_none(), "the number of a recall is used once");
+                assert!(before.is_none(), "the number of a recall is used twice");
                 recalls.push(Recall { at: holder.at, id: self.last_recall, inos });
             }
         }
@@ -387,7 +387,7 @@ impl Delegations {
         let owing = self.holders.values().filter(|holder| holder.owes_answer());
         let first = owing.map(|holder| holder.last_alive + self.term).min();
         // Otherwise the answers that wait for the recall would wait for ever.
-        assert!(first.is_some(), "a client owes each recall");
+        assert!(first.is_some(), "no client owes a recall that is under way");
         first
     }
 

@@ -76,8 +76,11 @@ impl JobLocks {
             self.held.retain(|old| old.whose != held.whose);
             self.held.push(held);
         }
-        assert!(self.held.len() <= HELD_MAX, "held answers are bounded");
-        debug_assert!(self.held.is_sorted_by_key(|held| held.since), "the oldest come first");
+        assert!(self.held.len() <= HELD_MAX, "more answers are held than their bound");
+        debug_assert!(
+            self.held.is_sorted_by_key(|held| held.since),
+            "the oldest held answer is not the first"
+        );
         if self.held.is_empty() {
             return;
         }

@@ -120,7 +120,7 @@ impl LinkTable {
 
     fn add_accepted_link(&mut self, from: ExecutorId, at: usize) -> Vec<PeerMessage> {
         // The handshake refuses an executor that takes this one's name.
-        assert_ne!(from, self.here, "an executor sends itself no message");
+        assert_ne!(from, self.here, "an executor sends itself a message");
         match self.links.get(&from) {
             // The lesser executor keeps its own. Messages stay queued for it, so none is sent on a
             // connection that the other side is about to close.
@@ -144,7 +144,7 @@ impl LinkTable {
     fn replace_link(&mut self, other: ExecutorId, link: Link) -> Vec<PeerMessage> {
         match self.links.insert(other, link) {
             Some(Link::Dialing { waiting, .. }) => {
-                assert!(waiting.len() <= WAITING_MAX, "waiting messages are bounded");
+                assert!(waiting.len() <= WAITING_MAX, "more messages wait than their bound");
                 waiting
             }
             _ => Vec::new(),

@@ -40,7 +40,7 @@ impl LogSync {
 
     /// Records that a sync begins.
     pub(crate) fn begin_sync(&mut self, now: Instant) {
-        assert_eq!(self.first_syncing, None, "one sync of the log is under way at a time");
+        assert_eq!(self.first_syncing, None, "two syncs of the log are under way");
         // Commits from now on start a new interval: the sync may not cover them.
         self.first_syncing = self.first_unsynced.take();
         self.last_begun = Some(now);
@@ -48,7 +48,7 @@ impl LogSync {
 
     /// Records that the sync under way has succeeded.
     pub(crate) fn end_sync(&mut self) {
-        assert!(self.first_syncing.is_some(), "a sync that ends has begun");
+        assert!(self.first_syncing.is_some(), "a sync ends that has not begun");
         self.first_syncing = None;
     }
 

@@ -179,7 +179,7 @@ impl ServerRecalls {
         self.held_messages.truncate(HELD_MESSAGES_MAX);
         assert!(
             free.iter().all(|out| !must_hold(delegations, out)),
-            "a message leaves after the recalls of its inodes"
+            "a message leaves before the recalls of its inodes"
         );
         free
     }
@@ -268,7 +268,7 @@ impl RoundAnswer {
         mut is_current: impl FnMut(&Attr) -> bool,
     ) {
         let Some((ctx, call)) = &self.request else { return };
-        assert_eq!(self.granted, None, "an answer grants its delegations once");
+        assert_eq!(self.granted, None, "an answer grants its delegations twice");
         // A client that gets no list of changes forgets everything it has cached, so nothing is
         // delegated.
         if !delegations.has_client(ctx.client)

@@ -7,7 +7,7 @@ use tatami_meta::Store;
 /// Commits the round. Afterwards every answer states the true outcome.
 pub(crate) fn commit_round<S: Store>(shards: &mut ExecutorShards<S>, round: &mut [RoundAnswer]) {
     match shards.commit() {
-        Ok(()) => assert!(!shards.is_dirty(), "an answer leaves after the commit of its round"),
+        Ok(()) => assert!(!shards.is_dirty(), "an answer leaves before the commit of its round"),
         Err(_) => redo_requests(shards, round),
     }
 }
