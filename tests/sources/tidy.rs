@@ -161,7 +161,7 @@ fn crates_depend_downwards_only() {
         ("capi", &["layout", "tiled"]),
         ("mount", &["wire", "layout", "client", "fuse", "tiled"]),
         ("bench-args", &["wire"]),
-        ("bench", &["bench-args", "wire", "cluster", "client", "fuse", "mount", "sim"]),
+        ("bench", &["bench-args", "wire", "cluster", "client", "fuse", "mount", "net", "sim"]),
         ("cli", &["wire", "client", "cluster", "node", "mount", "bench-args", "tiled"]),
     ]);
     let mut wrong = Vec::new();

@@ -8,12 +8,15 @@
 use crate::error::{BenchError, io_error};
 use crate::workload::{PhaseTotals, Workload};
 use rustix::event::epoll;
+use rustix::fs::Mode;
+use rustix::net::getsockname;
 use serde::{Deserialize, Serialize};
 use std::io::{self, Read, Write};
-use std::net::{TcpListener, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
+use tatami_net::dial::{self, PlainWait};
+use tatami_net::{Endpoint, Listener, NetStream};
 use tatami_wire::frame::{self, FrameClass, FrameHeader, HEADER_LEN};
 use tatami_wire::meta::{Bytes, InodeTemplate, MetaCall, MetaOp, MetaReply, MetaResult};
 use tatami_wire::{Attr, Cred, Ino, InodeKind, Layout, NodeId, ShardId, Timestamp};
@@ -50,102 +53,25 @@ pub enum WireDepth {
     Bytes,
 }
 
-/// A connection of either kind.
-enum StreamSocket {
-    Unix(UnixStream),
-    Tcp(TcpStream),
-}
-
-impl StreamSocket {
-    /// Connects to the address that a server reported.
-    fn connect(address: &str) -> io::Result<StreamSocket> {
-        if Path::new(address).is_absolute() {
-            return Ok(StreamSocket::Unix(UnixStream::connect(address)?));
-        }
-        let stream = TcpStream::connect(address)?;
-        stream.set_nodelay(true)?;
-        Ok(StreamSocket::Tcp(stream))
+/// Returns the endpoint of an address that a server reported.
+fn parse_address(address: &str) -> Endpoint {
+    match Path::new(address).is_absolute() {
+        true => Endpoint::Unix(address.into()),
+        false => Endpoint::from_address(address),
     }
 }
 
-impl Read for StreamSocket {
-    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        match self {
-            StreamSocket::Unix(s) => s.read(buf),
-            StreamSocket::Tcp(s) => s.read(buf),
-        }
-    }
-}
-
-impl Write for StreamSocket {
-    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
-        match self {
-            StreamSocket::Unix(s) => s.write(buf),
-            StreamSocket::Tcp(s) => s.write(buf),
-        }
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl AsFd for StreamSocket {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            StreamSocket::Unix(s) => s.as_fd(),
-            StreamSocket::Tcp(s) => s.as_fd(),
-        }
-    }
-}
-
-enum StreamListener {
-    Unix(UnixListener),
-    Tcp(TcpListener),
-}
-
-impl StreamListener {
-    fn bind(socket: Option<&Path>) -> io::Result<(StreamListener, String)> {
-        match socket {
-            Some(path) => {
-                // bind(2) fails if the socket of an earlier run still exists.
-                let _ = std::fs::remove_file(path);
-                let address = path.to_str().ok_or(io::ErrorKind::InvalidInput)?.to_owned();
-                Ok((StreamListener::Unix(UnixListener::bind(path)?), address))
-            }
-            None => {
-                let listener = TcpListener::bind("127.0.0.1:0")?;
-                let address = listener.local_addr()?.to_string();
-                Ok((StreamListener::Tcp(listener), address))
-            }
-        }
-    }
-
-    fn accept(&self) -> io::Result<StreamSocket> {
-        let socket = match self {
-            StreamListener::Unix(l) => {
-                let (stream, _) = l.accept()?;
-                stream.set_nonblocking(true)?;
-                StreamSocket::Unix(stream)
-            }
-            StreamListener::Tcp(l) => {
-                let (stream, _) = l.accept()?;
-                stream.set_nonblocking(true)?;
-                stream.set_nodelay(true)?;
-                StreamSocket::Tcp(stream)
-            }
-        };
-        Ok(socket)
-    }
-}
-
-impl AsFd for StreamListener {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            StreamListener::Unix(l) => l.as_fd(),
-            StreamListener::Tcp(l) => l.as_fd(),
-        }
-    }
+/// Listens on a UNIX socket, or over TCP on a free port. Returns the address as well.
+fn start_listening(socket: Option<&Path>) -> io::Result<(Listener, String)> {
+    let address = socket.map_or(Some("127.0.0.1:0"), Path::to_str);
+    let address = address.ok_or(io::ErrorKind::InvalidInput)?;
+    let listener = Listener::listen(&parse_address(address), Mode::from_raw_mode(0o600))?;
+    let address = match socket {
+        Some(_) => address.to_owned(),
+        // The kernel has chosen the port.
+        None => SocketAddr::try_from(getsockname(&listener)?)?.to_string(),
+    };
+    Ok((listener, address))
 }
 
 /// Returns attributes such as a small file has: the size of a typical reply.
@@ -200,8 +126,8 @@ const READ_MAX: usize = 16 << 10;
 /// A process of the null server: the server itself or a client.
 pub struct NullServer {
     part: NullServerPart,
-    listener: Option<StreamListener>,
-    connections: Vec<StreamSocket>,
+    listener: Option<Listener>,
+    connections: Vec<NetStream>,
 }
 
 impl NullServer {
@@ -215,14 +141,15 @@ impl Workload for NullServer {
     fn prepare_phase(&mut self, phase: &str) -> Result<String, BenchError> {
         match &self.part {
             NullServerPart::Server { socket, .. } => {
-                let bound =
-                    StreamListener::bind(socket.as_deref()).map_err(io_error("listening"))?;
+                let bound = start_listening(socket.as_deref()).map_err(io_error("listening"))?;
                 self.listener = Some(bound.0);
                 Ok(bound.1)
             }
             NullServerPart::Client { .. } => {
                 let (_, addresses) = parse_phase(phase)?;
-                let connections = addresses.split(',').map(StreamSocket::connect);
+                let connections = addresses
+                    .split(',')
+                    .map(|address| dial::connect(&parse_address(address), &PlainWait));
                 let connections = connections.collect::<io::Result<_>>();
                 self.connections = connections.map_err(io_error("connecting"))?;
                 Ok(String::new())
@@ -237,11 +164,11 @@ impl Workload for NullServer {
                 serve_clients(&listener, *clients, *depth).map_err(io_error("serving the echo"))
             }
             NullServerPart::Client { requests, depth } => {
-                let mut sockets = std::mem::take(&mut self.connections);
+                let sockets = std::mem::take(&mut self.connections);
                 let (operation, _) = parse_phase(phase)?;
                 let done = match depth {
-                    WireDepth::Messages => send_requests(&mut sockets, operation, *requests),
-                    WireDepth::Bytes => send_frames(&mut sockets, operation, *requests),
+                    WireDepth::Messages => send_requests(&sockets, operation, *requests),
+                    WireDepth::Bytes => send_frames(&sockets, operation, *requests),
                 };
                 done.map_err(io_error("asking the echo"))?;
                 Ok(PhaseTotals { ops: *requests, bytes: 0 })
@@ -262,21 +189,17 @@ fn invalid_data(e: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::E
 }
 
 /// Picks the server of the next request.
-fn pick_socket<'a>(
-    sockets: &'a mut [StreamSocket],
-    order: &mut fastrand::Rng,
-) -> &'a mut StreamSocket {
-    let at = order.usize(..sockets.len());
-    &mut sockets[at]
+fn pick_socket<'a>(sockets: &'a [NetStream], order: &mut fastrand::Rng) -> &'a NetStream {
+    &sockets[order.usize(..sockets.len())]
 }
 
 /// Sends one request at a time. Encodes each request and decodes each reply.
-fn send_requests(sockets: &mut [StreamSocket], operation: &str, requests: u64) -> io::Result<()> {
+fn send_requests(sockets: &[NetStream], operation: &str, requests: u64) -> io::Result<()> {
     let mut out = Vec::new();
     let mut input = vec![0; READ_MAX];
     let mut order = fastrand::Rng::new();
     for number in 0..requests {
-        let socket = pick_socket(sockets, &mut order);
+        let mut socket = pick_socket(sockets, &mut order);
         let call = build_call(operation, number).expect("checked when the phase was prepared");
         out.clear();
         frame::encode_frame(&mut out, FrameClass::Meta, number, &call, 0);
@@ -299,14 +222,14 @@ fn send_requests(sockets: &mut [StreamSocket], operation: &str, requests: u64) -
 }
 
 /// Sends the same frame again and again.
-fn send_frames(sockets: &mut [StreamSocket], operation: &str, requests: u64) -> io::Result<()> {
+fn send_frames(sockets: &[NetStream], operation: &str, requests: u64) -> io::Result<()> {
     let call = build_call(operation, 0).expect("checked when the phase was prepared");
     let mut out = Vec::new();
     frame::encode_frame(&mut out, FrameClass::Meta, 0, &call, 0);
     let mut input = vec![0; out.len()];
     let mut order = fastrand::Rng::new();
     for _ in 0..requests {
-        let socket = pick_socket(sockets, &mut order);
+        let mut socket = pick_socket(sockets, &mut order);
         socket.write_all(&out)?;
         socket.read_exact(&mut input)?;
     }
@@ -314,17 +237,13 @@ fn send_frames(sockets: &mut [StreamSocket], operation: &str, requests: u64) -> 
 }
 
 struct NullServerConnection {
-    socket: StreamSocket,
+    socket: NetStream,
     input: Vec<u8>,
     end: usize,
 }
 
 /// Answers `clients` connections until all are closed.
-fn serve_clients(
-    listener: &StreamListener,
-    clients: usize,
-    depth: WireDepth,
-) -> io::Result<PhaseTotals> {
+fn serve_clients(listener: &Listener, clients: usize, depth: WireDepth) -> io::Result<PhaseTotals> {
     let poll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     let accepting = epoll::EventData::new_u64(u64::MAX);
     epoll::add(&poll, listener.as_fd(), accepting, epoll::EventFlags::IN)?;
@@ -344,6 +263,8 @@ fn serve_clients(
             let key = event.data.u64();
             if key == accepting.u64() {
                 let socket = listener.accept()?;
+                socket.prepare_for_daemon()?;
+                socket.set_nonblocking()?;
                 let data = epoll::EventData::new_u64(conversations.len() as u64);
                 epoll::add(&poll, socket.as_fd(), data, epoll::EventFlags::IN)?;
                 conversations.push(Some(NullServerConnection {
@@ -372,7 +293,7 @@ fn serve_clients(
 impl NullServerConnection {
     /// Answers the requests that have arrived. `None` when the client has closed the connection.
     fn answer_requests(&mut self, out: &mut Vec<u8>, depth: WireDepth) -> io::Result<Option<u64>> {
-        match self.socket.read(&mut self.input[self.end..]) {
+        match (&self.socket).read(&mut self.input[self.end..]) {
             Ok(0) => return Ok(None),
             Ok(n) => self.end += n,
             Err(e)
@@ -391,7 +312,7 @@ impl NullServerConnection {
         self.input.copy_within(start..self.end, 0);
         self.end -= start;
         // A client has one request under way, so its socket has room for the answer.
-        self.socket.write_all(out)?;
+        (&self.socket).write_all(out)?;
         Ok(Some(answered))
     }
 }
