@@ -15,9 +15,9 @@ pub trait WaitPolicy {
     /// Returns the longest time that one system call may wait; `None` is no limit.
     fn call_timeout(&self) -> Option<Duration>;
 
-    /// Runs a system call, and repeats it after a signal. Whether it is repeated after `WouldBlock`,
-    /// which reports that it has waited for the time of [`WaitPolicy::call_timeout`], is the
-    /// policy's choice. All repetitions together wait no longer than `limit`.
+    /// Runs a system call, and repeats it after a signal. `WouldBlock` reports that the call has
+    /// waited for the time of [`WaitPolicy::call_timeout`]. The policy chooses whether to repeat
+    /// the call then. All repetitions together wait no longer than `limit`.
     ///
     /// # Errors
     /// Those of the system call; `TimedOut`.
@@ -85,7 +85,8 @@ fn connect_to(
     // A UNIX listener with a full backlog makes the caller wait as well.
     wait.run_call(limit, || match rustix::net::connect(&stream, address) {
         Ok(()) | Err(Errno::ISCONN) => Ok(()),
-        // TCP: the connection is not yet made. The kernel goes on waiting when the call is repeated.
+        // TCP: the connection is not yet made. The kernel goes on waiting when the call is
+        // repeated.
         Err(Errno::INPROGRESS | Errno::ALREADY | Errno::AGAIN) => {
             Err(io::ErrorKind::WouldBlock.into())
         }

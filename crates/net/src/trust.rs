@@ -25,8 +25,8 @@ impl PeerIdentity {
         PeerIdentity { bound_to: None, origin }
     }
 
-    /// Returns the identity of a process of user `uid`, as the kernel reports. The superuser and the
-    /// daemon's own user are trusted. For any other user, `read_cred` returns all its ids.
+    /// Returns the identity of a process of user `uid`, as the kernel reports. The superuser and
+    /// the daemon's own user are trusted. For any other user, `read_cred` returns all its ids.
     pub(crate) fn of_process(
         uid: u32,
         origin: String,
