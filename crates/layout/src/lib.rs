@@ -1,7 +1,7 @@
 //! The mathematics of a file: which bytes of a file lie in which object.
 //!
-//! A [`Layout`] names the objects of a file. The crate does no I/O and knows no servers beyond their
-//! numbers, so that every rule here can be tested against a byte-by-byte model.
+//! A [`Layout`] names the objects of a file. The crate does no I/O and knows no servers beyond
+//! their numbers, so that every rule here can be tested against a byte-by-byte model.
 //!
 //! A *tiled* file has a piece for each process that wrote it. A [`Shape`] is a datatype without its
 //! basic types. A [`ProgramView`] is an MPI file view as a program sets it; a [`View`] is one in
