@@ -66,8 +66,10 @@ impl<S: Store> Meta<S> {
         };
         if ctx.client != NO_CLIENT {
             let before = self.tx.by_slot.insert((ctx.client, ctx.slot), ticket);
-            // `Meta::waiting_reply` has answered or aborted an operation that waited there.
-            assert_eq!(before, None, "two operations wait on a slot");
+            // `Meta::waiting_reply` has answered or aborted an operation that waited there. Without
+            // other executors nothing waits, unless a damaged disk has invented locks.
+            let is_alone = !self.state.is_spread();
+            assert!(before.is_none() || is_alone, "two operations wait on a slot");
         }
         self.run_step(job);
         Applied::Pending(ticket)

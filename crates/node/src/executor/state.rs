@@ -150,7 +150,9 @@ impl Executor {
     pub(super) fn send_answers(&mut self, round: &mut Vec<RoundAnswer>) {
         let mut last = None;
         for RoundAnswer { to: at, seq, result, granted, ticket, .. } in round.drain(..) {
-            assert_eq!(ticket, None, "an answer leaves that waits for other nodes");
+            // Without other executors nothing waits, unless a damaged disk has invented locks.
+            let is_alone = !self.shards.are_spread();
+            assert!(ticket.is_none() || is_alone, "an answer leaves that waits for other nodes");
             // Answers to one connection follow each other, so one `send` serves them all.
             if let Some(before) = last.replace(at).filter(|before| *before != at) {
                 self.flush_output(before);
