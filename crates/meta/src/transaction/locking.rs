@@ -143,7 +143,7 @@ impl<S: Store> Meta<S> {
             grip.outstanding.is_empty(),
             "a request for locks comes before the answers to the last"
         );
-        // The transaction is resumed when the last of its blockers is gone, and requests locks then.
+        // It is resumed when the last of its blockers is gone, and may request locks then.
         assert!(grip.blockers.is_empty(), "a blocked transaction requests locks");
         // With no lock and one executor to ask, it can be in no cycle: it may wait there for any
         // transaction.
