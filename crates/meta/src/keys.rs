@@ -398,6 +398,16 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_key_with_a_name_beyond_its_bound_is_none() {
+        for (key, more) in [(entry(Ino(7), 5, b""), NAME_MAX), (xattr(Ino(7), b""), XATTR_NAME_MAX)]
+        {
+            let longest = [key, vec![b'n'; more]].concat();
+            assert!(parse(&longest).is_some());
+            assert_eq!(parse(&[longest, vec![b'n']].concat()), None);
+        }
+    }
+
     proptest! {
         #[test]
         fn any_bytes_parse_or_do_not(key in proptest::collection::vec(any::<u8>(), 0..40)) {

@@ -633,16 +633,16 @@ mod tests {
         number: u64,
     }
 
+    fn config() -> MetaConfig {
+        let map = ShardMap::with_even_blocks(1, 16, &[COORDINATOR, HERE]).expect("16 shards");
+        let key = VolumeKey::new([1; 32]);
+        MetaConfig { executor: HERE, map, volume: VolumeId([1; 16]), key }
+    }
+
     impl Participant {
         fn new() -> Participant {
-            let map = ShardMap::with_even_blocks(1, 16, &[COORDINATOR, HERE]).expect("16 shards");
-            let shard = map.shards_of(HERE).next().expect("half of them");
-            let config = MetaConfig {
-                executor: HERE,
-                map,
-                volume: VolumeId([1; 16]),
-                key: VolumeKey::new([1; 32]),
-            };
+            let config = config();
+            let shard = config.map.shards_of(HERE).next().expect("half of them");
             let mut meta = Meta::open(MemoryStore::new(), config, NOW).expect("opens");
             let ino = Ino::first_in_shard(shard);
             meta.state.put_inode(ino, Inode::new(InodeKind::Dir, 0o755, 0, 0, NOW));
@@ -690,6 +690,25 @@ mod tests {
 
         fn is_locked(&self) -> bool {
             !self.meta.state.locks.held().is_empty()
+        }
+    }
+
+    #[test]
+    fn locks_of_a_damaged_disk_that_contradict_each_other_are_refused() {
+        for contradict in [false, true] {
+            let mut participant = Participant::new();
+            for key in [participant.key.clone(), keys::ancestor(Ino::ROOT)] {
+                let txid = participant.next_txid();
+                let age = TransactionAge { since: NOW, first_attempt: txid };
+                let key = if contradict { participant.key.clone() } else { key };
+                let (intents, writes) = (vec![Bytes::from(key)], Vec::new());
+                let locks = LockRecord { age, incarnation: 1, reads: Vec::new(), intents, writes };
+                let record = locks.encode().expect("encodes");
+                participant.meta.state.put_record(keys::lock_record(txid), Some(record));
+            }
+            participant.meta.commit().expect("commits");
+            let opened = Meta::open(participant.meta.into_store(), config(), NOW);
+            assert_eq!(opened.is_err(), contradict);
         }
     }
 
