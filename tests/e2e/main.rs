@@ -1,5 +1,5 @@
-//! All end-to-end tests in one binary: it links once, and tests of different files run side by side.
-//! Each module has the tests of one subject, and starts the daemons and mounts that it needs.
+//! All end-to-end tests in one binary: it links once, and tests of different files run side by
+//! side. Each module has the tests of one subject, and starts the daemons and mounts that it needs.
 //!
 //! `cargo test -p tatami-tests --test e2e -- MODULE::` runs those of one module.
 

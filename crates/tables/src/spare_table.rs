@@ -194,7 +194,8 @@ impl<W: TableWord, const N: usize> SparePage<W, N> {
         // mount dies.
         self.checks[slot].write(check_of(ino.0));
         // The mount's half of Dekker's protocol: the store of the slot, then the load of the
-        // claims. Only sequential consistency keeps a load from passing an earlier store to another word.
+        // claims. Only sequential consistency keeps a load from passing an earlier store to another
+        // word.
         self.slots[slot].write(ino.0);
         self.current_claims() == since && !self.is_ended()
     }
@@ -212,8 +213,8 @@ impl<W: TableWord, const N: usize> SparePage<W, N> {
     /// The daemon: announces that it may make an object.
     pub fn count_claim(&self) {
         // The daemon's half of Dekker's protocol: the claim is counted before
-        // [`SparePage::take_slot`] searches the slots. Sequential consistency orders it against the mount's
-        // store and load.
+        // [`SparePage::take_slot`] searches the slots. Sequential consistency orders it against the
+        // mount's store and load.
         self.claims.increment();
     }
 

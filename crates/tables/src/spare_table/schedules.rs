@@ -1,4 +1,5 @@
-//! The protocol of a table, run in every order in which the mount and the daemon can take its steps.
+//! The protocol of a table, run in every order in which the mount and the daemon can take its
+//! steps.
 //!
 //! `shuttle` runs each closure once for each schedule: it decides at each access of a word which
 //! thread goes on. The last test shows that the explorer finds a daemon that breaks the protocol.
