@@ -1,5 +1,5 @@
-//! One open file: what holds wherever its bytes are. The bytes themselves are behind
-//! [`FileBytes`], whose implementation `open_data` has chosen.
+//! One open file: what holds wherever its bytes are. `open_data` chooses the implementation of
+//! [`FileBytes`] that reads and writes the bytes themselves.
 
 use crate::connection::PayloadSink;
 use crate::file_bytes::FileBytes;

@@ -37,8 +37,8 @@ pub(crate) trait FileBytes: Send + Sync {
         None
     }
 
-    /// Returns whether bytes are missing that an object must have by the shard's records. Not for a
-    /// file of which only the inode tells a size: `DataFile` compares the two.
+    /// Returns whether an object lacks bytes that it has by the shard's records. A file of one
+    /// object has no such records: there `DataFile` compares the sizes of inode and object.
     fn has_lost_bytes(&self) -> Result<bool, Errno> {
         Ok(false)
     }

@@ -17,8 +17,8 @@ pub(crate) struct FileAccess {
     pub(crate) client: Arc<Client>,
     pub(crate) ino: Ino,
     pub(crate) cap: Mutex<Cap>,
-    /// Its layout and size, in bytes, when it was opened: of a file whose inode tells how long its
-    /// object is.
+    /// The file's layout and size, in bytes, when it was opened. `None` if the inode does not tell
+    /// how long the object is.
     pub(crate) opened: Option<(Layout, u64)>,
 }
 
@@ -98,7 +98,7 @@ impl ObjectHandle {
         })
     }
 
-    /// Sends a request whose reply is the state of the object.
+    /// Sends a request that the node answers with the state of the object.
     pub(crate) fn request_state(&self, op: &ObjectOp) -> Result<ObjectState, Errno> {
         match self.send_object_op(op, &mut [])?.0 {
             ObjectReply::State(state) => Ok(state),
