@@ -115,7 +115,9 @@ fn a_deadline_holds_however_slowly_bytes_come() {
                     break e;
                 }
             };
-            far.shutdown(rustix::net::Shutdown::Both);
+            // At the writer's own end: a shutdown of the other end does not wake a writer
+            // whose peer announced a full TCP window.
+            near.shutdown(rustix::net::Shutdown::Both);
             error
         });
         let kinds = [io::ErrorKind::TimedOut, io::ErrorKind::WouldBlock];
