@@ -100,3 +100,90 @@ impl Acks {
         Some(OutgoingMessage { to, message, changed: Vec::new(), seen: Vec::new() })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tatami_wire::NodeId;
+
+    const COORDINATOR: ExecutorId = ExecutorId { node: NodeId(2), index: 1 };
+    const START: Timestamp = Timestamp { sec: 100, nsec: 0 };
+
+    fn txid(number: u64) -> Txid {
+        Txid { executor: COORDINATOR, incarnation: 1, number }
+    }
+
+    fn numbers_of(message: Option<OutgoingMessage>) -> Vec<u64> {
+        match message.map(|m| m.message) {
+            Some(PeerMessage::Finished { txids }) => txids.iter().map(|t| t.number).collect(),
+            None => Vec::new(),
+            Some(other) => panic!("no acknowledgement: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_transaction_is_acknowledged_once_it_is_committed() {
+        let mut acks = Acks::default();
+        acks.record_finished(txid(1), START);
+        assert!(!acks.has_none_staged() && acks.next_due().is_none());
+        assert!(acks.take_message(COORDINATOR).is_none(), "before the commit");
+        acks.mark_committed();
+        assert!(acks.has_none_staged());
+        assert_eq!(acks.next_due(), Some(add_millis(START, ACK_DELAY_MS)));
+        assert_eq!(numbers_of(acks.take_message(COORDINATOR)), [1]);
+        assert_eq!((acks.next_due(), acks.take_message(COORDINATOR).is_none()), (None, true));
+    }
+
+    #[test]
+    fn an_undone_transaction_is_not_acknowledged() {
+        let mut acks = Acks::default();
+        acks.record_finished(txid(1), START);
+        acks.clear_staged();
+        assert!(acks.has_none_staged());
+        acks.record_finished(txid(2), START);
+        acks.mark_committed();
+        assert_eq!(numbers_of(acks.take_message(COORDINATOR)), [2]);
+    }
+
+    #[test]
+    fn the_first_of_several_sets_the_time_of_their_message() {
+        let mut acks = Acks::default();
+        for (number, later) in [(1, 0), (2, 5), (3, 9)] {
+            acks.record_finished(txid(number), add_millis(START, later));
+            acks.mark_committed();
+        }
+        assert_eq!(acks.next_due(), Some(add_millis(START, ACK_DELAY_MS)));
+        assert_eq!(numbers_of(acks.take_message(COORDINATOR)), [1, 2, 3]);
+    }
+
+    #[test]
+    fn a_message_takes_so_many_and_leaves_the_others_for_the_next() {
+        let mut acks = Acks::default();
+        let all = TOGETHER_MAX as u64 + 3;
+        (0..all).for_each(|number| acks.record_finished(txid(number), START));
+        acks.mark_committed();
+        let mut sent = numbers_of(acks.take_message(COORDINATOR));
+        assert_eq!(sent.len(), TOGETHER_MAX);
+        assert!(acks.next_due().is_some(), "some are left");
+        sent.extend(numbers_of(acks.take_message(COORDINATOR)));
+        sent.sort_unstable();
+        assert_eq!(sent, (0..all).collect::<Vec<_>>());
+        assert!(acks.next_due().is_none());
+    }
+
+    #[test]
+    fn a_sync_covers_what_was_committed_before_it_began() {
+        let mut acks = Acks { wait_for_sync: true, ..Acks::default() };
+        acks.record_finished(txid(1), START);
+        acks.mark_committed();
+        acks.begin_sync();
+        acks.record_finished(txid(2), START);
+        acks.mark_committed();
+        assert!(acks.next_due().is_none(), "nothing has survived a power cut yet");
+        acks.end_sync();
+        assert_eq!(numbers_of(acks.take_message(COORDINATOR)), [1]);
+        acks.begin_sync();
+        acks.end_sync();
+        assert_eq!(numbers_of(acks.take_message(COORDINATOR)), [2]);
+    }
+}

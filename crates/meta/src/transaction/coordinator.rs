@@ -118,13 +118,14 @@ impl<S: Store> Meta<S> {
     /// Runs the operation, and acts on its result.
     pub(super) fn run_step(&mut self, mut job: PendingOperation) {
         // The operation's shard may have moved to another executor since it began.
-        match self.check_op_owner(&job.op) {
-            Ok(None) => {}
-            Ok(Some(elsewhere)) => return self.finish_operation(job, Ok(elsewhere), Vec::new()),
-            Err(failure) => {
-                let result = Err(self.record_failure(&failure));
-                return self.finish_operation(job, result, Vec::new());
-            }
+        let ended = match self.check_op_owner(&job.op) {
+            Ok(elsewhere) => elsewhere.map(Ok),
+            Err(failure) => Some(Err(self.record_failure(&failure))),
+        };
+        if let Some(result) = ended {
+            // Otherwise the participants of the attempt would keep its locks until they ask.
+            self.abort_attempt(&mut job);
+            return self.finish_operation(job, result, Vec::new());
         }
         let run = self.run_once(&mut job);
         if job.locks {
@@ -275,7 +276,7 @@ impl<S: Store> Meta<S> {
     pub(super) fn find_attempt(&mut self, txid: Txid) -> Option<&mut PendingOperation> {
         let job = self.tx.jobs.get_mut(self.tx.by_txid.get(&txid)?)?;
         let ours = match &job.phase {
-            OperationPhase::Locking(grip) => grip.txid == txid,
+            OperationPhase::Locking(lock_set) => lock_set.txid == txid,
             OperationPhase::Preparing(attempt) => attempt.has_transaction(txid),
             OperationPhase::Fetching { .. }
             | OperationPhase::Blocked { .. }
@@ -292,7 +293,7 @@ impl<S: Store> Meta<S> {
     ) -> MetaOutcome<()> {
         let Some(job) = self.find_attempt(txid) else { return Ok(()) };
         let asked = match &job.phase {
-            OperationPhase::Locking(grip) => grip.outstanding.contains_key(&from),
+            OperationPhase::Locking(lock_set) => lock_set.outstanding.contains_key(&from),
             OperationPhase::Preparing(attempt) => attempt.waits_for(from, txid),
             _ => false,
         };
@@ -414,7 +415,9 @@ impl<S: Store> Meta<S> {
                     .txids()
                     .for_each(|(executor, txid)| self.release_locks(txid, [executor].iter()));
             }
-            OperationPhase::Locking(grip) => self.release_locks(grip.txid, grip.asked_executors()),
+            OperationPhase::Locking(lock_set) => {
+                self.release_locks(lock_set.txid, lock_set.asked_executors())
+            }
             OperationPhase::Fetching { request, .. } => drop(self.tx.by_txid.remove(&request)),
             OperationPhase::Blocked { .. } | OperationPhase::Resting { .. } => {}
         }
@@ -472,7 +475,7 @@ impl<S: Store> Meta<S> {
     pub(super) fn resume_blocked(&mut self, txid: Txid) {
         let waits = |job: &PendingOperation| match &job.phase {
             OperationPhase::Blocked { on, .. } => on.contains(&txid),
-            OperationPhase::Locking(grip) => grip.blockers.contains(&txid),
+            OperationPhase::Locking(lock_set) => lock_set.blockers.contains(&txid),
             OperationPhase::Preparing(_)
             | OperationPhase::Fetching { .. }
             | OperationPhase::Resting { .. } => false,
@@ -483,8 +486,8 @@ impl<S: Store> Meta<S> {
         free.sort_unstable();
         for (_, ticket) in free {
             let Some(mut job) = self.tx.jobs.remove(&ticket) else { continue };
-            if let OperationPhase::Locking(grip) = &mut job.phase {
-                grip.blockers.clear();
+            if let OperationPhase::Locking(lock_set) = &mut job.phase {
+                lock_set.blockers.clear();
             }
             self.run_step(job);
         }
@@ -632,7 +635,7 @@ impl<S: Store> Meta<S> {
             OperationPhase::Preparing(attempt) if !attempt.is_expired(now) => {
                 self.resend_prepares(&mut job)
             }
-            OperationPhase::Locking(grip) if grip.deadline > now => {
+            OperationPhase::Locking(lock_set) if lock_set.deadline > now => {
                 self.resend_lock_requests(&mut job)
             }
             // A participant does not answer. Its locks must not block others longer.

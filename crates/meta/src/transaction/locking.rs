@@ -50,7 +50,7 @@ impl<S: Store> Meta<S> {
             }
             Ok(reply) => {
                 // It read nothing of others, so it has no locks yet.
-                let OperationPhase::Locking(grip) = &job.phase else {
+                let OperationPhase::Locking(lock_set) = &job.phase else {
                     // A record of another executor is read only after it was locked there.
                     assert!(
                         done.shares.values().all(|share| share.reads.is_empty()),
@@ -67,20 +67,20 @@ impl<S: Store> Meta<S> {
                 };
                 // The run may write records that it has not read. They are locked before the
                 // decision, too.
-                let wanted = grip.missing_locks(&done);
+                let wanted = lock_set.missing_locks(&done);
                 // The operation runs once more with these locks: their values may change its
                 // result.
                 if !wanted.is_empty() {
                     return self.request_locks(job, wanted);
                 }
-                if exceeds_room(grip, &done, &job) {
+                if exceeds_room(lock_set, &done, &job) {
                     self.abort_attempt(&mut job);
                     return self.finish_operation(job, Err(Errno::ENOSPC), Vec::new());
                 }
                 // The operation runs again only when all have answered.
-                assert!(grip.outstanding.is_empty(), "a decision comes before all locks");
-                let (txid, mut parts, mut others) = (grip.txid, BTreeMap::new(), Vec::new());
-                for (executor, promise) in &grip.held {
+                assert!(lock_set.outstanding.is_empty(), "a decision comes before all locks");
+                let (txid, mut parts, mut others) = (lock_set.txid, BTreeMap::new(), Vec::new());
+                for (executor, promise) in &lock_set.held {
                     let writes = done.shares.get(executor).map(|share| encode_items(&share.writes));
                     match writes.filter(|writes| !writes.is_empty()) {
                         Some(writes) => {
@@ -124,9 +124,9 @@ impl<S: Store> Meta<S> {
     /// Requests more locks.
     fn request_locks(&mut self, mut job: PendingOperation, wanted: BTreeMap<ExecutorId, LockKeys>) {
         let now = self.tx.now;
-        let mut grip =
+        let mut lock_set =
             match std::mem::replace(&mut job.phase, OperationPhase::Resting { until: now }) {
-                OperationPhase::Locking(grip) => grip,
+                OperationPhase::Locking(lock_set) => lock_set,
                 _ => LockSet {
                     txid: self.tx.next_txid(),
                     held: BTreeMap::new(),
@@ -140,36 +140,36 @@ impl<S: Store> Meta<S> {
             };
         assert!(!wanted.is_empty(), "a request for locks goes to no executor");
         assert!(
-            grip.outstanding.is_empty(),
+            lock_set.outstanding.is_empty(),
             "a request for locks comes before the answers to the last"
         );
         // It is resumed when the last of its blockers is gone, and may request locks then.
-        assert!(grip.blockers.is_empty(), "a blocked transaction requests locks");
+        assert!(lock_set.blockers.is_empty(), "a blocked transaction requests locks");
         // With no lock and one executor to ask, it can be in no cycle: it may wait there for any
         // transaction.
-        grip.may_wait = grip.held.is_empty() && wanted.len() == 1;
-        grip.outstanding = wanted;
+        lock_set.may_wait = lock_set.held.is_empty() && wanted.len() == 1;
+        lock_set.outstanding = wanted;
         // The number distinguishes a reply to this request from a late reply to an earlier one.
-        grip.request += 1;
-        grip.again_at = add_millis(now, RESEND_MS);
-        self.tx.by_txid.insert(grip.txid, job.ticket);
-        job.phase = OperationPhase::Locking(grip);
+        lock_set.request += 1;
+        lock_set.again_at = add_millis(now, RESEND_MS);
+        self.tx.by_txid.insert(lock_set.txid, job.ticket);
+        job.phase = OperationPhase::Locking(lock_set);
         self.send_lock_requests(&job);
         self.tx.jobs.insert(job.ticket, job);
     }
 
     fn send_lock_requests(&mut self, job: &PendingOperation) {
-        let OperationPhase::Locking(grip) = &job.phase else { return };
-        for (executor, LockKeys { reads, writes }) in &grip.outstanding {
+        let OperationPhase::Locking(lock_set) = &job.phase else { return };
+        for (executor, LockKeys { reads, writes }) in &lock_set.outstanding {
             let bytes =
                 |keys: &BTreeSet<RecordKey>| keys.iter().cloned().map(Bytes::from).collect();
             let message = PeerMessage::Lock {
-                txid: grip.txid,
+                txid: lock_set.txid,
                 age: job.age,
                 // A participant that has lost the first locks since must refuse.
-                incarnation: grip.held.get(executor).map(|promise| promise.incarnation),
-                request: grip.request,
-                waits: grip.may_wait,
+                incarnation: lock_set.held.get(executor).map(|promise| promise.incarnation),
+                request: lock_set.request,
+                waits: lock_set.may_wait,
                 reads: bytes(reads),
                 writes: bytes(writes),
             };
@@ -179,10 +179,10 @@ impl<S: Store> Meta<S> {
 
     pub(super) fn resend_lock_requests(&mut self, job: &mut PendingOperation) {
         let age = job.age;
-        if let OperationPhase::Locking(grip) = &mut job.phase {
-            let ms = if grip.blockers.is_empty() { RESEND_MS } else { ASK_AGAIN };
-            grip.again_at = add_millis(self.tx.now, ms);
-            let on = grip.blockers.clone();
+        if let OperationPhase::Locking(lock_set) = &mut job.phase {
+            let ms = if lock_set.blockers.is_empty() { RESEND_MS } else { ASK_AGAIN };
+            lock_set.again_at = add_millis(self.tx.now, ms);
+            let on = lock_set.blockers.clone();
             self.request_outcomes(&on, Some(age));
         }
         self.send_lock_requests(job);
@@ -203,26 +203,26 @@ impl<S: Store> Meta<S> {
             }
             return Ok(());
         };
-        let (ticket, OperationPhase::Locking(grip)) = (job.ticket, &mut job.phase) else {
+        let (ticket, OperationPhase::Locking(lock_set)) = (job.ticket, &mut job.phase) else {
             return Ok(());
         };
-        let asked = grip
+        let asked = lock_set
             .outstanding
             .get(&from)
             .is_some_and(|k| k.iter_in_order().count() == told.values.len());
         let same =
-            grip.held.get(&from).is_none_or(|promise| promise.incarnation == told.incarnation);
+            lock_set.held.get(&from).is_none_or(|promise| promise.incarnation == told.incarnation);
         // A late reply, or one of a participant that has lost the first locks since.
-        if grip.request != question || !asked || !same {
+        if lock_set.request != question || !asked || !same {
             return Ok(());
         }
-        assert!(grip.blockers.is_empty(), "a blocked transaction requests locks");
-        let keys = grip.outstanding.remove(&from).unwrap_or_default();
+        assert!(lock_set.blockers.is_empty(), "a blocked transaction requests locks");
+        let keys = lock_set.outstanding.remove(&from).unwrap_or_default();
         let LockReply { incarnation: life, has_room: room, values } = told;
         for (key, value) in keys.iter_in_order().zip(values) {
             job.rerun.fetched.insert(key.clone(), value.map(Bytes::into_vec));
         }
-        let promise = grip.held.entry(from).or_insert(Vote {
+        let promise = lock_set.held.entry(from).or_insert(Vote {
             incarnation: life,
             has_room: room,
             keys: LockKeys::default(),
@@ -231,7 +231,7 @@ impl<S: Store> Meta<S> {
         promise.keys.reads.extend(keys.reads);
         promise.keys.writes.extend(keys.writes);
         // All replies are there: run again with the new values.
-        if grip.outstanding.is_empty()
+        if lock_set.outstanding.is_empty()
             && let Some(job) = self.tx.jobs.remove(&ticket)
         {
             self.run_step(job);
@@ -241,7 +241,7 @@ impl<S: Store> Meta<S> {
 
     /// Handles a lock on a record of this executor.
     fn handle_lock_conflict(&mut self, mut job: PendingOperation, on: Vec<Txid>) {
-        let OperationPhase::Locking(grip) = &mut job.phase else {
+        let OperationPhase::Locking(lock_set) = &mut job.phase else {
             return self.wait_for_locks(job, on);
         };
         let age = job.age;
@@ -254,9 +254,9 @@ impl<S: Store> Meta<S> {
             self.abort_attempt(&mut job);
             return self.rest_operation(job);
         }
-        assert!(grip.outstanding.is_empty(), "a blocked transaction requests locks");
-        grip.blockers = on;
-        grip.again_at = add_millis(self.tx.now, ASK_SOON);
+        assert!(lock_set.outstanding.is_empty(), "a blocked transaction requests locks");
+        lock_set.blockers = on;
+        lock_set.again_at = add_millis(self.tx.now, ASK_SOON);
         self.tx.jobs.insert(job.ticket, job);
     }
 }
@@ -301,11 +301,11 @@ fn encode_items(writes: &BTreeMap<RecordKey, Option<Vec<u8>>>) -> Vec<RecordItem
 }
 
 /// Returns whether it adds records where the disk takes no more.
-fn exceeds_room(grip: &LockSet, done: &OperationWrites, job: &PendingOperation) -> bool {
+fn exceeds_room(lock_set: &LockSet, done: &OperationWrites, job: &PendingOperation) -> bool {
     let is_new =
         |key: &RecordKey| job.rerun.fetched.get(key).is_some_and(|before| before.is_none());
     done.shares.iter().any(|(executor, share)| {
-        grip.held.get(executor).is_some_and(|promise| !promise.has_room)
+        lock_set.held.get(executor).is_some_and(|promise| !promise.has_room)
             && share.writes.iter().any(|(key, value)| value.is_some() && is_new(key))
     })
 }

@@ -90,7 +90,7 @@ impl PendingOperation {
             OperationPhase::Fetching { again_at, .. } => *again_at,
             OperationPhase::Blocked { ask_at, .. } => *ask_at,
             OperationPhase::Preparing(attempt) => attempt.next_due(),
-            OperationPhase::Locking(grip) => grip.next_due(),
+            OperationPhase::Locking(lock_set) => lock_set.next_due(),
             OperationPhase::Resting { until } => *until,
         };
         due.min(self.gives_up)
