@@ -41,10 +41,17 @@ test-libraries: packages ## tests of PnetCDF, HDF5, netCDF-C, mpi4py, h5py, MPIC
 fuzz: ## inputs that nobody thought of, for every decoder, SECONDS_EACH (60) seconds each
 	@scripts/fuzz.sh
 
-soak: packages tools lint ## the end-to-end tests, SCALE (20) times as much of each, and the libraries' own
+sanitize: packages ## the tests of the crates with `unsafe` blocks, and of MPI datatypes, with AddressSanitizer
+	@scripts/sanitize.sh
+
+mutants: packages $(TOOLS)/cargo-mutants target/tools/python/bin/mutate ## faults planted in transactions, layouts and datatypes: do the tests find them?
+	@scripts/mutants.sh
+
+soak: packages tools lint ## the end-to-end tests, SCALE (20) times as much of each, and all of the above
 	@TATAMI_TEST_SCALE=$(SCALE) scripts/test.sh
 	@scripts/fuzz.sh
 	@scripts/test-libraries.sh
+	@$(MAKE) --silent sanitize mutants
 
 bench: packages ## measure Tatami and the plain disk side by side
 	cargo build --quiet --locked --release --bin tatami --bin tatami-bench
@@ -78,5 +85,11 @@ tools: $(TOOLS)/pjdfstest $(TOOLS)/fsx
 $(TOOLS)/pjdfstest: CRATE := pjdfstest@0.2.2
 $(TOOLS)/fsx: CRATE := fsx@0.3.2
 $(TOOLS)/cargo-deny: CRATE := cargo-deny@0.20.2
+$(TOOLS)/cargo-mutants: CRATE := cargo-mutants@27.1.0
 $(TOOLS)/%:
 	CARGO_TARGET_DIR=target/tools/build cargo install --quiet --debug --locked --root target/tools $(CRATE)
+
+# For faults in C.
+target/tools/python/bin/mutate:
+	python3 -m venv target/tools/python
+	target/tools/python/bin/pip install --quiet universalmutator==1.14.1
