@@ -34,10 +34,10 @@ impl<S: Store> Meta<S> {
     ) -> MetaOutcome<ReplyAndWrote> {
         let (reply, _) = match op {
             MetaOp::Batch { operations: acts } => self.run_batch(ctx, cred, acts)?,
-            MetaOp::ClearDir { dir, after, limit, with_names: tell } => {
+            MetaOp::ClearDir { dir, after, limit, with_names } => {
                 let mut txn = Txn::new(&mut self.state, ctx, cred);
                 let listing = entry::read_dir(&mut txn, *dir, *after, *limit, false)?;
-                self.clear_entries(ctx, cred, *dir, listing, *tell)?
+                self.clear_entries(ctx, cred, *dir, listing, *with_names)?
             }
             _ => return self.run_single(ctx, cred, op),
         };
@@ -137,7 +137,7 @@ impl<S: Store> Meta<S> {
         cred: &Cred,
         dir: Ino,
         listing: MetaReply,
-        tell: bool,
+        with_names: bool,
     ) -> MetaOutcome<ReplyAndWrote> {
         let MetaReply::Entries { entries, end, upto, .. } = listing else {
             return Err(Errno::EIO.into());
@@ -155,7 +155,7 @@ impl<S: Store> Meta<S> {
             match acted {
                 BatchResult::Removed { .. } => {
                     removed += 1;
-                    names.extend(tell.then_some(name));
+                    names.extend(with_names.then_some(name));
                 }
                 BatchResult::Failed(why) => {
                     left.push(RetainedEntry { name, ino, kind, reason: Some(why) })

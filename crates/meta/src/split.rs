@@ -116,10 +116,10 @@ pub(crate) fn list_partitions<S: Store>(txn: &mut Txn<'_, S>, dir: Ino) -> MetaO
     let mut parts = txn.other_partitions(dir, &inode)?;
     parts.push((dir, inode));
     parts.sort_by_key(|(_, part)| part.range);
-    let told = |(ino, part): (Ino, std::sync::Arc<Inode>)| PartitionInfo {
+    let describe_partition = |(ino, part): (Ino, std::sync::Arc<Inode>)| PartitionInfo {
         range: part.range,
         shard: ino.owner_shard(),
         entries: part.size,
     };
-    Ok(MetaReply::Partitions(parts.into_iter().map(told).collect()))
+    Ok(MetaReply::Partitions(parts.into_iter().map(describe_partition).collect()))
 }

@@ -108,18 +108,18 @@ pub(crate) fn publish_tiles<S: Store>(
         // A client that cuts the tiles has cut the base before.
         tiled.base_size = tiled.base_size.min(cut.size);
     }
-    let (mut told, mut shorter) = (BTreeMap::new(), false);
+    let (mut ends, mut shorter) = (BTreeMap::new(), false);
     for part in parts {
         let (before, end) = publish_piece(txn, ino, &mut tiled, part)?;
         shorter |= end < before;
-        told.insert(part.piece, end);
+        ends.insert(part.piece, end);
     }
     // No piece has become shorter, so the end can only grow, and the other pieces need not be
     // read.
     if cuts.is_empty() && !shorter {
-        tiled.end = told.into_values().fold(tiled.end, u64::max);
+        tiled.end = ends.into_values().fold(tiled.end, u64::max);
     } else {
-        tiled.end = all_tiles_end(txn, ino, &tiled.cuts, told)?;
+        tiled.end = all_tiles_end(txn, ino, &tiled.cuts, ends)?;
     }
     tiled.version += 1;
     invalidate_relayout(txn, ino)?;

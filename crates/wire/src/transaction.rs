@@ -108,7 +108,7 @@ pub enum PeerMessage {
         writes: Vec<Bytes>,
     },
     /// The records are locked, durably. Returns the values of the reads, then of the writes. The
-    /// first locks were granted in incarnation `life`. Without `room`, the disk takes no further
+    /// first locks were granted in `incarnation`. Without `room`, the disk takes no further
     /// records.
     Locked { txid: Txid, incarnation: u64, request: u32, room: bool, values: Vec<Option<Bytes>> },
     /// Prepares the transaction: checks that the read records are unchanged, and locks them and the
@@ -127,7 +127,7 @@ pub enum PeerMessage {
     /// The participant has not prepared, and keeps nothing of the transaction.
     Refused { txid: Txid, why: Refusal },
     /// The transaction is committed. Write the prepared values and these ones, and release the
-    /// locks, if they were granted in incarnation `life`. Otherwise this was done before. →
+    /// locks, if they were granted in `incarnation`. Otherwise this was done before. →
     /// `Finished`
     Finish { txid: Txid, incarnation: u64, writes: Vec<RecordItem<Bytes>> },
     /// The transaction writes nothing here, or nothing more. Release the locks.

@@ -74,9 +74,7 @@ impl LockSet {
         let mut all = BTreeMap::new();
         for (executor, share) in &done.shares {
             let has = |key: &RecordKey, to_write| {
-                self.held
-                    .get(executor)
-                    .is_some_and(|promise| promise.keys.contains_key(key, to_write))
+                self.held.get(executor).is_some_and(|vote| vote.keys.contains_key(key, to_write))
             };
             let writes: BTreeSet<_> =
                 share.writes.keys().filter(|key| !has(key, true)).cloned().collect();
@@ -88,5 +86,86 @@ impl LockSet {
             }
         }
         all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::operation::ExecutorShare;
+    use tatami_wire::NodeId;
+
+    const HERE: ExecutorId = ExecutorId { node: NodeId(0), index: 0 };
+    const NEAR: ExecutorId = ExecutorId { node: NodeId(1), index: 0 };
+    const FAR: ExecutorId = ExecutorId { node: NodeId(2), index: 0 };
+
+    fn keys(names: &[u8]) -> BTreeSet<RecordKey> {
+        names.iter().map(|name| vec![*name]).collect()
+    }
+
+    fn lock_keys(reads: &[u8], writes: &[u8]) -> LockKeys {
+        LockKeys { reads: keys(reads), writes: keys(writes) }
+    }
+
+    fn lock_set(held: &[(ExecutorId, LockKeys)], outstanding: &[ExecutorId]) -> LockSet {
+        let vote = |keys: &LockKeys| Vote { incarnation: 1, has_room: true, keys: keys.clone() };
+        LockSet {
+            txid: Txid { executor: HERE, incarnation: 1, number: 1 },
+            held: held.iter().map(|(executor, keys)| (*executor, vote(keys))).collect(),
+            outstanding: outstanding.iter().map(|to| (*to, LockKeys::default())).collect(),
+            request: 1,
+            may_wait: false,
+            again_at: Timestamp { sec: 1, nsec: 0 },
+            deadline: Timestamp { sec: 2, nsec: 0 },
+            blockers: Vec::new(),
+        }
+    }
+
+    /// What is missing for a run that reads and writes these records of `NEAR`.
+    fn missing(set: &LockSet, reads: &[u8], writes: &[u8]) -> Option<(Vec<u8>, Vec<u8>)> {
+        let values = |names: &[u8]| keys(names).into_iter().map(|key| (key, None)).collect();
+        let share = ExecutorShare { reads: values(reads), writes: values(writes) };
+        let mut done = OperationWrites::default();
+        done.shares.insert(NEAR, share);
+        let mut all = set.missing_locks(&done);
+        let keys = all.remove(&NEAR)?;
+        assert!(all.is_empty(), "of another executor");
+        let names = |keys: BTreeSet<RecordKey>| keys.into_iter().flatten().collect();
+        Some((names(keys.reads), names(keys.writes)))
+    }
+
+    #[test]
+    fn a_lock_to_read_lets_read_and_a_lock_to_write_lets_both() {
+        let set = lock_set(&[(NEAR, lock_keys(b"r", b"w"))], &[]);
+        for (reads, writes, expected) in [
+            (&b"r"[..], &b""[..], None),
+            (b"w", b"", None),
+            (b"", b"w", None),
+            (b"rw", b"w", None),
+            (b"x", b"", Some((b"x".to_vec(), vec![]))),
+            (b"", b"x", Some((vec![], b"x".to_vec()))),
+            (b"", b"r", Some((vec![], b"r".to_vec()))),
+            // A record that it reads and writes is requested once.
+            (b"x", b"x", Some((vec![], b"x".to_vec()))),
+            (b"rwxy", b"wy", Some((b"x".to_vec(), b"y".to_vec()))),
+        ] {
+            assert_eq!(missing(&set, reads, writes), expected, "{reads:?} {writes:?}");
+        }
+        let elsewhere = lock_set(&[(FAR, lock_keys(b"r", b"w"))], &[]);
+        assert_eq!(missing(&elsewhere, b"r", b"w"), Some((b"r".to_vec(), b"w".to_vec())));
+    }
+
+    #[test]
+    fn an_executor_that_holds_some_and_is_asked_for_more_is_named_once() {
+        let set = lock_set(&[(NEAR, lock_keys(b"r", b""))], &[NEAR, FAR]);
+        assert_eq!(set.asked_executors().collect::<Vec<_>>(), [&NEAR, &FAR]);
+    }
+
+    #[test]
+    fn it_is_handled_again_at_its_deadline_at_the_latest() {
+        let mut set = lock_set(&[], &[]);
+        assert_eq!(set.next_due(), set.again_at);
+        set.again_at = Timestamp { sec: 3, nsec: 0 };
+        assert_eq!(set.next_due(), set.deadline);
     }
 }

@@ -80,13 +80,13 @@ impl<S: Store> Meta<S> {
                 // The operation runs again only when all have answered.
                 assert!(lock_set.outstanding.is_empty(), "a decision comes before all locks");
                 let (txid, mut parts, mut others) = (lock_set.txid, BTreeMap::new(), Vec::new());
-                for (executor, promise) in &lock_set.held {
+                for (executor, vote) in &lock_set.held {
                     let writes = done.shares.get(executor).map(|share| encode_items(&share.writes));
                     match writes.filter(|writes| !writes.is_empty()) {
                         Some(writes) => {
                             parts.insert(
                                 *executor,
-                                ParticipantWrites { incarnation: promise.incarnation, writes },
+                                ParticipantWrites { incarnation: vote.incarnation, writes },
                             );
                         }
                         None => others.push(*executor),
@@ -167,7 +167,7 @@ impl<S: Store> Meta<S> {
                 txid: lock_set.txid,
                 age: job.age,
                 // A participant that has lost the first locks since must refuse.
-                incarnation: lock_set.held.get(executor).map(|promise| promise.incarnation),
+                incarnation: lock_set.held.get(executor).map(|vote| vote.incarnation),
                 request: lock_set.request,
                 waits: lock_set.may_wait,
                 reads: bytes(reads),
@@ -192,8 +192,8 @@ impl<S: Store> Meta<S> {
         &mut self,
         from: ExecutorId,
         txid: Txid,
-        question: u32,
-        told: LockReply,
+        request: u32,
+        reply: LockReply,
     ) -> MetaOutcome<()> {
         let decided = self.tx.decided.contains_key(&txid);
         let Some(job) = self.find_attempt(txid) else {
@@ -209,27 +209,27 @@ impl<S: Store> Meta<S> {
         let asked = lock_set
             .outstanding
             .get(&from)
-            .is_some_and(|k| k.iter_in_order().count() == told.values.len());
+            .is_some_and(|k| k.iter_in_order().count() == reply.values.len());
         let same =
-            lock_set.held.get(&from).is_none_or(|promise| promise.incarnation == told.incarnation);
+            lock_set.held.get(&from).is_none_or(|vote| vote.incarnation == reply.incarnation);
         // A late reply, or one of a participant that has lost the first locks since.
-        if lock_set.request != question || !asked || !same {
+        if lock_set.request != request || !asked || !same {
             return Ok(());
         }
         assert!(lock_set.blockers.is_empty(), "a blocked transaction requests locks");
         let keys = lock_set.outstanding.remove(&from).unwrap_or_default();
-        let LockReply { incarnation: life, has_room: room, values } = told;
+        let LockReply { incarnation, has_room, values } = reply;
         for (key, value) in keys.iter_in_order().zip(values) {
             job.rerun.fetched.insert(key.clone(), value.map(Bytes::into_vec));
         }
-        let promise = lock_set.held.entry(from).or_insert(Vote {
-            incarnation: life,
-            has_room: room,
+        let vote = lock_set.held.entry(from).or_insert(Vote {
+            incarnation,
+            has_room,
             keys: LockKeys::default(),
         });
-        promise.has_room = room;
-        promise.keys.reads.extend(keys.reads);
-        promise.keys.writes.extend(keys.writes);
+        vote.has_room = has_room;
+        vote.keys.reads.extend(keys.reads);
+        vote.keys.writes.extend(keys.writes);
         // All replies are there: run again with the new values.
         if lock_set.outstanding.is_empty()
             && let Some(job) = self.tx.jobs.remove(&ticket)
@@ -305,7 +305,7 @@ fn exceeds_room(lock_set: &LockSet, done: &OperationWrites, job: &PendingOperati
     let is_new =
         |key: &RecordKey| job.rerun.fetched.get(key).is_some_and(|before| before.is_none());
     done.shares.iter().any(|(executor, share)| {
-        lock_set.held.get(executor).is_some_and(|promise| !promise.has_room)
+        lock_set.held.get(executor).is_some_and(|vote| !vote.has_room)
             && share.writes.iter().any(|(key, value)| value.is_some() && is_new(key))
     })
 }

@@ -81,10 +81,10 @@ impl<S: Store> Meta<S> {
         for key in keys {
             values.push(peer_value(&mut self.state, &key.into_vec())?.map(Bytes::from));
         }
-        let life = self.tx.incarnation;
+        let incarnation = self.tx.incarnation;
         self.tx.send_with_inodes(
             from,
-            PeerMessage::RecordsFetched { request, incarnation: life, values },
+            PeerMessage::RecordsFetched { request, incarnation, values },
             seen,
         );
         Ok(())
@@ -96,15 +96,8 @@ impl<S: Store> Meta<S> {
         from: ExecutorId,
         wanted: PeerLockRequest,
     ) -> MetaOutcome<()> {
-        let PeerLockRequest {
-            txid,
-            age,
-            incarnation: life,
-            request: question,
-            may_wait: waits,
-            reads,
-            writes,
-        } = wanted;
+        let PeerLockRequest { txid, age, incarnation, request, may_wait: waits, reads, writes } =
+            wanted;
         let held = self.state.locks.held().get(&txid).map(|held| held.prepared.incarnation);
         // A coordinator with an old shard map gets the new one and restarts.
         let known = |key: &Bytes| self.state.has_local_key(key);
@@ -117,7 +110,7 @@ impl<S: Store> Meta<S> {
         // with an earlier incarnation.
         if txid.executor != from
             || self.tx.ended.contains(&txid)
-            || life.is_some_and(|life| held != Some(life))
+            || incarnation.is_some_and(|incarnation| held != Some(incarnation))
             || reads.len() + writes.len() > KEYS_MAX
         {
             self.tx.send_message(from, PeerMessage::Refused { txid, why: Refusal::Retry });
@@ -136,15 +129,8 @@ impl<S: Store> Meta<S> {
         }
         if !on.is_empty() {
             let on: Vec<_> = on.into_iter().collect();
-            let message = PeerMessage::Lock {
-                txid,
-                age,
-                incarnation: life,
-                request: question,
-                waits,
-                reads,
-                writes,
-            };
+            let message =
+                PeerMessage::Lock { txid, age, incarnation, request, waits, reads, writes };
             // A transaction without other locks cannot be part of a cycle: it may wait for any. One
             // that holds locks waits for younger ones only (wait-die).
             match waits {
@@ -162,10 +148,9 @@ impl<S: Store> Meta<S> {
         let (changed, seen) = (inodes(&writes), inodes(&reads));
         // The lock record goes to the log before the reply leaves, so a restart does not lose the
         // lock.
-        let life = self.record_locks(txid, age, reads, writes)?;
+        let incarnation = self.record_locks(txid, age, reads, writes)?;
         let room = self.state.has_room();
-        let message =
-            PeerMessage::Locked { txid, incarnation: life, request: question, room, values };
+        let message = PeerMessage::Locked { txid, incarnation, request, room, values };
         self.tx.staged_messages.push(OutgoingMessage { to: from, message, changed, seen });
         Ok(())
     }
@@ -191,7 +176,7 @@ impl<S: Store> Meta<S> {
         let seen: BTreeSet<Bytes> = prepared.reads.drain(..).chain(reads).collect();
         prepared.reads = seen.into_iter().filter(|key| !intents.contains(key)).collect();
         prepared.intents = intents.into_iter().collect();
-        let life = prepared.incarnation;
+        let incarnation = prepared.incarnation;
         // A repeated message changes nothing.
         if before != Some(&prepared) {
             self.state.put_record(keys::lock_record(txid), Some(prepared.encode()?));
@@ -201,10 +186,10 @@ impl<S: Store> Meta<S> {
         }
         let held = self.state.locks.held().get(&txid);
         assert!(
-            held.is_some_and(|held| held.prepared.incarnation == life),
+            held.is_some_and(|held| held.prepared.incarnation == incarnation),
             "a participant has voted without its locks"
         );
-        Ok(life)
+        Ok(incarnation)
     }
 
     /// Lets a request wait that holds locks elsewhere, unless an older transaction is in its way
@@ -235,7 +220,7 @@ impl<S: Store> Meta<S> {
         from: ExecutorId,
         txid: Txid,
         age: TransactionAge,
-        life: u64,
+        incarnation: u64,
         reads: Vec<RecordItem<RecordDigest>>,
         writes: Vec<RecordItem<Bytes>>,
     ) -> MetaOutcome<()> {
@@ -257,7 +242,7 @@ impl<S: Store> Meta<S> {
         // Refuse a prepare for an earlier incarnation, whose list of ended transactions is lost,
         // and one of a transaction that is over.
         if txid.executor != from
-            || life != self.tx.incarnation
+            || incarnation != self.tx.incarnation
             || self.tx.ended.contains(&txid)
             || reads.len() + writes.len() > KEYS_MAX
         {
@@ -272,7 +257,7 @@ impl<S: Store> Meta<S> {
         if !on.is_empty() {
             on.sort_unstable();
             on.dedup();
-            let message = PeerMessage::Prepare { txid, age, incarnation: life, reads, writes };
+            let message = PeerMessage::Prepare { txid, age, incarnation, reads, writes };
             self.wait_or_refuse(from, txid, message, age, on);
             return Ok(());
         }
@@ -295,7 +280,7 @@ impl<S: Store> Meta<S> {
         let only_read =
             |item: &RecordItem<RecordDigest>| !writes.iter().any(|write| write.key == item.key);
         let reads = reads.into_iter().filter(only_read).map(|item| item.key).collect();
-        let prepared = LockRecord { age, incarnation: life, reads, intents: Vec::new(), writes };
+        let prepared = LockRecord { age, incarnation, reads, intents: Vec::new(), writes };
         // It is part of a split: see `Meta::commit_operation`.
         self.moves.wants_sync = true;
         // The vote binds this executor: it must keep the writes until the coordinator decides.
@@ -304,7 +289,7 @@ impl<S: Store> Meta<S> {
         self.state.locks.insert(txid, prepared, ask_at);
         let held = self.state.locks.held().get(&txid);
         assert!(
-            held.is_some_and(|held| held.prepared.incarnation == life),
+            held.is_some_and(|held| held.prepared.incarnation == incarnation),
             "a participant has voted without its locks"
         );
         let message = PeerMessage::Prepared { txid };
@@ -508,7 +493,7 @@ impl<S: Store> Meta<S> {
             }
         }
         for txid in asked {
-            // The next question is scheduled before this one is sent, so it cannot repeat within
+            // The next request is scheduled before this one is sent, so it cannot repeat within
             // one tick.
             if let Some(held) = self.state.locks.held_mut(&txid) {
                 held.ask_at = add_millis(now, ASK_OUTCOME_MS);
@@ -533,48 +518,39 @@ impl<S: Store> Meta<S> {
             PeerMessage::FetchRecords { request, age, keys } => {
                 self.serve_fetch(from, request, age, keys)
             }
-            PeerMessage::Prepare { txid, age, incarnation: life, reads, writes } => {
-                self.serve_prepare(from, txid, age, life, reads, writes)
+            PeerMessage::Prepare { txid, age, incarnation, reads, writes } => {
+                self.serve_prepare(from, txid, age, incarnation, reads, writes)
             }
-            PeerMessage::Lock {
-                txid,
-                age,
-                incarnation: life,
-                request: question,
-                waits,
-                reads,
-                writes,
-            } => self.serve_lock(
-                from,
-                PeerLockRequest {
-                    txid,
-                    age,
-                    incarnation: life,
-                    request: question,
-                    may_wait: waits,
-                    reads,
-                    writes,
-                },
-            ),
-            PeerMessage::Finish { txid, incarnation: life, writes } if txid.executor == from => {
-                self.apply_decision(txid, Some(ParticipantWrites { incarnation: life, writes }))
+            PeerMessage::Lock { txid, age, incarnation, request, waits, reads, writes } => self
+                .serve_lock(
+                    from,
+                    PeerLockRequest {
+                        txid,
+                        age,
+                        incarnation,
+                        request,
+                        may_wait: waits,
+                        reads,
+                        writes,
+                    },
+                ),
+            PeerMessage::Finish { txid, incarnation, writes } if txid.executor == from => {
+                self.apply_decision(txid, Some(ParticipantWrites { incarnation, writes }))
             }
             PeerMessage::Release { txid } if txid.executor == from => {
                 self.apply_decision(txid, None)
             }
             // Only the coordinator may decide.
             PeerMessage::Finish { .. } | PeerMessage::Release { .. } => Ok(()),
-            PeerMessage::RecordsFetched { request, incarnation: life, values } => {
-                self.receive_fetched(from, request, life, values)
+            PeerMessage::RecordsFetched { request, incarnation, values } => {
+                self.receive_fetched(from, request, incarnation, values)
             }
-            PeerMessage::Locked { txid, incarnation: life, request: question, room, values } => {
-                self.receive_locks(
-                    from,
-                    txid,
-                    question,
-                    LockReply { incarnation: life, has_room: room, values },
-                )
-            }
+            PeerMessage::Locked { txid, incarnation, request, room, values } => self.receive_locks(
+                from,
+                txid,
+                request,
+                LockReply { incarnation, has_room: room, values },
+            ),
             PeerMessage::Prepared { txid } => self.receive_prepared(from, txid),
             PeerMessage::Refused { txid, why } => self.receive_refusal(from, txid, why),
             PeerMessage::Finished { txids } => {
@@ -715,10 +691,10 @@ mod tests {
     #[test]
     fn a_prepare_of_this_incarnation_with_current_values_is_accepted() {
         let mut participant = Participant::new();
-        let (life, value) = (participant.meta.tx.incarnation, participant.value());
+        let (incarnation, value) = (participant.meta.tx.incarnation, participant.value());
         let txid = participant.next_txid();
         for _ in 0..2 {
-            let reply = participant.prepare(txid, life, value);
+            let reply = participant.prepare(txid, incarnation, value);
             assert_eq!(reply, PeerMessage::Prepared { txid }, "also when it is repeated");
         }
         assert!(participant.is_locked());
@@ -727,8 +703,8 @@ mod tests {
     #[test]
     fn a_prepare_for_another_incarnation_is_refused() {
         let mut participant = Participant::new();
-        let (life, value) = (participant.meta.tx.incarnation, participant.value());
-        for other in [life + 1, life - 1] {
+        let (incarnation, value) = (participant.meta.tx.incarnation, participant.value());
+        for other in [incarnation + 1, incarnation - 1] {
             let txid = participant.next_txid();
             participant.assert_refusals(txid, &[(other, value)]);
         }
@@ -737,19 +713,19 @@ mod tests {
     #[test]
     fn a_prepare_that_read_another_value_is_refused_for_good() {
         let mut participant = Participant::new();
-        let (life, value) = (participant.meta.tx.incarnation, participant.value());
+        let (incarnation, value) = (participant.meta.tx.incarnation, participant.value());
         for other in [None, Some(hash_value(b"an earlier value"))] {
             let txid = participant.next_txid();
             // After the first it is over: a late message must not prepare it again.
-            participant.assert_refusals(txid, &[(life, other), (life, value)]);
+            participant.assert_refusals(txid, &[(incarnation, other), (incarnation, value)]);
         }
     }
 
     #[test]
     fn a_prepare_of_another_coordinators_transaction_is_refused() {
         let mut participant = Participant::new();
-        let (life, value) = (participant.meta.tx.incarnation, participant.value());
+        let (incarnation, value) = (participant.meta.tx.incarnation, participant.value());
         let txid = Txid { executor: HERE, ..participant.next_txid() };
-        participant.assert_refusals(txid, &[(life, value)]);
+        participant.assert_refusals(txid, &[(incarnation, value)]);
     }
 }

@@ -21,7 +21,7 @@ const DEFERRED_MAX: usize = 16 * 1024;
 struct DeferredLockRequest {
     to: usize,
     seq: u64,
-    question: LockRequest,
+    request: LockRequest,
     since: Instant,
 }
 
@@ -46,23 +46,23 @@ impl LockService {
         &mut self,
         to: usize,
         seq: u64,
-        question: LockRequest,
+        request: LockRequest,
     ) -> Option<RoundAnswer> {
         let now = Instant::now();
-        match self.apply_request(&question, now) {
+        match self.apply_request(&request, now) {
             LockDecision::Reply(result) => Some(RoundAnswer::new(to, seq, result, None)),
             LockDecision::Deferred if self.deferred.len() >= DEFERRED_MAX => {
-                Some(RoundAnswer::new(to, seq, slow_reply(&question), None))
+                Some(RoundAnswer::new(to, seq, slow_reply(&request), None))
             }
             LockDecision::Deferred => {
-                self.deferred.push(DeferredLockRequest { to, seq, question, since: now });
+                self.deferred.push(DeferredLockRequest { to, seq, request, since: now });
                 None
             }
         }
     }
 
-    fn apply_request(&mut self, question: &LockRequest, now: Instant) -> LockDecision {
-        let verdict = self.locks.apply_request(question, now);
+    fn apply_request(&mut self, request: &LockRequest, now: Instant) -> LockDecision {
+        let verdict = self.locks.apply_request(request, now);
         if !self.locks.take_clients_changed() {
             return verdict;
         }
@@ -72,8 +72,8 @@ impl LockService {
             Ok(()) => verdict,
             Err(error) => {
                 tracing::error!(path = %self.file.path().display(), %error, "no locks: check the disk");
-                if matches!(question.op, LockOp::Set { .. }) {
-                    self.locks.end_session(question.client);
+                if matches!(request.op, LockOp::Set { .. }) {
+                    self.locks.end_session(request.client);
                     return LockDecision::Reply(Err(Errno::ENOLCK));
                 }
                 verdict
@@ -94,7 +94,7 @@ impl LockService {
     ) -> Vec<RoundAnswer> {
         self.locks.forget_shards((first, count));
         let gone = |waiting: &mut DeferredLockRequest| {
-            let shard = waiting.question.ino.owner_shard().0;
+            let shard = waiting.request.ino.owner_shard().0;
             shard >= first && shard - first < count
         };
         let elsewhere = || Ok(MetaReply::WrongShard { epoch });
@@ -160,7 +160,7 @@ impl LockService {
         while self.locks.take_woken() && !self.deferred.is_empty() {
             let now = Instant::now();
             for waiting in std::mem::take(&mut self.deferred) {
-                match self.apply_request(&waiting.question, now) {
+                match self.apply_request(&waiting.request, now) {
                     LockDecision::Reply(result) => {
                         answers.push(RoundAnswer::new(waiting.to, waiting.seq, result, None));
                     }
@@ -180,17 +180,17 @@ impl LockService {
     pub(crate) fn take_overdue(&mut self) -> Vec<RoundAnswer> {
         let now = Instant::now();
         let late = self.deferred.extract_if(.., |waiting| waiting.since + DEFER_TIMEOUT <= now);
-        late.map(|w| RoundAnswer::new(w.to, w.seq, slow_reply(&w.question), None)).collect()
+        late.map(|w| RoundAnswer::new(w.to, w.seq, slow_reply(&w.request), None)).collect()
     }
 }
 
 /// Returns the answer for a request while clients that may hold the lock are silent.
-fn slow_reply(question: &LockRequest) -> MetaResult {
-    match question.op {
+fn slow_reply(request: &LockRequest) -> MetaResult {
+    match request.op {
         LockOp::Test { .. } => {
             let all = Conflict { span: ByteRange::ALL, kind: LockKind::Exclusive, pid: 0 };
-            let told = LockOpReply::ConflictsWith(Some(all));
-            Ok(MetaReply::Locks { session: question.session, reply: told })
+            let reply = LockOpReply::ConflictsWith(Some(all));
+            Ok(MetaReply::Locks { session: request.session, reply })
         }
         _ => Err(Errno::EAGAIN),
     }

@@ -168,8 +168,8 @@ fn done_reply(session: u64, delegated: bool) -> LockDecision {
     lock_reply(session, LockOpReply::Done { delegated })
 }
 
-fn lock_reply(session: u64, told: LockOpReply) -> LockDecision {
-    LockDecision::Reply(Ok(MetaReply::Locks { session, reply: told }))
+fn lock_reply(session: u64, reply: LockOpReply) -> LockDecision {
+    LockDecision::Reply(Ok(MetaReply::Locks { session, reply }))
 }
 
 fn refuse_request(errno: Errno) -> LockDecision {

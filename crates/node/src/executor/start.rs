@@ -72,21 +72,21 @@ fn open_shards(
 /// each. [`ExecutorTable::refusal_reasons`] reports those that do not start even so.
 pub(crate) fn accept_loss(shared: &Arc<NodeShared>) -> Vec<String> {
     let mut inner = shared.executors.inner.lock();
-    let mut told = Vec::new();
+    let mut notes = Vec::new();
     for index in std::mem::take(&mut inner.refused).into_keys() {
         let started = open_shards(shared, index, true).and_then(|mut shards| {
             let cut = shards.log_cut();
             start_executor(&mut inner, shared, index, shards).map(|_| cut)
         });
         match started {
-            Ok(cut) => told.push(cut.unwrap_or_else(|| format!("executor {index} runs"))),
+            Ok(cut) => notes.push(cut.unwrap_or_else(|| format!("executor {index} runs"))),
             Err(e) => {
                 tracing::error!(index, error = %e, "an executor is refused still");
                 inner.refused.insert(index, e.to_string());
             }
         }
     }
-    told
+    notes
 }
 
 /// Returns the handle of an executor, and starts it if it does not run: another executor may

@@ -90,14 +90,14 @@ impl Housekeeper<'_> {
         // Only tiles within this size count: a journal may be ahead of the bytes that reached the
         // disk before the writer died.
         let state = self.stat_object(info.node, ino, bytes)?;
-        let told = self.read_object(nodes, ino, info.node, journal)?;
-        let mut last = journal::read_last_word(&told, state.size, false);
+        let content = self.read_object(nodes, ino, info.node, journal)?;
+        let mut last = journal::read_last_word(&content, state.size, false);
         if matches!(last, LastWord::Damaged(_)) {
             let is_restarted = self.stat_object(info.node, ino, journal)?.is_restarted;
-            last = journal::read_last_word(&told, state.size, is_restarted);
+            last = journal::read_last_word(&content, state.size, is_restarted);
         }
-        let told = match last {
-            LastWord::Whole(told) => told.map(|tiles| clip_tiles(&tiles, state.size)),
+        let tiles = match last {
+            LastWord::Whole(tiles) => tiles.map(|tiles| clip_tiles(&tiles, state.size)),
             LastWord::Torn(recovered) => {
                 let torn: Vec<String> = recovered.lost.iter().map(ToString::to_string).collect();
                 tracing::warn!(%ino, piece = info.piece, node = %info.node, lost = torn.join(", "),
@@ -124,9 +124,9 @@ impl Housekeeper<'_> {
                 return Ok(None);
             }
         };
-        let told = told.filter(|tiles| !tiles.tiles().is_empty()).map(|tiles| tiles.encode());
-        let tiles = match told {
-            Some(told) if told.len() <= TILES_MAX => told,
+        let tiles = tiles.filter(|tiles| !tiles.tiles().is_empty()).map(|tiles| tiles.encode());
+        let tiles = match tiles {
+            Some(tiles) if tiles.len() <= TILES_MAX => tiles,
             Some(_) => {
                 tracing::error!(%ino, piece = info.piece, "a journal tells of too many tiles");
                 info.tiles.into_vec()
