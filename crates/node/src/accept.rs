@@ -8,12 +8,13 @@ use crate::connections::admission::ConnectionAdmission;
 use crate::connections::connection_slots::ConnectionClass;
 use crate::connections::handshakes::{ConnectionOrigin, HANDSHAKE_TIMEOUT, PendingHandshakes};
 use crate::connections::registry::RegisteredConnection;
+use crate::context::NodeContext;
+use crate::counters::RefusalCounters;
 use crate::dial::DialError;
 use crate::executor::handle::{ConnectionKind, ExecutorHandle, NewConnection};
 use crate::executor::start::start_if_needed;
 use crate::services::relay;
 use crate::services::{admin_connection, data_connection};
-use crate::shared::NodeShared;
 use crate::stop::StopFlag;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
@@ -41,7 +42,7 @@ const ACCEPT_MAX: usize = 64;
 /// Pause after an accept that failed because descriptors or memory ran out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Accepts connections, and does their handshakes all at once, until the node ends.
-pub(crate) fn run_acceptor(shared: &Arc<NodeShared>, door: Listeners) {
+pub(crate) fn run_acceptor(shared: &Arc<NodeContext>, door: Listeners) {
     let Listeners { listeners, epoll } = door;
     let mut reception =
         Acceptor { shared, epoll, handshakes: PendingHandshakes::new(FIRST_HANDSHAKE) };
@@ -97,7 +98,7 @@ impl Listeners {
 
 /// The state of the acceptor's thread.
 struct Acceptor<'a> {
-    shared: &'a Arc<NodeShared>,
+    shared: &'a Arc<NodeContext>,
     epoll: OwnedFd,
     handshakes: PendingHandshakes<PendingHandshake>,
 }
@@ -113,7 +114,7 @@ impl Acceptor<'_> {
                 // The peer may be gone before it is accepted; the next one may be there.
                 Err(e) if e.raw_os_error() == Some(libc::ECONNABORTED) => {}
                 Err(e) => {
-                    self.shared.refusal_counters.not_accepted.record_event(|n| {
+                    self.shared.connections.refusals.not_accepted.record_event(|n| {
                         tracing::error!(error = %e, so_far = n, "cannot accept connections");
                     });
                     // A dropped handshake frees a descriptor for the next accept. Without one to
@@ -133,7 +134,7 @@ impl Acceptor<'_> {
         let peer = match known {
             Ok(peer) => peer,
             Err(e) => {
-                return self.shared.refusal_counters.broken.record_event(|n| {
+                return self.shared.connections.refusals.broken.record_event(|n| {
                     tracing::warn!(error = %e, so_far = n, "cannot learn who connects; connection dropped");
                 });
             }
@@ -142,7 +143,7 @@ impl Acceptor<'_> {
         let stranger = match PendingHandshake::new(stream, peer) {
             Ok(stranger) => stranger,
             Err(e) => {
-                return self.shared.refusal_counters.not_accepted.record_event(|n| {
+                return self.shared.connections.refusals.not_accepted.record_event(|n| {
                     tracing::error!(error = %e, so_far = n, "no random bytes for a handshake; connection dropped");
                 });
             }
@@ -156,7 +157,7 @@ impl Acceptor<'_> {
         let Some(stranger) = self.handshakes.get(number) else { return };
         let data = EventData::new_u64(number);
         if let Err(e) = epoll::add(&self.epoll, &stranger.stream, data, EventFlags::IN) {
-            self.shared.refusal_counters.not_accepted.record_event(|n| {
+            self.shared.connections.refusals.not_accepted.record_event(|n| {
                 tracing::error!(error = %e, so_far = n, "cannot watch a connection; it was dropped");
             });
             self.handshakes.remove(number);
@@ -167,7 +168,7 @@ impl Acceptor<'_> {
     fn continue_handshake(&mut self, number: u64) {
         // The connection may have gone since the event.
         let Some(stranger) = self.handshakes.get(number) else { return };
-        let heard = stranger.receive_bytes(&self.shared.identity);
+        let heard = stranger.receive_bytes(&self.shared.settings.identity);
         if matches!(heard, HandshakeProgress::Pending) {
             return;
         }
@@ -181,13 +182,15 @@ impl Acceptor<'_> {
             HandshakeProgress::Proved(hello) => {
                 admit_on_a_thread(self.shared, stream, peer, *hello)
             }
-            HandshakeProgress::Failed(e) => log_failure(self.shared, &peer, &e),
+            HandshakeProgress::Failed(e) => {
+                log_failure(&self.shared.connections.refusals, &peer, &e)
+            }
         }
     }
 
     fn record_crowded_out(&self, stranger: &PendingHandshake) {
         let peer = &stranger.peer;
-        self.shared.refusal_counters.crowded_out.record_event(|n| {
+        self.shared.connections.refusals.crowded_out.record_event(|n| {
             tracing::warn!(%peer, so_far = n, "too many handshakes under way: the oldest was dropped");
         });
     }
@@ -196,15 +199,15 @@ impl Acceptor<'_> {
         for stranger in self.handshakes.take_expired(Instant::now()) {
             let peer = &stranger.peer;
             let what = if stranger.is_silent() { "it said nothing" } else { "it was too slow" };
-            self.shared.refusal_counters.silent.record_event(|n| {
+            self.shared.connections.refusals.silent.record_event(|n| {
                 tracing::warn!(%peer, so_far = n, "connection dropped in the handshake: {what}");
             });
         }
     }
 }
 
-fn log_refusal(shared: &NodeShared, peer: &PeerIdentity, hello: &Hello, why: &str) {
-    shared.refusal_counters.refused.record_event(|n| {
+fn log_refusal(refusals: &RefusalCounters, peer: &PeerIdentity, hello: &Hello, why: &str) {
+    refusals.refused.record_event(|n| {
         tracing::warn!(%peer, client = %hello.client, so_far = n, "connection refused: {why}");
     });
 }
@@ -212,7 +215,7 @@ fn log_refusal(shared: &NodeShared, peer: &PeerIdentity, hello: &Hello, why: &st
 /// Gives a known peer its slot, and continues on a thread of its own. So there are no more threads
 /// than slots.
 fn admit_on_a_thread(
-    shared: &Arc<NodeShared>,
+    shared: &Arc<NodeContext>,
     stream: NetStream,
     mut peer: PeerIdentity,
     hello: Hello,
@@ -224,7 +227,7 @@ fn admit_on_a_thread(
     let admission = match admitted {
         Ok(admission) => admission,
         Err(why) => {
-            log_refusal(shared, &peer, &hello, &why);
+            log_refusal(&shared.connections.refusals, &peer, &hello, &why);
             let mut answer = Vec::new();
             let _ = handshake::refuse_client(&mut answer, &why);
             let _ = stream.send_at_once(&answer);
@@ -235,7 +238,7 @@ fn admit_on_a_thread(
     let spawned = std::thread::Builder::new().name("connection".to_owned()).spawn(move || {
         let stream = Arc::new(stream);
         // From here on the end of the node ends the connection as well.
-        if let Some(registered) = shared.registry.register_connection(&stream) {
+        if let Some(registered) = shared.connections.registry.register_connection(&stream) {
             serve_connection(&shared, &stream, &registered, peer, &hello, admission);
         }
     });
@@ -245,7 +248,7 @@ fn admit_on_a_thread(
 }
 
 fn serve_connection(
-    shared: &Arc<NodeShared>,
+    shared: &Arc<NodeContext>,
     stream: &Arc<NetStream>,
     registered: &RegisteredConnection<'_>,
     peer: PeerIdentity,
@@ -254,10 +257,10 @@ fn serve_connection(
 ) {
     let mut timed = DeadlineStream::new(stream, HANDSHAKE_TIMEOUT);
     let refused = |timed: &mut DeadlineStream<'_>, why: &str| {
-        log_refusal(shared, &peer, hello, why);
+        log_refusal(&shared.connections.refusals, &peer, hello, why);
         let _ = handshake::refuse_client(timed, why);
     };
-    if let Some(node) = hello.node.filter(|node| *node != shared.node()) {
+    if let Some(node) = hello.node.filter(|node| *node != shared.settings.node()) {
         // Reached first, admitted second: the client learns from the answer whether its node is
         // there.
         match relay::connect_for_user(shared, hello, &peer, node) {
@@ -313,7 +316,7 @@ fn serve_connection(
 
 /// Returns the executor that the connection is for, if it is for one, and its purpose there.
 fn find_executor(
-    shared: &Arc<NodeShared>,
+    shared: &Arc<NodeContext>,
     hello: &Hello,
 ) -> Result<Option<(ExecutorHandle, ConnectionKind)>, String> {
     let kind = match hello.role {
@@ -332,19 +335,22 @@ fn find_executor(
     };
     match executor {
         Some(executor) => Ok(Some((executor, kind))),
-        None => Err(format!("node {} has no executor {}", shared.node(), hello.executor)),
+        None => Err(format!("node {} has no executor {}", shared.settings.node(), hello.executor)),
     }
 }
 
 fn admit_connection(
-    shared: &Arc<NodeShared>,
+    shared: &Arc<NodeContext>,
     hello: &Hello,
     peer: &PeerIdentity,
 ) -> Result<ConnectionAdmission, String> {
-    if let Some(volume) = hello.volume.filter(|v| *v != shared.identity.volume) {
-        return Err(format!("this daemon serves volume {}, not {volume}", shared.identity.volume));
+    if let Some(volume) = hello.volume.filter(|v| *v != shared.settings.identity.volume) {
+        return Err(format!(
+            "this daemon serves volume {}, not {volume}",
+            shared.settings.identity.volume
+        ));
     }
-    if !shared.allow_other
+    if !shared.settings.allow_other
         && let Some(user) = peer.uid().filter(|user| !is_own_user(*user))
     {
         // The mode of the socket already keeps local users out; this check is for connections that
@@ -354,7 +360,7 @@ fn admit_connection(
              mount.allow_other = true in its tatami.toml"
         ));
     }
-    let passed_on = hello.node.is_some_and(|node| node != shared.node());
+    let passed_on = hello.node.is_some_and(|node| node != shared.settings.node());
     let row = match hello.role {
         // A relayed connection has threads here, whatever its purpose at the other node.
         _ if passed_on => ConnectionClass::Bytes,
@@ -368,29 +374,30 @@ fn admit_connection(
         return Err("names are delegated to the superuser's mounts only".to_owned());
     }
     if hello.role == Role::Peer {
-        let here = ExecutorId { node: shared.node(), index: hello.executor };
+        let here = ExecutorId { node: shared.settings.node(), index: hello.executor };
         let from = ExecutorId::try_from(hello.slot).map_err(|e| e.to_string())?;
-        let known = from != here && shared.map().nodes.iter().any(|info| info.id == from.node);
+        let known =
+            from != here && shared.map.current().nodes.iter().any(|info| info.id == from.node);
         if !peer.is_trusted() || passed_on || !known {
             return Err(format!("executor {from} has nothing to say to executor {here}"));
         }
     }
-    let full = || format!("node {} has too many connections for {row}", shared.node());
+    let full = || format!("node {} has too many connections for {row}", shared.settings.node());
     // The slot before the client's entry: a refused connection must leave no entry behind.
-    let seat = shared.connection_slots.try_acquire(row, peer.uid()).ok_or_else(full)?;
-    if !shared.clients.add_connection(hello.client, peer.uid()) {
+    let seat = shared.connections.slots.try_acquire(row, peer.uid()).ok_or_else(full)?;
+    if !shared.connections.clients.add_connection(hello.client, peer.uid()) {
         return Err("this client id belongs to another user".to_owned());
     }
-    Ok(ConnectionAdmission::new(seat, shared.clients.clone(), hello.client))
+    Ok(ConnectionAdmission::new(seat, shared.connections.clients.clone(), hello.client))
 }
 
 /// Logs a failed handshake. Each reason has a counter and a log limit of its own, so a flood of one
 /// does not hide another.
-fn log_failure(shared: &NodeShared, peer: &PeerIdentity, e: &HandshakeError) {
+fn log_failure(refusals: &RefusalCounters, peer: &PeerIdentity, e: &HandshakeError) {
     let kind = match e {
-        HandshakeError::Key => &shared.refusal_counters.wrong_key,
-        HandshakeError::Version { .. } => &shared.refusal_counters.other_version,
-        _ => &shared.refusal_counters.broken,
+        HandshakeError::Key => &refusals.wrong_key,
+        HandshakeError::Version { .. } => &refusals.other_version,
+        _ => &refusals.broken,
     };
     kind.record_event(
         |n| tracing::warn!(%peer, so_far = n, "connection dropped in the handshake: {e}"),

@@ -1,7 +1,7 @@
 //! Connections that this daemon makes to the daemons of other nodes, and to itself.
 
 use crate::connections::handshakes::HANDSHAKE_TIMEOUT;
-use crate::shared::NodeShared;
+use crate::context::NodeContext;
 use std::io;
 use tatami_net::dial::{self, PlainWait};
 use tatami_net::handshake::introduce_client;
@@ -21,24 +21,24 @@ pub(crate) enum DialError {
 
 /// Connects to a node and does the handshake with `hello`.
 pub(crate) fn connect_node(
-    shared: &NodeShared,
+    shared: &NodeContext,
     hello: &Hello,
     node: NodeId,
 ) -> Result<NetStream, DialError> {
-    let map = shared.map();
+    let map = shared.map.current();
     let info = map.nodes.iter().find(|info| info.id == node);
     let info = info.ok_or_else(|| DialError::Refused(format!("there is no node {node}")))?;
     let away = |e: io::Error| DialError::Unreachable(format!("{} does not answer: {e}", info.name));
-    let endpoint = match node == shared.node() {
+    let endpoint = match node == shared.settings.node() {
         // Executors of the same node use the UNIX socket: half the work of TCP.
-        true => Endpoint::Unix(shared.socket_path()),
+        true => Endpoint::Unix(shared.settings.socket_path()),
         false => Endpoint::from_address(&info.address),
     };
     let stream = dial::connect(&endpoint, &PlainWait).map_err(away)?;
     stream.prepare_for_daemon().map_err(away)?;
     // One deadline for the whole handshake: a peer that sends a byte at a time gets no more time.
     let mut timed = DeadlineStream::new(&stream, HANDSHAKE_TIMEOUT);
-    let key = Some(&shared.identity.key);
+    let key = Some(&shared.settings.identity.key);
     introduce_client(&mut timed, stream.transport(), hello, key).map_err(|e| match e {
         HandshakeError::Io(e) => away(e),
         HandshakeError::Unavailable(why) => DialError::Unreachable(why),

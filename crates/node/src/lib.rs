@@ -12,21 +12,24 @@
 //! housekeeping: removes the objects of removed inodes, expires clients, recovers sizes
 //! ```
 //!
-//! From below: `connections` are sockets, handshakes and slots; `shared` is the state that all
-//! threads have; `executor` serves names; `services` do the rest; `accept` hands each connection to
-//! one of the two; `node` starts and ends it all. No file uses one above it.
+//! From below: `connections` are sockets, handshakes and slots; `context` has the parts that all
+//! threads share; `executor` serves names; `services` do the rest; `accept` hands each connection
+//! to one of the two; `node` starts and ends it all. No file uses one above it.
 
 mod accept;
 mod clock;
 mod connections;
+mod context;
 mod counters;
+mod current_map;
 mod dial;
+mod disk;
 mod executor;
 mod node;
 mod options;
 mod panics;
 mod services;
-mod shared;
+mod settings;
 mod signals;
 mod stop;
 mod threads;

@@ -1,22 +1,20 @@
 //! Starts the threads of one daemon, waits for its end, and ends it in order.
 
 use crate::accept::Listeners;
-use crate::connections::clients::ClientTable;
-use crate::connections::connection_slots::ConnectionSlots;
-use crate::connections::listen;
-use crate::connections::pipes::PipePool;
-use crate::connections::registry::ConnectionRegistry;
-use crate::counters::{NodeCounters, RefusalCounters};
+use crate::connections::{NodeConnections, listen};
+use crate::context::NodeContext;
+use crate::counters::NodeCounters;
+use crate::current_map::CurrentMap;
+use crate::disk::NodeDisk;
 use crate::executor::start::start_all;
 use crate::executor::table::ExecutorTable;
 use crate::options::{NodeOptions, StartError};
 use crate::services::housekeeping;
-use crate::shared::NodeShared;
+use crate::settings::NodeSettings;
 use crate::stop::StopFlag;
 use crate::threads::{StopOnDeath, spawn_thread};
 use crate::wake_flag::WakeFlag;
 use crate::{accept, signals};
-use parking_lot::RwLock;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::io;
 use std::path::Path;
@@ -34,7 +32,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A daemon that has started: it listens and answers. Dropping it ends it.
 pub struct NodeDaemon {
-    shared: Arc<NodeShared>,
+    shared: Arc<NodeContext>,
     acceptor: Option<JoinHandle<()>>,
     housekeeper: Option<JoinHandle<()>>,
     ended: bool,
@@ -46,7 +44,7 @@ pub struct NodeDaemon {
 
 /// Ends a node from another thread.
 #[derive(Clone)]
-pub struct StopHandle(Arc<NodeShared>);
+pub struct StopHandle(Arc<NodeContext>);
 
 impl StopHandle {
     /// Makes [`NodeDaemon::run`] end the node and return.
@@ -104,29 +102,24 @@ impl NodeDaemon {
         map.shard_map().ok_or(StartError::ShardMap(map.shards.len()))?;
         let objects = ObjectStore::open(dir.path())?;
         let system = |what| move |source| StartError::System { what, source };
-        let shared = Arc::new(NodeShared {
-            identity,
-            current_map: RwLock::new(Arc::new(map)),
+        let shared = Arc::new(NodeContext {
+            settings: NodeSettings {
+                identity,
+                info,
+                version,
+                lease,
+                reserve,
+                durability,
+                allow_other,
+            },
             executors: ExecutorTable::new(dir.meta_dir()),
-            info,
-            version,
-            lease,
-            reserve,
-            durability,
-            allow_other,
-            started: Instant::now(),
-            objects,
-            loss_mark,
+            map: CurrentMap::new(map),
+            disk: NodeDisk { objects, loss_mark },
+            connections: NodeConnections::default(),
             counters: NodeCounters::default(),
-            clients: Arc::new(ClientTable::new()),
-            connection_slots: Arc::new(ConnectionSlots::default()),
-            refusal_counters: RefusalCounters::default(),
-            pipes: PipePool::default(),
-            registry: ConnectionRegistry::default(),
+            started: Instant::now(),
             housekeeping_wake: WakeFlag::default(),
             stop: StopFlag::new().map_err(system("make an event"))?,
-            mounts: parking_lot::Mutex::default(),
-            stop_requesters: parking_lot::Mutex::default(),
         });
         let mut node = NodeDaemon {
             shared: shared.clone(),
@@ -149,10 +142,11 @@ impl NodeDaemon {
         let shared = node.shared.clone();
         node.housekeeper =
             Some(spawn_thread("housekeeping", move || housekeeping::run_housekeeping(&shared))?);
+        let NodeContext { settings, map, executors, .. } = &*node.shared;
         tracing::info!(
-            node = %node.shared.node(), name = node.shared.info.name,
-            address = node.shared.info.address, socket = node.shared.info.socket,
-            shards = node.shared.shard_count(), executors = node.shared.executors.running_count(), "ready"
+            node = %settings.node(), name = settings.info.name, address = settings.info.address,
+            socket = settings.info.socket, shards = map.shard_count(settings.node()),
+            executors = executors.running_count(), "ready"
         );
         Ok(node)
     }
@@ -190,7 +184,7 @@ impl NodeDaemon {
             return Ok(());
         }
         let shared = &self.shared;
-        let node = shared.node();
+        let node = shared.settings.node();
         let mut result = Ok(());
         // The flag goes first: each thread that is woken below must see it.
         shared.stop.set();
@@ -215,7 +209,7 @@ impl NodeDaemon {
         }
         // Only now are connections with threads of their own ended; each finishes its request
         // first.
-        let left = shared.registry.close_all(CLOSE_TIMEOUT);
+        let left = shared.connections.registry.close_all(CLOSE_TIMEOUT);
         if left > 0 {
             tracing::warn!(left, "connections did not end; they are broken off");
         }
@@ -226,12 +220,12 @@ impl NodeDaemon {
         }
         // After all writers have ended, so that this sync covers the last byte that was
         // acknowledged.
-        if let Err(errno) = shared.objects.sync_all() {
+        if let Err(errno) = shared.disk.objects.sync_all() {
             result = Err(RunError::Sync { node, what: "objects", errno });
         }
         tracing::info!(%node, "ended");
         // The clients that ordered the end wait for these connections to close: all is on disk now.
-        shared.stop_requesters.lock().clear();
+        shared.connections.stop_requesters.lock().clear();
         result
     }
 }

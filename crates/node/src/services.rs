@@ -5,3 +5,4 @@ pub(crate) mod admin_connection;
 pub(crate) mod data_connection;
 pub(crate) mod housekeeping;
 pub(crate) mod relay;
+pub(crate) mod status;

@@ -1,12 +1,12 @@
 //! The threads that a node cannot do without.
 
+use crate::context::NodeContext;
 use crate::options::StartError;
-use crate::shared::NodeShared;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
 /// Ends the node when a thread dies that the node cannot do without.
-pub(crate) struct StopOnDeath(pub(crate) Arc<NodeShared>);
+pub(crate) struct StopOnDeath(pub(crate) Arc<NodeContext>);
 
 impl Drop for StopOnDeath {
     fn drop(&mut self) {

@@ -137,7 +137,7 @@ fn what_one_node_cannot_do_is_done_all_the_same() {
     let names = named("d", 60);
     let dirs = make_many(&client, ROOT, &names, InodeTemplate::Dir);
     // The first entry moves each of them to its owner shard.
-    let act = |dir: &Ino| BatchOp::Create {
+    let operation = |dir: &Ino| BatchOp::Create {
         parent: *dir,
         name: b"first".to_vec().into(),
         node: FILE,
@@ -146,7 +146,7 @@ fn what_one_node_cannot_do_is_done_all_the_same() {
         exclusive: true,
         open: None,
     };
-    let made = client.run_batch(&ME, dirs.iter().map(act).collect());
+    let made = client.run_batch(&ME, dirs.iter().map(operation).collect());
     assert!(made.iter().all(|made| matches!(made, Ok(MetaReply::Created { created: true, .. }))));
     let found = client.stat_many(&ME, ROOT, &bytes(&names));
     for (dir, found) in dirs.iter().zip(found) {

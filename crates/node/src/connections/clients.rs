@@ -20,7 +20,7 @@ struct ClientPresence {
 }
 
 /// All clients that have been connected since the start.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct ClientTable {
     /// Clients that hold locks or open files and have not been here since our start: when their
     /// lease was first checked.
@@ -29,10 +29,6 @@ pub(crate) struct ClientTable {
 }
 
 impl ClientTable {
-    pub(crate) fn new() -> ClientTable {
-        ClientTable { first_checks: Mutex::default(), entries: Mutex::default() }
-    }
-
     /// Records a new connection. Returns false when the client id belongs to another user: a user
     /// that has learnt an id must not act as that client.
     pub(crate) fn add_connection(&self, client: ClientId, uid: Option<u32>) -> bool {
@@ -123,7 +119,7 @@ mod tests {
 
     #[test]
     fn a_client_expires_a_lease_after_its_last_connection() {
-        let clients = ClientTable::new();
+        let clients = ClientTable::default();
         assert!(clients.is_expired(A, Duration::ZERO), "unknown: gone since it was asked for");
         assert!(!clients.is_expired(A, Duration::from_secs(3600)), "a grace of one lease");
         assert!(clients.add_connection(A, None));
@@ -146,7 +142,7 @@ mod tests {
 
     #[test]
     fn an_id_stays_with_its_user() {
-        let clients = ClientTable::new();
+        let clients = ClientTable::default();
         assert!(clients.add_connection(A, Some(1000)));
         assert!(!clients.add_connection(A, Some(1001)));
         assert!(!clients.add_connection(A, None));
@@ -157,7 +153,7 @@ mod tests {
 
     #[test]
     fn the_table_is_bounded() {
-        let clients = ClientTable::new();
+        let clients = ClientTable::default();
         for n in 0..ABSENT_MAX + 10 {
             let mut id = [0; 16];
             id[..8].copy_from_slice(&(n as u64).to_le_bytes());

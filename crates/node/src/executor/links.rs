@@ -4,9 +4,9 @@
 //!
 //! A message that cannot be sent is dropped: transactions repeat it until it is answered.
 
+use crate::context::NodeContext;
 use crate::dial::{self, DialError};
 use crate::executor::handle::ExecutorHandle;
-use crate::shared::NodeShared;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -32,14 +32,14 @@ enum Link {
 
 /// See the module.
 pub(crate) struct Links {
-    shared: Arc<NodeShared>,
+    shared: Arc<NodeContext>,
     executor: ExecutorHandle,
     table: LinkTable,
 }
 
 impl Links {
     pub(crate) fn new(
-        shared: Arc<NodeShared>,
+        shared: Arc<NodeContext>,
         here: ExecutorId,
         executor: ExecutorHandle,
     ) -> Links {
@@ -160,7 +160,7 @@ fn down_link(pause: Duration) -> Link {
 /// Connects to another executor on a thread of its own, which hands the result to the executor.
 /// Returns whether the thread started.
 fn start_dialing(
-    shared: &Arc<NodeShared>,
+    shared: &Arc<NodeContext>,
     here: ExecutorId,
     executor: &ExecutorHandle,
     to: ExecutorId,
@@ -188,7 +188,7 @@ fn start_dialing(
 }
 
 fn connect_link(
-    shared: &NodeShared,
+    shared: &NodeContext,
     here: ExecutorId,
     to: ExecutorId,
 ) -> Result<NetStream, DialError> {
@@ -199,7 +199,7 @@ fn connect_link(
         role: Role::Peer,
         client: ClientId(id),
         slot: here.into(),
-        volume: Some(shared.identity.volume),
+        volume: Some(shared.settings.identity.volume),
         node: None,
         executor: to.index,
         user: None,

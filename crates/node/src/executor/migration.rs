@@ -209,7 +209,7 @@ impl Executor {
         tracing::info!(epoch = map.epoch, nodes = map.nodes.len(), "the map has changed");
         self.moving.map = Arc::new(map);
         // Threads of this node first, then clients: a client that asks again must meet the new map.
-        self.shared.merge_map(&self.moving.map);
+        self.shared.map.merge_newer(&self.moving.map);
         self.shared.executors.send_map(self.here.index, &self.moving.map);
         self.shared.housekeeping_wake.wake_up();
         let epoch = self.moving.map.epoch;

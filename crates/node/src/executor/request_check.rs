@@ -1,11 +1,11 @@
 //! The checks that a request passes before its shard sees it: map, trust, known nodes.
 
 use crate::clock::current_time;
+use crate::connections::clients::ClientTable;
 use crate::executor::answer::RoundAnswer;
 use crate::executor::handle::ConnectionKind;
 use crate::executor::meta_connection::MetaConnection;
 use crate::executor::shards::ExecutorShards;
-use crate::shared::NodeShared;
 use tatami_meta::{FjallStore, OperationContext};
 use tatami_wire::admin::ClusterMap;
 use tatami_wire::batch::BatchOp;
@@ -14,7 +14,7 @@ use tatami_wire::{Errno, Layout, NodeId};
 
 /// Checks the permission to send the request, and applies it.
 pub(crate) fn check_and_apply(
-    shared: &NodeShared,
+    clients: &ClientTable,
     map: &ClusterMap,
     shards: &mut ExecutorShards<FjallStore>,
     connection: &MetaConnection,
@@ -23,7 +23,7 @@ pub(crate) fn check_and_apply(
     mut call: MetaCall,
 ) -> RoundAnswer {
     let trusted = connection.peer.is_trusted();
-    if let Err(e) = check_request(shared, map, trusted, &call) {
+    if let Err(e) = check_request(clients, map, trusted, &call) {
         return RoundAnswer::new(to, seq, Err(e), None);
     }
     if let Some(cred) = connection.peer.bound_user() {
@@ -41,7 +41,7 @@ pub(crate) fn check_and_apply(
 /// Checks whether the connection may put the request to the shard at all. The shard checks the
 /// permissions of the user.
 fn check_request(
-    shared: &NodeShared,
+    clients: &ClientTable,
     map: &ClusterMap,
     trusted: bool,
     call: &MetaCall,
@@ -61,9 +61,9 @@ fn check_request(
         {
             return Err(Errno::EINVAL);
         }
-        MetaOp::Batch { operations: acts } => {
-            let unknown = |act: &BatchOp| matches!(act, BatchOp::Create { node: InodeTemplate::File(layout), .. } if !is_known(layout));
-            if acts.iter().any(unknown) {
+        MetaOp::Batch { operations } => {
+            let unknown = |op: &BatchOp| matches!(op, BatchOp::Create { node: InodeTemplate::File(layout), .. } if !is_known(layout));
+            if operations.iter().any(unknown) {
                 return Err(Errno::EINVAL);
             }
         }
@@ -74,7 +74,7 @@ fn check_request(
             return Err(Errno::EINVAL);
         }
         // The client came back: its session stays.
-        MetaOp::ExpireClient { client } if shared.clients.is_connected(*client) => {
+        MetaOp::ExpireClient { client } if clients.is_connected(*client) => {
             return Err(Errno::EBUSY);
         }
         _ => {}

@@ -79,7 +79,8 @@ impl Executor {
         // now.
         let mut outs = self.resume_waiting(&mut round);
         self.job_locks.process_round(&mut round, |ino, open| self.shards.job_holder(ino, open));
-        let lasting = self.shared.durability == Durability::Sync || self.shards.needs_sync();
+        let lasting =
+            self.shared.settings.durability == Durability::Sync || self.shards.needs_sync();
         if changed && lasting {
             match round::sync_round(&mut self.shards, &mut round, true) {
                 true => self.log_sync.record_full_sync(),
@@ -183,9 +184,10 @@ impl Executor {
                 Ok(RecallCall::KeepAlive) => {
                     // Both clocks: the term of its delegations, and the lease of its session.
                     self.recalls.renew_term(client);
-                    self.shared.clients.record_alive(client);
+                    self.shared.connections.clients.record_alive(client);
                     let millis = self.recalls.term().as_millis() as u32;
-                    let lease = self.shared.lease.as_millis().min(u128::from(u32::MAX)) as u32;
+                    let lease =
+                        self.shared.settings.lease.as_millis().min(u128::from(u32::MAX)) as u32;
                     let epoch = self.moving.map.epoch;
                     // Rounded up. Changes younger than this may be lost in a power cut.
                     let undone =
@@ -261,7 +263,7 @@ impl Executor {
                 }
                 Ok((seq, call)) => {
                     let mut answer = check_and_apply(
-                        &self.shared,
+                        &self.shared.connections.clients,
                         &self.moving.map,
                         &mut self.shards,
                         connection,

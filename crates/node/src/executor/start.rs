@@ -1,12 +1,12 @@
 //! The start of executors: those that must run from the beginning, and one that is needed for the
 //! first time.
 
+use crate::context::NodeContext;
 use crate::executor::handle::ExecutorHandle;
 use crate::executor::shards::{ExecutorShards, ShardSettings};
 use crate::executor::state::Executor;
 use crate::executor::table::{ExecutorTableState, RunningExecutor, ShardCondition};
 use crate::options::StartError;
-use crate::shared::NodeShared;
 use crate::threads::{StopOnDeath, spawn_thread};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -20,8 +20,8 @@ use tatami_wire::{EXECUTORS_MAX, ExecutorId};
 ///
 /// # Errors
 /// A store that does not open for another reason, or no descriptors or threads.
-pub(crate) fn start_all(shared: &Arc<NodeShared>) -> Result<(), StartError> {
-    let (table, here, map) = (&shared.executors, shared.node(), shared.map());
+pub(crate) fn start_all(shared: &Arc<NodeContext>) -> Result<(), StartError> {
+    let (table, here, map) = (&shared.executors, shared.settings.node(), shared.map.current());
     let is_needed = |index: &u8| {
         let executor = ExecutorId { node: here, index: *index };
         *index == 0
@@ -42,7 +42,7 @@ pub(crate) fn start_all(shared: &Arc<NodeShared>) -> Result<(), StartError> {
         }
     }
     // Each store may know more than those that were opened before it.
-    let map = shared.map();
+    let map = shared.map.current();
     let mut inner = table.inner.lock();
     for (index, mut shards) in opened {
         shards.merge_map(&map);
@@ -52,25 +52,25 @@ pub(crate) fn start_all(shared: &Arc<NodeShared>) -> Result<(), StartError> {
 }
 
 fn open_shards(
-    shared: &NodeShared,
+    shared: &NodeContext,
     index: u8,
     accept_loss: bool,
 ) -> Result<ExecutorShards<FjallStore>, StartError> {
     let settings = ShardSettings {
-        identity: &shared.identity,
-        reserve: shared.reserve,
-        durability: shared.durability,
+        identity: &shared.settings.identity,
+        reserve: shared.settings.reserve,
+        durability: shared.settings.durability,
     };
-    let known = ClusterMap::clone(&shared.map());
+    let known = ClusterMap::clone(&shared.map.current());
     let (shards, map) =
         ExecutorShards::open(&shared.executors.dir, &settings, index, known, accept_loss)?;
-    shared.merge_map(&map);
+    shared.map.merge_newer(&map);
     Ok(shards)
 }
 
 /// Starts the refused executors with the readable part of their stores. Returns a sentence on
 /// each. [`ExecutorTable::refusal_reasons`] reports those that do not start even so.
-pub(crate) fn accept_loss(shared: &Arc<NodeShared>) -> Vec<String> {
+pub(crate) fn accept_loss(shared: &Arc<NodeContext>) -> Vec<String> {
     let mut inner = shared.executors.inner.lock();
     let mut notes = Vec::new();
     for index in std::mem::take(&mut inner.refused).into_keys() {
@@ -91,7 +91,7 @@ pub(crate) fn accept_loss(shared: &Arc<NodeShared>) -> Vec<String> {
 
 /// Returns the handle of an executor, and starts it if it does not run: another executor may
 /// want to move shards to it. `None` when the node ends or the executor cannot be started.
-pub(crate) fn start_if_needed(shared: &Arc<NodeShared>, index: u8) -> Option<ExecutorHandle> {
+pub(crate) fn start_if_needed(shared: &Arc<NodeContext>, index: u8) -> Option<ExecutorHandle> {
     // The lock is held while the store opens: two callers must not open it twice.
     let mut inner = shared.executors.inner.lock();
     if let Some(running) = inner.running.get(&index) {
@@ -110,7 +110,7 @@ pub(crate) fn start_if_needed(shared: &Arc<NodeShared>, index: u8) -> Option<Exe
 
 fn start_executor(
     inner: &mut ExecutorTableState,
-    shared: &Arc<NodeShared>,
+    shared: &Arc<NodeContext>,
     index: u8,
     shards: ExecutorShards<FjallStore>,
 ) -> Result<ExecutorHandle, StartError> {

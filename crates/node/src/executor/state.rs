@@ -8,6 +8,7 @@
 
 use crate::clock::TransactionClock;
 use crate::clock::current_time;
+use crate::context::NodeContext;
 use crate::executor::answer::RoundAnswer;
 use crate::executor::delegations::Recall;
 use crate::executor::handle::{ConnectionKind, ExecutorEvent, ExecutorHandle};
@@ -21,7 +22,6 @@ use crate::executor::migration_state::MigrationState;
 use crate::executor::recalls::ServerRecalls;
 use crate::executor::shards::ExecutorShards;
 use crate::executor::table::ShardCondition;
-use crate::shared::NodeShared;
 use mio::{Poll, Token, Waker};
 use std::collections::HashMap;
 use std::io;
@@ -42,7 +42,7 @@ pub(super) const WAKER: Token = Token(usize::MAX);
 
 /// See the module.
 pub(crate) struct Executor {
-    pub(super) shared: Arc<NodeShared>,
+    pub(super) shared: Arc<NodeContext>,
     /// The number of this executor.
     pub(super) here: ExecutorId,
     pub(super) shards: ExecutorShards<FjallStore>,
@@ -78,7 +78,7 @@ impl Executor {
     /// # Errors
     /// When the system has no descriptors left.
     pub(crate) fn new(
-        shared: Arc<NodeShared>,
+        shared: Arc<NodeContext>,
         index: u8,
         shards: ExecutorShards<FjallStore>,
         dir: &Path,
@@ -86,9 +86,9 @@ impl Executor {
     ) -> io::Result<(Executor, ExecutorHandle)> {
         let poll = Poll::new()?;
         let (handle, new) = ExecutorHandle::new(Waker::new(poll.registry(), WAKER)?);
-        let here = ExecutorId { node: shared.node(), index };
+        let here = ExecutorId { node: shared.settings.node(), index };
         let links = Links::new(shared.clone(), here, handle.clone());
-        let moving = MigrationState::new(shared.map());
+        let moving = MigrationState::new(shared.map.current());
         let executor = Executor {
             shared,
             here,
@@ -224,7 +224,7 @@ impl Executor {
         // Relaxed: a figure for `status` that orders no other memory.
         self.condition.inodes.store(self.shards.inode_count(), Relaxed);
         self.shards.publish_trouble(&self.condition.trouble);
-        if self.shards.take_garbage_nodes().contains(&self.shared.node()) {
+        if self.shards.take_garbage_nodes().contains(&self.shared.settings.node()) {
             self.shared.housekeeping_wake.wake_up();
         }
     }

@@ -1,8 +1,9 @@
 //! A connection for requests and orders to the node itself.
 
+use crate::context::NodeContext;
 use crate::executor::handle::{ExecutorHandle, ExecutorOrder};
 use crate::executor::start::accept_loss;
-use crate::shared::NodeShared;
+use crate::services::status::report_status;
 use std::io::BufReader;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -24,7 +25,7 @@ const WHY_NOT_MAX: usize = 1024;
 
 /// Serves one connection until it ends.
 pub(crate) fn serve_admin(
-    shared: &Arc<NodeShared>,
+    shared: &Arc<NodeContext>,
     stream: &Arc<NetStream>,
     peer: &PeerIdentity,
     connection: u64,
@@ -34,11 +35,11 @@ pub(crate) fn serve_admin(
         Err(FrameError::Io(e)) => tracing::debug!(%peer, error = %e, "admin connection broke"),
         Err(e) => tracing::warn!(%peer, "admin connection dropped: {e}"),
     }
-    shared.mounts.lock().remove(&connection);
+    shared.connections.mounts.lock().remove(&connection);
 }
 
 fn handle_calls(
-    shared: &Arc<NodeShared>,
+    shared: &Arc<NodeContext>,
     stream: &Arc<NetStream>,
     peer: &PeerIdentity,
     connection: u64,
@@ -64,7 +65,7 @@ fn handle_calls(
         if ends {
             tracing::info!(%peer, "asked to end");
             // Closed when all is done: the client that gave the order can wait for that.
-            shared.stop_requesters.lock().push(stream.clone());
+            shared.connections.stop_requesters.lock().push(stream.clone());
             shared.stop.set();
             return Ok(());
         }
@@ -72,7 +73,7 @@ fn handle_calls(
 }
 
 fn execute_call(
-    shared: &Arc<NodeShared>,
+    shared: &Arc<NodeContext>,
     call: AdminCall,
     peer: &PeerIdentity,
     connection: u64,
@@ -80,17 +81,17 @@ fn execute_call(
     Ok(match call {
         AdminCall::Ping => AdminReply::Pong,
         AdminCall::Status => {
-            let mut status = shared.status();
+            let mut status = report_status(shared);
             if !peer.is_trusted() {
                 // A client id is a secret: it lets its owner act as that client.
                 status.clients.clear();
             }
             AdminReply::Status(Box::new(status))
         }
-        AdminCall::Map => AdminReply::Map(ClusterMap::clone(&shared.map())),
+        AdminCall::Map => AdminReply::Map(ClusterMap::clone(&shared.map.current())),
         AdminCall::MergeMap(map) => {
             run_order(shared, ExecutorOrder::MergeMap(Box::new(map)))?;
-            AdminReply::Map(ClusterMap::clone(&shared.map()))
+            AdminReply::Map(ClusterMap::clone(&shared.map.current()))
         }
         AdminCall::MigrateShards { first, count, to } => {
             run_order(shared, ExecutorOrder::MoveShards { first, count, to })?;
@@ -104,7 +105,7 @@ fn execute_call(
             if info.path.len() > PATH_MAX || why_not.len() > WHY_NOT_MAX {
                 return Err(Errno::EINVAL);
             }
-            let mut mounts = shared.mounts.lock();
+            let mut mounts = shared.connections.mounts.lock();
             if mounts.len() >= MOUNTS_MAX && !mounts.contains_key(&connection) {
                 return Err(Errno::ENOSPC);
             }
@@ -113,33 +114,33 @@ fn execute_call(
         }
         AdminCall::ListObjects { after, limit } => {
             let ObjectListing { objects, end } =
-                shared.objects.list_objects(after, limit as usize)?;
+                shared.disk.objects.list_objects(after, limit as usize)?;
             let row = |(ino, piece, state): (_, _, tatami_wire::object::ObjectState)| {
                 (ino, piece, state.size, state.blocks)
             };
             AdminReply::Objects { objects: objects.into_iter().map(row).collect(), end }
         }
         AdminCall::RemoveObjects { ino } => {
-            shared.objects.remove_all(ino)?;
+            shared.disk.objects.remove_all(ino)?;
             AdminReply::Done
         }
         AdminCall::RemoveObject { ino, piece } => {
-            shared.objects.remove_object(ino, piece)?;
+            shared.disk.objects.remove_object(ino, piece)?;
             AdminReply::Done
         }
         AdminCall::DismissLoss => {
-            let was_lost = shared.loss_mark.remove()?;
+            let was_lost = shared.disk.loss_mark.remove()?;
             tracing::info!(%peer, was_lost, "the loss of the data directory is settled");
             AdminReply::Done
         }
         AdminCall::StatObject { ino, piece } => {
-            AdminReply::Object(shared.objects.stat(ino, piece)?)
+            AdminReply::Object(shared.disk.objects.stat(ino, piece)?)
         }
     })
 }
 
 /// Gives an order to the executors concerned, and waits for their answers.
-fn run_order(shared: &NodeShared, order: ExecutorOrder) -> Result<(), Errno> {
+fn run_order(shared: &NodeContext, order: ExecutorOrder) -> Result<(), Errno> {
     let obeying = executors_for(shared, &order);
     if obeying.is_empty() {
         return Err(Errno::ESTALE);
@@ -153,12 +154,12 @@ fn run_order(shared: &NodeShared, order: ExecutorOrder) -> Result<(), Errno> {
 }
 
 /// Returns the executors that must carry an order out; none if no executor here can.
-fn executors_for(shared: &NodeShared, order: &ExecutorOrder) -> Vec<ExecutorHandle> {
+fn executors_for(shared: &NodeContext, order: &ExecutorOrder) -> Vec<ExecutorHandle> {
     match order {
         ExecutorOrder::MergeMap(_) => shared.executors.all_handles(),
         ExecutorOrder::MoveShards { first, .. } => {
-            let owner = shared.map().owner(tatami_wire::ShardId(*first));
-            let owner = owner.filter(|owner| owner.node == shared.node());
+            let owner = shared.map.current().owner(tatami_wire::ShardId(*first));
+            let owner = owner.filter(|owner| owner.node == shared.settings.node());
             owner.and_then(|owner| shared.executors.get(owner.index)).into_iter().collect()
         }
     }

@@ -7,7 +7,7 @@
 
 use crate::clock::current_time;
 use crate::connections::pipes::PipedPages;
-use crate::shared::NodeShared;
+use crate::context::NodeContext;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use std::io::{self, IoSlice, Write};
 use std::mem::MaybeUninit;
@@ -33,7 +33,7 @@ const UNCOPIED_MIN: usize = 64 * 1024;
 const PAYLOAD_KEEP: usize = 1 << 20;
 
 /// Serves one connection until it ends.
-pub(crate) fn serve_data(shared: &NodeShared, stream: &NetStream, peer: &PeerIdentity) {
+pub(crate) fn serve_data(shared: &NodeContext, stream: &NetStream, peer: &PeerIdentity) {
     let mut connection = DataConnection {
         shared,
         stream,
@@ -45,7 +45,7 @@ pub(crate) fn serve_data(shared: &NodeShared, stream: &NetStream, peer: &PeerIde
     };
     let ended = connection.run();
     if let Some(table) = connection.spare_table
-        && let Err(error) = shared.objects.end_spare_table(table)
+        && let Err(error) = shared.disk.objects.end_spare_table(table)
     {
         tracing::error!(%error, "some files that were lent stay so until the daemon starts again");
     }
@@ -57,7 +57,7 @@ pub(crate) fn serve_data(shared: &NodeShared, stream: &NetStream, peer: &PeerIde
 }
 
 struct DataConnection<'a> {
-    shared: &'a NodeShared,
+    shared: &'a NodeContext,
     stream: &'a NetStream,
     trusted: bool,
     inbox: FrameBuffer,
@@ -125,10 +125,15 @@ impl DataConnection<'_> {
 
     fn check_request(&self, call: &ObjectCall, payload: usize) -> Result<(), Errno> {
         let ObjectCall { cap, op, .. } = call;
-        cap.check_access(&self.shared.identity.key, cap.ino, op.required_access(), current_time())?;
+        cap.check_access(
+            &self.shared.settings.identity.key,
+            cap.ino,
+            op.required_access(),
+            current_time(),
+        )?;
         if let ObjectOp::CopyFrom { source, .. } = op {
             source.check_access(
-                &self.shared.identity.key,
+                &self.shared.settings.identity.key,
                 source.ino,
                 Access::READ,
                 current_time(),
@@ -145,7 +150,7 @@ impl DataConnection<'_> {
         unread: &mut usize,
     ) -> Result<Result<(ObjectReply, ReplyAttachment), Errno>, FrameError> {
         let (ino, piece) = (call.cap.ino, call.piece);
-        let objects = &self.shared.objects;
+        let objects = &self.shared.disk.objects;
         let plain =
             |result: Result<ObjectReply, Errno>| result.map(|r| (r, ReplyAttachment::Nothing));
         Ok(match call.op {
@@ -197,7 +202,7 @@ impl DataConnection<'_> {
         if self.spare_table.is_some() {
             return Err(Errno::EBUSY);
         }
-        let fd = self.shared.objects.create_spare_table(table)?;
+        let fd = self.shared.disk.objects.create_spare_table(table)?;
         self.spare_table = Some(table);
         Ok((ObjectReply::Opened, ReplyAttachment::Descriptors(vec![fd])))
     }
@@ -214,7 +219,7 @@ impl DataConnection<'_> {
         }
         let all = std::iter::once(&call.piece).chain(more);
         let open = |piece: &Piece| {
-            self.shared.objects.open_fd(call.cap.ino, *piece, call.cap.access, true)
+            self.shared.disk.objects.open_fd(call.cap.ino, *piece, call.cap.access, true)
         };
         let fds = all.map(open).collect::<Result<Vec<_>, Errno>>()?;
         Ok((ObjectReply::Opened, ReplyAttachment::Descriptors(fds)))
@@ -255,7 +260,7 @@ impl DataConnection<'_> {
             0 => 0,
             _ => {
                 let buf = &mut self.payload[..rest];
-                self.shared.objects.read_at(ino, piece, buf, offset + uncopied as u64)?
+                self.shared.disk.objects.read_at(ino, piece, buf, offset + uncopied as u64)?
             }
         };
         self.shared.counters.bytes_read.add((uncopied + n) as u64);
@@ -270,8 +275,10 @@ impl DataConnection<'_> {
         offset: u64,
         len: usize,
     ) -> Result<Option<PipedPages>, Errno> {
-        let Some(object) = self.shared.objects.open_object(ino, piece)? else { return Ok(None) };
-        let Some(mut pages) = self.shared.pipes.take_pipe() else { return Ok(None) };
+        let Some(object) = self.shared.disk.objects.open_object(ino, piece)? else {
+            return Ok(None);
+        };
+        let Some(mut pages) = self.shared.connections.pipes.take_pipe() else { return Ok(None) };
         pages.fill_from(&*object, offset, len)?;
         Ok(Some(pages))
     }
@@ -291,7 +298,7 @@ impl DataConnection<'_> {
             self.flush_before_waiting(n)?;
             let data = self.inbox.receive_payload(self.stream, n)?;
             *unread -= n;
-            if let Err(e) = self.shared.objects.write_at(ino, piece, data, at) {
+            if let Err(e) = self.shared.disk.objects.write_at(ino, piece, data, at) {
                 return Ok(Err(e));
             }
             at = at.saturating_add(n as u64);
@@ -311,7 +318,7 @@ impl DataConnection<'_> {
         let len = std::mem::take(unread);
         self.flush_before_waiting(len)?;
         let data = self.inbox.receive_payload(self.stream, len)?;
-        let appended = self.shared.objects.append(ino, piece, data);
+        let appended = self.shared.disk.objects.append(ino, piece, data);
         if appended.is_ok() {
             self.shared.counters.bytes_written.add(len as u64);
         }
@@ -348,7 +355,7 @@ impl DataConnection<'_> {
                     }
                     // Returned only when it is empty: leftover bytes would go into another client's
                     // answer.
-                    self.shared.pipes.put_back(pages);
+                    self.shared.connections.pipes.put_back(pages);
                 }
                 let payload = std::mem::take(&mut self.payload);
                 self.flush(&payload[..len])?;

@@ -6,7 +6,7 @@
 
 mod journals;
 
-use crate::shared::NodeShared;
+use crate::context::NodeContext;
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::AssertUnwindSafe;
 use std::time::{Duration, Instant};
@@ -47,7 +47,7 @@ const RESTART_PAUSE: Duration = Duration::from_secs(1);
 
 /// Runs until the node ends. After a panic it begins again: it keeps no state but connections, and
 /// objects that are never removed would fill the disk.
-pub(crate) fn run_housekeeping(shared: &NodeShared) {
+pub(crate) fn run_housekeeping(shared: &NodeContext) {
     restart_on_panic(|| run_housekeeper(shared), || shared.stop.wait(RESTART_PAUSE));
 }
 
@@ -62,7 +62,7 @@ fn restart_on_panic(work: impl Fn(), pause: impl Fn() -> bool) {
     }
 }
 
-fn run_housekeeper(shared: &NodeShared) {
+fn run_housekeeper(shared: &NodeContext) {
     let id = match make_random_id() {
         Ok(id) => id,
         Err(e) => {
@@ -74,8 +74,8 @@ fn run_housekeeper(shared: &NodeShared) {
         shared,
         caller: Caller {
             client: ClientId(id),
-            volume: Some(shared.identity.volume),
-            key: Some(shared.identity.key.clone()),
+            volume: Some(shared.settings.identity.volume),
+            key: Some(shared.settings.identity.key.clone()),
         },
         meta_connections: BTreeMap::new(),
         admin_connections: BTreeMap::new(),
@@ -87,7 +87,7 @@ fn run_housekeeper(shared: &NodeShared) {
 }
 
 struct Housekeeper<'a> {
-    shared: &'a NodeShared,
+    shared: &'a NodeContext,
     caller: Caller,
     meta_connections: BTreeMap<ExecutorId, Connection>,
     admin_connections: BTreeMap<NodeId, Connection>,
@@ -106,15 +106,15 @@ type ShardAddress = (ShardId, ExecutorId);
 
 impl Housekeeper<'_> {
     fn run(&mut self) {
-        let here = self.shared.node();
-        let for_clients = (self.shared.lease / CLIENT_CHECKS_PER_LEASE)
+        let here = self.shared.settings.node();
+        let for_clients = (self.shared.settings.lease / CLIENT_CHECKS_PER_LEASE)
             .clamp(REMOTE_CHECK_INTERVAL, LOCAL_CHECK_INTERVAL);
         let mut looked_at_clients: Option<Instant> = None;
         let (mut looked_here, mut nudged): (Option<Instant>, _) = (None, true);
         while !self.shared.stop.is_set() {
             let began = Instant::now();
             // An executor answers for all of its shards at once.
-            let shards = self.shared.map().first_shards();
+            let shards = self.shared.map.current().first_shards();
             let pause = match shards.iter().any(|(_, at)| at.node != here) {
                 true => REMOTE_CHECK_INTERVAL,
                 false => LOCAL_CHECK_INTERVAL,
@@ -151,7 +151,7 @@ impl Housekeeper<'_> {
 
     /// Removes the objects on this node of inodes that a shard has dropped.
     fn remove_garbage(&mut self, at: ShardAddress) -> Result<(), NodeAway> {
-        let here = self.shared.node();
+        let here = self.shared.settings.node();
         while !self.shared.stop.is_set() {
             let op = MetaOp::ListGarbage { node: here, limit: BATCH };
             let Ok(MetaReply::Garbage(inos)) = self.call_shard(at, op)? else { break };
@@ -167,7 +167,7 @@ impl Housekeeper<'_> {
             for ino in inos {
                 // Objects first, report second: a crash in between only repeats a removal that
                 // finds nothing.
-                match self.shared.objects.remove_base(ino) {
+                match self.shared.disk.objects.remove_base(ino) {
                     Ok(()) => done.push(ino),
                     Err(e) => {
                         tracing::error!(%ino, error = %e, "cannot remove the objects of an inode");
@@ -195,10 +195,10 @@ impl Housekeeper<'_> {
     /// a power cut could bring a name back whose bytes are gone. The name may lie on another node
     /// than the inode.
     fn sync_names(&mut self) -> Result<bool, NodeAway> {
-        for at in self.shared.map().first_shards() {
+        for at in self.shared.map.current().first_shards() {
             let answer = self.call_shard(at, MetaOp::Sync)?;
             // Shards may have moved to a node that was not asked.
-            let current = |epoch| epoch <= self.shared.map().epoch;
+            let current = |epoch| epoch <= self.shared.map.current().epoch;
             if !matches!(answer, Ok(MetaReply::Synced { epoch }) if current(epoch)) {
                 return Ok(false);
             }
@@ -208,7 +208,7 @@ impl Housekeeper<'_> {
 
     /// Removes single objects on this node that a shard has dropped.
     fn remove_dropped(&mut self, at: ShardAddress) -> Result<(), NodeAway> {
-        let here = self.shared.node();
+        let here = self.shared.settings.node();
         while !self.shared.stop.is_set() {
             let op = MetaOp::ListGarbagePieces { node: here, limit: BATCH };
             let listed = self.call_shard(at, op)?;
@@ -219,7 +219,7 @@ impl Housekeeper<'_> {
             let full = objects.len() >= BATCH as usize;
             let mut done = Vec::with_capacity(objects.len());
             for (ino, piece) in objects {
-                match self.shared.objects.remove_object(ino, piece) {
+                match self.shared.disk.objects.remove_object(ino, piece) {
                     Ok(()) => done.push((ino, piece)),
                     Err(e) => {
                         tracing::error!(%ino, piece = piece.0, error = %e, "cannot remove an object");
@@ -248,7 +248,7 @@ impl Housekeeper<'_> {
             let Ok(MetaReply::Clients(clients)) = listed else { return Ok(()) };
             let mut released = false;
             for client in clients {
-                if !self.shared.clients.is_expired(client, self.shared.lease) {
+                if !self.shared.connections.clients.is_expired(client, self.shared.settings.lease) {
                     continue;
                 }
                 // The client may have locks on a shard that has moved here, and not yet know of the
@@ -277,9 +277,10 @@ impl Housekeeper<'_> {
     /// Returns the clients that are connected to other nodes. A node that does not answer counts as
     /// having none.
     fn connected_elsewhere(&mut self) -> BTreeSet<ClientId> {
-        let here = self.shared.node();
+        let here = self.shared.settings.node();
         let mut all = BTreeSet::new();
-        for node in self.shared.map().nodes.iter().map(|info| info.id).filter(|node| *node != here)
+        for node in
+            self.shared.map.current().nodes.iter().map(|info| info.id).filter(|node| *node != here)
         {
             let Ok(mut connection) = self.take_admin_connection(node) else { continue };
             self.seq += 1;
@@ -338,8 +339,8 @@ impl Housekeeper<'_> {
         ino: Ino,
         piece: Piece,
     ) -> Result<ObjectState, NodeAway> {
-        if node == self.shared.node() {
-            return self.shared.objects.stat(ino, piece).map_err(|_| NodeAway);
+        if node == self.shared.settings.node() {
+            return self.shared.disk.objects.stat(ino, piece).map_err(|_| NodeAway);
         }
         let call = AdminCall::StatObject { ino, piece };
         let mut connection = self.take_admin_connection(node)?;
@@ -395,12 +396,12 @@ impl Housekeeper<'_> {
         if self.retry_after.get(&node).is_some_and(|at| Instant::now() < *at) {
             return Err(NodeAway);
         }
-        let map = self.shared.map();
+        let map = self.shared.map.current();
         let Some(info) = map.nodes.iter().find(|n| n.id == node) else {
             return Err(NodeAway);
         };
-        let endpoint = match node == self.shared.node() {
-            true => Endpoint::Unix(self.shared.socket_path()),
+        let endpoint = match node == self.shared.settings.node() {
+            true => Endpoint::Unix(self.shared.settings.socket_path()),
             false => Endpoint::from_address(&info.address),
         };
         match Connection::open_to(&endpoint, index, &self.caller, role, 0, CALL_TIMEOUT) {

@@ -6,8 +6,8 @@
 //! checks the user's permissions as it does for a user of its own machine.
 
 use crate::connections::WRITE_TIMEOUT;
+use crate::context::NodeContext;
 use crate::dial::{self, DialError};
-use crate::shared::NodeShared;
 use rustix::net::Shutdown;
 use std::io::{self, Read, Write};
 use tatami_net::{NetStream, PeerIdentity};
@@ -19,7 +19,7 @@ const CHUNK: usize = 256 << 10;
 
 /// Connects to the given node, on behalf of the user that the peer is bound to.
 pub(crate) fn connect_for_user(
-    shared: &NodeShared,
+    shared: &NodeContext,
     hello: &Hello,
     peer: &PeerIdentity,
     node: NodeId,

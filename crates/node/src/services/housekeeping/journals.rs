@@ -149,15 +149,19 @@ impl Housekeeper<'_> {
         loop {
             let (offset, before) = (all.len() as u64, all.len());
             all.resize(before + READ_BYTES, 0);
-            let got = match node == self.shared.node() {
+            let got = match node == self.shared.settings.node() {
                 true => {
-                    let objects = &self.shared.objects;
+                    let objects = &self.shared.disk.objects;
                     objects.read_at(ino, piece, &mut all[before..], offset).map_err(|_| NodeAway)?
                 }
                 false => {
                     let op = ObjectOp::Read { offset, len: (all.len() - before) as u32 };
-                    let cap =
-                        Cap::sign(&self.shared.identity.key, ino, Access::READ, current_time());
+                    let cap = Cap::sign(
+                        &self.shared.settings.identity.key,
+                        ino,
+                        Access::READ,
+                        current_time(),
+                    );
                     let call = ObjectCall { cap, piece, op };
                     self.call_node(nodes, node, &call, &mut all[before..])?
                 }
@@ -194,7 +198,7 @@ impl Housekeeper<'_> {
     }
 
     fn data_connection(&mut self, node: NodeId) -> Result<Connection, NodeAway> {
-        let map = self.shared.map();
+        let map = self.shared.map.current();
         let info = map.nodes.iter().find(|n| n.id == node).ok_or(NodeAway)?;
         let endpoint = Endpoint::from_address(&info.address);
         let opened = Connection::open(&endpoint, &self.caller, Role::Data, 0, CALL_TIMEOUT);
