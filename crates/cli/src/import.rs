@@ -171,8 +171,8 @@ fn close_files(
     });
     let sets: Vec<_> = if preserve { sets.collect() } else { Vec::new() };
     let (client, cred) = (sides.tree.client(), sides.tree.cred());
-    for (what, acts) in [("cannot write", commits), ("cannot set times of", sets)] {
-        for (item, done) in items.iter().zip(client.run_batch(cred, acts)) {
+    for (what, operations) in [("cannot write", commits), ("cannot set times of", sets)] {
+        for (item, done) in items.iter().zip(client.run_batch(cred, operations)) {
             result = result.and(done.map(drop).map_err(|e| item.to.operation_failure(what, e)));
         }
     }

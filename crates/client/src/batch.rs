@@ -49,10 +49,10 @@ struct BatchRest {
 }
 
 impl BatchWork {
-    fn new(acts: Vec<BatchOp>) -> BatchWork {
-        let (results, todo) = (vec![None; acts.len()], (0..acts.len()).collect());
-        let is_over = vec![false; acts.len()];
-        BatchWork { operations: acts, results, todo, is_over }
+    fn new(operations: Vec<BatchOp>) -> BatchWork {
+        let (results, todo) = (vec![None; operations.len()], (0..operations.len()).collect());
+        let is_over = vec![false; operations.len()];
+        BatchWork { operations, results, todo, is_over }
     }
 
     fn record_result(&mut self, at: usize, result: MetaResult) {
@@ -68,7 +68,7 @@ impl BatchWork {
 
 /// One request with several operations.
 struct BatchGroup {
-    acts: Vec<BatchOp>,
+    operations: Vec<BatchOp>,
     /// The numbers of these operations in the batch.
     which: Vec<usize>,
     weight: usize,
@@ -76,12 +76,12 @@ struct BatchGroup {
 }
 
 impl BatchGroup {
-    fn add_operation(&mut self, at: usize, act: BatchOp) {
-        let weight = self.weight + act.encoded_bound();
-        self.is_full |= self.acts.len() >= BATCH_OPS_MAX || weight > BATCH_BYTES_MAX;
+    fn add_operation(&mut self, at: usize, operation: BatchOp) {
+        let weight = self.weight + operation.encoded_bound();
+        self.is_full |= self.operations.len() >= BATCH_OPS_MAX || weight > BATCH_BYTES_MAX;
         if !self.is_full {
             self.weight = weight;
-            self.acts.push(act);
+            self.operations.push(operation);
             self.which.push(at);
         }
     }
@@ -100,13 +100,13 @@ impl Client {
         exclusive: bool,
         open: Option<Access>,
     ) -> Vec<Result<Created, Errno>> {
-        let acts = new.into_iter().map(|CreateItem { name, node, mode }| {
+        let operations = new.into_iter().map(|CreateItem { name, node, mode }| {
             let name = name.into();
             BatchOp::Create { parent, name, node, mode, umask, exclusive, open }
         });
-        let acts: Vec<_> = acts.collect();
-        let made = self.run_batch(cred, acts.clone());
-        let made = made.into_iter().zip(acts).map(|(made, act)| {
+        let operations: Vec<_> = operations.collect();
+        let made = self.run_batch(cred, operations.clone());
+        let made = made.into_iter().zip(operations).map(|(made, operation)| {
             let MetaReply::Created { attr, cap, created } = made? else {
                 return Err(Errno::EPROTO);
             };
@@ -115,7 +115,9 @@ impl Client {
                 return Ok(made);
             }
             // The file was there, and its inode is on another executor than its name.
-            let BatchOp::Create { name, node, mode, .. } = act else { return Err(Errno::EPROTO) };
+            let BatchOp::Create { name, node, mode, .. } = operation else {
+                return Err(Errno::EPROTO);
+            };
             self.create(cred, parent, &name, node, mode, umask, exclusive, open)
         });
         made.collect()
@@ -160,14 +162,14 @@ impl Client {
         names: &[&[u8]],
         dirs: bool,
     ) -> Vec<Result<Removed, Errno>> {
-        let act = |name: &&[u8]| {
+        let operation = |name: &&[u8]| {
             let (name, keep) = (Bytes::from(*name), false);
             match dirs {
                 true => BatchOp::Rmdir { parent, name, keep },
                 false => BatchOp::Unlink { parent, name, keep },
             }
         };
-        let removed = self.run_batch(cred, names.iter().map(act).collect());
+        let removed = self.run_batch(cred, names.iter().map(operation).collect());
         let removed = removed.into_iter().map(|reply| match reply? {
             MetaReply::Removed { ino, last } => Ok(Removed { ino, last }),
             _ => Err(Errno::EPROTO),
@@ -177,16 +179,20 @@ impl Client {
 
     /// Does many operations, on any directories and inodes, in no certain order. Returns the result
     /// of each.
-    pub fn run_batch(&self, cred: &Cred, acts: Vec<BatchOp>) -> Vec<MetaResult> {
-        let mut work = BatchWork::new(acts);
+    pub fn run_batch(&self, cred: &Cred, operations: Vec<BatchOp>) -> Vec<MetaResult> {
+        let mut work = BatchWork::new(operations);
         self.run_rounds(cred, &mut work, true);
         work.results.into_iter().map(|result| result.unwrap_or(Err(Errno::EPROTO))).collect()
     }
 
     /// As [`Client::run_batch`], but leaves operations that one executor cannot do by itself: they
     /// have no result.
-    pub(crate) fn try_batch(&self, cred: &Cred, acts: Vec<BatchOp>) -> Vec<Option<MetaResult>> {
-        let mut work = BatchWork::new(acts);
+    pub(crate) fn try_batch(
+        &self,
+        cred: &Cred,
+        operations: Vec<BatchOp>,
+    ) -> Vec<Option<MetaResult>> {
+        let mut work = BatchWork::new(operations);
         self.run_rounds(cred, &mut work, false);
         work.results
     }
@@ -249,7 +255,7 @@ impl Client {
         let groups = self.group_by_executor(work, &mut undone);
         let (mut calls, mut which) = (Vec::new(), Vec::new());
         for (executor, group) in groups {
-            let op = MetaOp::Batch { operations: group.acts };
+            let op = MetaOp::Batch { operations: group.operations };
             calls.push((
                 executor,
                 MetaCall { shard: op.target_inode().owner_shard(), cred: cred.clone(), op },
@@ -258,11 +264,11 @@ impl Client {
         }
         let answers = self.send_to_executors(&calls);
         for (((_, call), which), answer) in calls.into_iter().zip(which).zip(answers) {
-            let MetaOp::Batch { operations: acts } = call.op else { continue };
+            let MetaOp::Batch { operations } = call.op else { continue };
             match answer {
                 Ok(MetaReply::BatchResults(all)) if all.len() == which.len() => {
-                    for ((acted, sent), at) in all.into_iter().zip(acts).zip(which) {
-                        self.handle_batch_result(work, &mut undone, at, &sent, acted);
+                    for ((result, sent), at) in all.into_iter().zip(operations).zip(which) {
+                        self.handle_batch_result(work, &mut undone, at, &sent, result);
                     }
                 }
                 Ok(_) => which.iter().for_each(|at| work.record_result(*at, Err(Errno::EPROTO))),
@@ -284,15 +290,15 @@ impl Client {
         // The shards of an executor lie in blocks, so there are about as many blocks as executors.
         let most = BATCH_OPS_MAX * self.map().shards.chunk_by(|a, b| a == b).count();
         for at in work.todo.iter().take(most) {
-            let act = self.partitions.locate_batch_op(&work.operations[*at]);
-            let Some(executor) = self.owner(act.target_inode().owner_shard()) else {
+            let operation = self.partitions.locate_batch_op(&work.operations[*at]);
+            let Some(executor) = self.owner(operation.target_inode().owner_shard()) else {
                 undone.alone.push(*at);
                 continue;
             };
-            let (acts, which, weight, is_full) = (Vec::new(), Vec::new(), 0, false);
+            let (operations, which, weight, is_full) = (Vec::new(), Vec::new(), 0, false);
             let group =
-                groups.entry(executor).or_insert(BatchGroup { acts, which, weight, is_full });
-            group.add_operation(*at, act);
+                groups.entry(executor).or_insert(BatchGroup { operations, which, weight, is_full });
+            group.add_operation(*at, operation);
         }
         groups
     }
@@ -303,9 +309,9 @@ impl Client {
         undone: &mut BatchRest,
         at: usize,
         sent: &BatchOp,
-        acted: BatchResult,
+        result: BatchResult,
     ) {
-        match acted {
+        match result {
             BatchResult::WrongPartition { part, range } => {
                 self.partitions.record_partition(part, range)
             }

@@ -702,7 +702,7 @@ fn operation_entries(op: &MetaOp) -> impl Iterator<Item = (Ino, &Bytes)> {
 /// Returns the operations of a batch.
 fn batch_operations(op: &MetaOp) -> &[BatchOp] {
     match op {
-        MetaOp::Batch { operations: acts } => acts,
+        MetaOp::Batch { operations } => operations,
         _ => &[],
     }
 }

@@ -62,10 +62,10 @@ impl PartitionCache {
     }
 
     /// Returns the batch operation with a partition in the place of its directory.
-    pub(crate) fn locate_batch_op(&self, act: &BatchOp) -> BatchOp {
-        let (mut act, told) = (act.clone(), self.table.lock());
-        told.directories.locate_batch_op(&self.shard_map, self.seed, &mut act);
-        act
+    pub(crate) fn locate_batch_op(&self, operation: &BatchOp) -> BatchOp {
+        let (mut operation, told) = (operation.clone(), self.table.lock());
+        told.directories.locate_batch_op(&self.shard_map, self.seed, &mut operation);
+        operation
     }
 
     pub(crate) fn record_partition(&self, part: Ino, range: HashRange) {

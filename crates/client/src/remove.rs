@@ -132,7 +132,7 @@ impl TreeRemoval<'_> {
     /// Removes the entries that the servers have left. Directories are added to the walk instead,
     /// and their numbers are returned.
     fn remove_leftovers(&mut self, left: Vec<(usize, RetainedEntry)>) -> Vec<usize> {
-        let (mut new, mut acts, mut whose) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut new, mut operations, mut whose) = (Vec::new(), Vec::new(), Vec::new());
         for (dir, RetainedEntry { name, ino, kind, reason: why }) in left {
             if let Some(errno) = why {
                 self.record_entry_failure(dir, &name, errno);
@@ -142,10 +142,10 @@ impl TreeRemoval<'_> {
             } else {
                 let parent = self.walk.dirs[dir].ino;
                 whose.push((dir, name.clone()));
-                acts.push(BatchOp::Unlink { parent, name, keep: false });
+                operations.push(BatchOp::Unlink { parent, name, keep: false });
             }
         }
-        let answers = self.tree.client().run_batch(self.tree.cred(), acts);
+        let answers = self.tree.client().run_batch(self.tree.cred(), operations);
         for ((dir, name), answer) in whose.into_iter().zip(answers) {
             match answer {
                 Ok(_) => self.report_cleared(dir, 1, &[name]),
@@ -247,11 +247,11 @@ impl TreeRemoval<'_> {
     }
 
     fn build_rmdirs(&self, dirs: &[usize]) -> Vec<BatchOp> {
-        let act = |dir: &usize| {
+        let operation = |dir: &usize| {
             let above = self.walk.dirs[*dir].above;
             let parent = above.map_or(self.top, |above| self.walk.dirs[above].ino);
             BatchOp::Rmdir { parent, name: self.fates[*dir].name.clone(), keep: false }
         };
-        dirs.iter().map(act).collect()
+        dirs.iter().map(operation).collect()
     }
 }

@@ -150,8 +150,8 @@ impl UsageWalk<'_> {
 
     fn count_elsewhere(&mut self, elsewhere: Vec<(usize, Ino)>) -> u64 {
         let found = elsewhere.len() as u64;
-        let acts = elsewhere.iter().map(|(_, ino)| BatchOp::GetAttr { ino: *ino }).collect();
-        let answers = self.tree.client().run_batch(self.tree.cred(), acts);
+        let operations = elsewhere.iter().map(|(_, ino)| BatchOp::GetAttr { ino: *ino }).collect();
+        let answers = self.tree.client().run_batch(self.tree.cred(), operations);
         for ((dir, ino), answer) in elsewhere.into_iter().zip(answers) {
             match answer {
                 Ok(MetaReply::Attr(Attr { nlink, size, blocks, .. })) if nlink > 1 => {

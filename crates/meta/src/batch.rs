@@ -1,8 +1,8 @@
-//! Many operations in one request (a batch operation), see [`tatami_wire::act`].
+//! Many operations in one request (a batch operation), see [`tatami_wire::batch`].
 //!
-//! Each act is a transaction of its own, by the rules of its operation. All acts of a request go
-//! into one store batch, with their answers. So a repeated request gets the first answers; or, if
-//! the batch was lost, none of it has happened.
+//! Each operation of a batch is a transaction of its own, by the same rules as alone. All operations
+//! of a request go into one store batch, with their answers. So a repeated request gets the first
+//! answers; or, if the batch was lost, none of it has happened.
 
 use crate::context::OperationContext;
 use crate::error::{MetaOutcome, OperationFailure};
@@ -33,7 +33,7 @@ impl<S: Store> Meta<S> {
         op: &MetaOp,
     ) -> MetaOutcome<ReplyAndWrote> {
         let (reply, _) = match op {
-            MetaOp::Batch { operations: acts } => self.run_batch(ctx, cred, acts)?,
+            MetaOp::Batch { operations } => self.run_batch(ctx, cred, operations)?,
             MetaOp::ClearDir { dir, after, limit, with_names } => {
                 let mut txn = Txn::new(&mut self.state, ctx, cred);
                 let listing = entry::read_dir(&mut txn, *dir, *after, *limit, false)?;
@@ -63,7 +63,7 @@ impl<S: Store> Meta<S> {
         Ok((reply, wrote))
     }
 
-    /// Runs several acts in order.
+    /// Runs several operations in order.
     ///
     /// # Errors
     /// `EINVAL` for too many. The answer has the result of each.
@@ -71,15 +71,15 @@ impl<S: Store> Meta<S> {
         &mut self,
         ctx: &OperationContext,
         cred: &Cred,
-        acts: &[BatchOp],
+        operations: &[BatchOp],
     ) -> MetaOutcome<ReplyAndWrote> {
-        if acts.len() > BATCH_OPS_MAX {
+        if operations.len() > BATCH_OPS_MAX {
             return Err(Errno::EINVAL.into());
         }
-        let (mut all, mut wrote) = (Vec::with_capacity(acts.len()), false);
-        for act in acts {
-            let (acted, wrote_too) = self.run_batch_op(ctx, cred, act);
-            all.push(acted);
+        let (mut all, mut wrote) = (Vec::with_capacity(operations.len()), false);
+        for operation in operations {
+            let (outcome, wrote_too) = self.run_batch_op(ctx, cred, operation);
+            all.push(outcome);
             wrote |= wrote_too;
         }
         Ok((MetaReply::BatchResults(all), wrote))
@@ -89,14 +89,14 @@ impl<S: Store> Meta<S> {
         &mut self,
         ctx: &OperationContext,
         cred: &Cred,
-        act: &BatchOp,
+        operation: &BatchOp,
     ) -> (BatchResult, bool) {
-        match self.try_batch_op(ctx, cred, act) {
+        match self.try_batch_op(ctx, cred, operation) {
             Ok((reply, wrote)) => {
                 (BatchResult::from_reply(reply).unwrap_or(BatchResult::NeedsOtherNodes), wrote)
             }
             Err(OperationFailure::Missing(_)) => (BatchResult::NeedsOtherNodes, false),
-            // A batch does not wait for locks: the client repeats these acts later.
+            // A batch does not wait for locks: the client repeats these operations later.
             Err(OperationFailure::Locked(_)) => (BatchResult::Busy, false),
             Err(OperationFailure::WrongPartition(part, range)) => {
                 (BatchResult::WrongPartition { part, range }, false)
@@ -109,21 +109,21 @@ impl<S: Store> Meta<S> {
         &mut self,
         ctx: &OperationContext,
         cred: &Cred,
-        act: &BatchOp,
+        operation: &BatchOp,
     ) -> MetaOutcome<ReplyAndWrote> {
-        if let Some(elsewhere) = self.check_shard_owner(act.target_inode().owner_shard())? {
+        if let Some(elsewhere) = self.check_shard_owner(operation.target_inode().owner_shard())? {
             return Ok((elsewhere, false));
         }
-        if let BatchOp::Create { parent, .. } = act
+        if let BatchOp::Create { parent, .. } = operation
             && is_crowded(&mut self.state, *parent)?
         {
             return Err(OperationFailure::Locked(Vec::new()));
         }
         let mut txn = Txn::new(&mut self.state, ctx, cred);
-        let mut reply = execute_batch_op(&mut txn, &self.key, act)?;
+        let mut reply = execute_batch_op(&mut txn, &self.key, operation)?;
         attr::correct_for_client(&mut txn, &mut reply)?;
         let wrote = txn.has_writes();
-        debug_assert!(!wrote || act.is_mutation(), "a reading act wrote");
+        debug_assert!(!wrote || operation.is_mutation(), "a reading operation wrote");
         if wrote {
             self.garbage.extend(txn.apply_locally()?);
         }
@@ -148,11 +148,11 @@ impl<S: Store> Meta<S> {
                 left.push(RetainedEntry { name, ino, kind, reason: None });
                 continue;
             }
-            let act = BatchOp::Unlink { parent: dir, name, keep: false };
-            let (acted, wrote_too) = self.run_batch_op(ctx, cred, &act);
+            let operation = BatchOp::Unlink { parent: dir, name, keep: false };
+            let (outcome, wrote_too) = self.run_batch_op(ctx, cred, &operation);
             wrote |= wrote_too;
-            let BatchOp::Unlink { name, .. } = act else { continue };
-            match acted {
+            let BatchOp::Unlink { name, .. } = operation else { continue };
+            match outcome {
                 BatchResult::Removed { .. } => {
                     removed += 1;
                     names.extend(with_names.then_some(name));
@@ -167,13 +167,13 @@ impl<S: Store> Meta<S> {
     }
 }
 
-/// Runs an act by the rules of its operation.
+/// Runs one operation of a batch by the rules that it has alone.
 fn execute_batch_op<S: Store>(
     txn: &mut Txn<'_, S>,
     key: &VolumeKey,
-    act: &BatchOp,
+    operation: &BatchOp,
 ) -> MetaOutcome<MetaReply> {
-    match act {
+    match operation {
         BatchOp::LookupEntry { parent, name } => entry::lookup_referral(txn, *parent, name),
         BatchOp::GetAttr { ino } => attr::get_attr(txn, *ino),
         BatchOp::SetAttr { ino, set } => attr::set_attr(txn, *ino, set),

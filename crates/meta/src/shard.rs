@@ -133,8 +133,8 @@ impl<S: Store> Meta<S> {
         if let MetaOp::SyncNames { inos } = op {
             return Ok(self.sync_names(inos));
         }
-        if let MetaOp::Batch { operations: acts } = op {
-            return self.run_batch(ctx, cred, acts).map(|(reply, _)| Ok(reply));
+        if let MetaOp::Batch { operations } = op {
+            return self.run_batch(ctx, cred, operations).map(|(reply, _)| Ok(reply));
         }
         let mut txn = Txn::new(&mut self.state, ctx, cred);
         let result = execute_operation(&mut txn, &self.key, op);

@@ -94,7 +94,7 @@ impl ClientSlot {
 
 /// Returns the operation as a batch, if that is possible.
 fn to_batch(op: MetaOp) -> MetaOp {
-    let act = match op {
+    let operation = match op {
         MetaOp::Create { parent, name, node, mode, umask, exclusive, open } => {
             BatchOp::Create { parent, name, node, mode, umask, exclusive, open }
         }
@@ -104,16 +104,17 @@ fn to_batch(op: MetaOp) -> MetaOp {
         op => return op,
     };
     // The second operation sees the effect of the first one.
-    let entry =
-        act.named_entry().map(|(parent, name)| BatchOp::LookupEntry { parent, name: name.clone() });
-    MetaOp::Batch { operations: [Some(act), entry].into_iter().flatten().collect() }
+    let entry = operation
+        .named_entry()
+        .map(|(parent, name)| BatchOp::LookupEntry { parent, name: name.clone() });
+    MetaOp::Batch { operations: [Some(operation), entry].into_iter().flatten().collect() }
 }
 
 /// Returns the operation of a batch, or the operation itself.
 fn single_op(sent: &MetaOp) -> MetaOp {
     match sent {
-        MetaOp::Batch { operations: acts } => {
-            acts.first().cloned().map_or(MetaOp::Sync, MetaOp::from)
+        MetaOp::Batch { operations } => {
+            operations.first().cloned().map_or(MetaOp::Sync, MetaOp::from)
         }
         op => op.clone(),
     }
@@ -127,7 +128,7 @@ pub(crate) fn single_result(result: &MetaResult) -> Option<MetaResult> {
             BatchResult::WrongPartition { part, range } => {
                 Some(Ok(MetaReply::WrongPartition { part, range }))
             }
-            acted => acted.into_result(),
+            result => result.into_result(),
         },
         result => Some(result.clone()),
     }

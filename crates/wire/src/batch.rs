@@ -171,15 +171,15 @@ mod tests {
     fn what_may_be_in_a_request_fits_a_frame() {
         let file = InodeTemplate::File(Layout::whole(NodeId(u16::MAX)));
         for node in [file, InodeTemplate::Symlink(vec![b't'; PATH_MAX].into())] {
-            let act = longest(node);
-            let one = postcard::to_allocvec(&act).expect("plain data").len();
-            assert!(one <= act.encoded_bound());
-            let count = (BATCH_BYTES_MAX / act.encoded_bound()).min(BATCH_OPS_MAX);
+            let operation = longest(node);
+            let one = postcard::to_allocvec(&operation).expect("plain data").len();
+            assert!(one <= operation.encoded_bound());
+            let count = (BATCH_BYTES_MAX / operation.encoded_bound()).min(BATCH_OPS_MAX);
             let groups = vec![u32::MAX; GROUPS_MAX];
             let call = MetaCall {
                 shard: ShardId(u16::MAX),
                 cred: Cred { uid: u32::MAX, gid: u32::MAX, groups },
-                op: MetaOp::Batch { operations: vec![act; count] },
+                op: MetaOp::Batch { operations: vec![operation; count] },
             };
             assert!(postcard::to_allocvec(&call).expect("plain data").len() < BODY_MAX);
         }

@@ -226,8 +226,8 @@ pub enum MetaOp {
     /// → `Locks`
     Locks { ino: Ino, session: u64, op: LockOp },
 
-    // Batches, see `act`.
-    /// Executes operations of one node, at most [`ACTS_MAX`](crate::act::BATCH_OPS_MAX), each
+    // Batches, see [`crate::batch`].
+    /// Executes operations of one node, at most [`BATCH_OPS_MAX`](crate::batch::BATCH_OPS_MAX), each
     /// independently. → `Acted`, in the same order
     Batch { operations: Vec<BatchOp> },
     /// Removes the entries of `dir` that `ReadDir` would list and that are not directories, each
@@ -286,9 +286,9 @@ impl MetaOp {
             | SumDir { dir, after, .. } => {
                 place(dir, after.saturating_add(1));
             }
-            Batch { operations: acts } => {
-                acts.iter_mut().for_each(|act| act.for_each_directory(seed, &mut place))
-            }
+            Batch { operations } => operations
+                .iter_mut()
+                .for_each(|operation| operation.for_each_directory(seed, &mut place)),
             // An operation on an entry that is missing above would go to the wrong partition.
             _ => debug_assert!(self.named_entry().is_none(), "its directory is not replaced"),
         }
@@ -569,8 +569,8 @@ pub type MetaResult = Result<MetaReply, Errno>;
 
 /// The operation of a batch, as a separate request.
 impl From<BatchOp> for MetaOp {
-    fn from(act: BatchOp) -> MetaOp {
-        match act {
+    fn from(operation: BatchOp) -> MetaOp {
+        match operation {
             BatchOp::LookupEntry { parent, name } => MetaOp::LookupEntry { parent, name },
             BatchOp::GetAttr { ino } => MetaOp::GetAttr { ino },
             BatchOp::SetAttr { ino, set } => MetaOp::SetAttr { ino, set },

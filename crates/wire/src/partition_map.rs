@@ -60,9 +60,10 @@ impl PartitionMaps {
     }
 
     /// Like [`PartitionMaps::locate_op`], for an operation of a batch.
-    pub fn locate_batch_op(&self, map: &ShardMap, seed: u64, act: &mut BatchOp) {
+    pub fn locate_batch_op(&self, map: &ShardMap, seed: u64, operation: &mut BatchOp) {
         if !self.is_empty() {
-            act.for_each_directory(seed, &mut |dir, hash| self.locate_directory(map, dir, hash));
+            operation
+                .for_each_directory(seed, &mut |dir, hash| self.locate_directory(map, dir, hash));
         }
     }
 

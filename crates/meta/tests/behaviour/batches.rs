@@ -28,10 +28,10 @@ fn rmdir(parent: Ino, n: &str) -> BatchOp {
 }
 
 impl Shard {
-    fn act(&mut self, acts: Vec<BatchOp>) -> Vec<BatchResult> {
-        match self.apply(MetaOp::Batch { operations: acts }) {
+    fn run_batch(&mut self, operations: Vec<BatchOp>) -> Vec<BatchResult> {
+        match self.apply(MetaOp::Batch { operations }) {
             Ok(MetaReply::BatchResults(all)) => all,
-            other => panic!("no acts: {other:?}"),
+            other => panic!("no batch: {other:?}"),
         }
     }
 
@@ -53,15 +53,15 @@ impl Shard {
     }
 }
 
-fn ino(acted: &BatchResult) -> Ino {
-    match acted {
+fn ino(result: &BatchResult) -> Ino {
+    match result {
         BatchResult::Created { attr, .. } | BatchResult::Attr(attr) => attr.ino,
         other => panic!("no inode: {other:?}"),
     }
 }
 
-fn failed(acted: &BatchResult) -> Option<Errno> {
-    match acted {
+fn failed(result: &BatchResult) -> Option<Errno> {
+    match result {
         BatchResult::Failed(errno) => Some(*errno),
         _ => None,
     }
@@ -81,14 +81,14 @@ fn each_act_does_what_the_operation_does() {
         open: Some(Access::BOTH),
     };
     let link = InodeTemplate::Symlink(name("target"));
-    let made = s.act(vec![
+    let made = s.run_batch(vec![
         file(d, "f"),
         create(d, "sub", InodeTemplate::Dir),
         create(d, "link", link),
         open.clone(),
         find(d, "f"),
     ]);
-    assert_eq!(ino(&made[4]), ino(&made[0]), "an act sees those before it");
+    assert_eq!(ino(&made[4]), ino(&made[0]), "an operation sees those before it");
     assert_eq!(s.names(d), ["f", "link", "open", "sub"]);
     let f = ino(&made[0]);
     let attr = s.lookup(d, "f").expect("lookup");
@@ -100,13 +100,13 @@ fn each_act_does_what_the_operation_does() {
         matches!(&made[3], BatchResult::Created { cap: Some(cap), created: true, .. } if cap.ino == opened)
     );
     assert!(matches!(
-        &s.act(vec![open])[0],
+        &s.run_batch(vec![open])[0],
         BatchResult::Created { cap: Some(_), created: false, .. }
     ));
     let mtime = s.time();
     let state = Some(DataState { size: 9, blocks: 8, mtime, changed: mtime });
     let set = SetAttr { mode: Some(0o400), ..SetAttr::default() };
-    let done = s.act(vec![
+    let done = s.run_batch(vec![
         BatchOp::Commit { ino: opened, state, close: true },
         BatchOp::SetAttr { ino: f, set },
         BatchOp::GetAttr { ino: opened },
@@ -114,8 +114,9 @@ fn each_act_does_what_the_operation_does() {
     assert!(matches!(&done[0], BatchResult::Attr(attr) if attr.size == 9));
     assert!(matches!(&done[1], BatchResult::Attr(attr) if attr.mode == 0o400));
     assert!(matches!(&done[2], BatchResult::Attr(attr) if attr.blocks == 8));
-    let gone = s.act(vec![unlink(d, "f"), unlink(d, "link"), rmdir(d, "sub"), unlink(d, "open")]);
-    assert!(gone.iter().all(|acted| matches!(acted, BatchResult::Removed { last: true, .. })));
+    let gone =
+        s.run_batch(vec![unlink(d, "f"), unlink(d, "link"), rmdir(d, "sub"), unlink(d, "open")]);
+    assert!(gone.iter().all(|result| matches!(result, BatchResult::Removed { last: true, .. })));
     assert!(s.names(d).is_empty());
     assert_eq!(s.garbage(1), [opened], "it had bytes");
     assert_eq!(s.getattr(f), Err(Errno::ESTALE));
@@ -129,7 +130,7 @@ fn each_act_fails_by_itself() {
     s.dir(d, "sub");
     let sub = s.lookup(d, "sub").expect("lookup").ino;
     let below = s.file(sub, "below").ino;
-    let told = s.act(vec![
+    let told = s.run_batch(vec![
         file(d, "a"),
         file(d, "a"),
         unlink(d, "nothing"),
@@ -175,7 +176,7 @@ fn each_act_needs_permission() {
     s.chmod(closed, 0o744).expect("chmod");
     s.file(closed, "hidden");
     s.as_user(user(7));
-    let told = s.act(vec![
+    let told = s.run_batch(vec![
         file(own, "f"),
         file(other, "f"),
         unlink(other, "seen"),
@@ -255,13 +256,13 @@ fn what_is_lost_is_lost_as_a_whole() {
 fn there_are_not_too_many() {
     let mut s = Shard::new();
     let d = s.dir(ROOT, "d").ino;
-    let acts =
+    let operations =
         |n: usize| MetaOp::Batch { operations: (0..n).map(|n| file(d, &n.to_string())).collect() };
-    assert_eq!(s.apply(acts(BATCH_OPS_MAX + 1)), Err(Errno::EINVAL));
+    assert_eq!(s.apply(operations(BATCH_OPS_MAX + 1)), Err(Errno::EINVAL));
     assert!(s.names(d).is_empty());
-    assert!(s.apply(acts(BATCH_OPS_MAX)).is_ok());
+    assert!(s.apply(operations(BATCH_OPS_MAX)).is_ok());
     assert_eq!(s.getattr(d).expect("directory").size, BATCH_OPS_MAX as u64);
-    assert_eq!(s.act(Vec::new()), []);
+    assert_eq!(s.run_batch(Vec::new()), []);
 }
 
 #[test]

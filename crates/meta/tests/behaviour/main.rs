@@ -1,7 +1,7 @@
 //! The behaviour of a shard, seen from outside: one file a behaviour.
 
-mod acts;
 mod attributes;
+mod batches;
 mod checking;
 mod crashes;
 mod entries;

@@ -14,10 +14,10 @@ fn file(parent: Ino, n: &str) -> BatchOp {
     BatchOp::Create { parent, name, node, mode: 0o644, umask: 0, exclusive: true, open: None }
 }
 
-fn act(cluster: &mut Cluster, client: u8, acts: Vec<BatchOp>) -> Vec<BatchResult> {
-    match cluster.call(client, &Cred::ROOT, MetaOp::Batch { operations: acts }) {
+fn run_batch(cluster: &mut Cluster, client: u8, operations: Vec<BatchOp>) -> Vec<BatchResult> {
+    match cluster.call(client, &Cred::ROOT, MetaOp::Batch { operations }) {
         Ok(MetaReply::BatchResults(all)) => all,
-        other => panic!("no acts: {other:?}"),
+        other => panic!("no batch: {other:?}"),
     }
 }
 
@@ -45,7 +45,7 @@ fn an_act_that_needs_others_is_left_alone() {
         }
     };
     let messages = cluster.messages;
-    let told = act(
+    let told = run_batch(
         &mut cluster,
         1,
         vec![
@@ -72,7 +72,7 @@ fn an_act_that_needs_others_is_left_alone() {
     };
     assert!(cluster.call(1, &Cred::ROOT, rename).is_ok());
     cluster.quiet();
-    let told = act(
+    let told = run_batch(
         &mut cluster,
         1,
         vec![
@@ -93,24 +93,24 @@ fn a_split_directory_is_told_of() {
     create(&mut cluster, d, "first");
     let many =
         |from: u32| (from..from + 200).map(|n| file(d, &format!("file{n}"))).collect::<Vec<_>>();
-    let told = act(&mut cluster, 1, many(0));
+    let told = run_batch(&mut cluster, 1, many(0));
     // No more files are made at once than a split can handle.
-    let made = told.iter().filter(|acted| matches!(acted, BatchResult::Created { .. })).count();
+    let made = told.iter().filter(|result| matches!(result, BatchResult::Created { .. })).count();
     assert!((7..=24).contains(&made), "{made}");
-    assert!(told[made..].iter().all(|acted| *acted == BatchResult::Busy));
+    assert!(told[made..].iter().all(|result| *result == BatchResult::Busy));
     cluster.quiet();
-    let told = act(&mut cluster, 2, many(200));
+    let told = run_batch(&mut cluster, 2, many(200));
     let parted =
-        told.iter().filter(|acted| matches!(acted, BatchResult::WrongPartition { .. })).count();
+        told.iter().filter(|result| matches!(result, BatchResult::WrongPartition { .. })).count();
     assert!(parted > 100, "{told:?}");
     cluster.quiet();
     // An older client that looks up existing names.
     let finds =
         (0..made).map(|n| BatchOp::LookupEntry { parent: d, name: name(&format!("file{n}")) });
-    let told = act(&mut cluster, 3, finds.collect());
+    let told = run_batch(&mut cluster, 3, finds.collect());
     assert!(
-        told.iter().all(|acted| matches!(
-            acted,
+        told.iter().all(|result| matches!(
+            result,
             BatchResult::WrongPartition { .. } | BatchResult::Attr(_)
         ))
     );

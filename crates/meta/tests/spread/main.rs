@@ -1,6 +1,6 @@
 //! A namespace over several nodes, seen from outside.
 
-mod acts;
+mod batches;
 mod checking;
 mod cluster;
 mod locking;
