@@ -1,7 +1,7 @@
 //! Many operations in one request (a batch operation), see [`tatami_wire::batch`].
 //!
-//! Each operation of a batch is a transaction of its own, by the same rules as alone. All operations
-//! of a request go into one store batch, with their answers. So a repeated request gets the first
+//! Each operation of a batch is a transaction of its own, by the same rules as alone. All of a
+//! request go into one store batch, with their answers. So a repeated request gets the first
 //! answers; or, if the batch was lost, none of it has happened.
 
 use crate::context::OperationContext;

@@ -227,8 +227,8 @@ pub enum MetaOp {
     Locks { ino: Ino, session: u64, op: LockOp },
 
     // Batches, see [`crate::batch`].
-    /// Executes operations of one node, at most [`BATCH_OPS_MAX`](crate::batch::BATCH_OPS_MAX), each
-    /// independently. → `Acted`, in the same order
+    /// Executes operations of one node, each independently, at most
+    /// [`BATCH_OPS_MAX`](crate::batch::BATCH_OPS_MAX). → `BatchResults`, in the same order
     Batch { operations: Vec<BatchOp> },
     /// Removes the entries of `dir` that `ReadDir` would list and that are not directories, each
     /// like `Unlink`. With `tell`, the reply has their names. Requires permission to read the

@@ -545,10 +545,10 @@ impl<S: Store> Meta<S> {
         if let Some(decided) = self.tx.decided.get(&txid) {
             let (part, seen) = (decided.left.get(&to).cloned(), decided.changed.clone());
             match part {
-                Some(ParticipantWrites { incarnation: life, writes }) => {
+                Some(ParticipantWrites { incarnation, writes }) => {
                     self.tx.send_with_inodes(
                         to,
-                        PeerMessage::Finish { txid, incarnation: life, writes },
+                        PeerMessage::Finish { txid, incarnation, writes },
                         seen,
                     );
                 }
@@ -647,5 +647,156 @@ impl<S: Store> Meta<S> {
             }
         }
         self.tx.jobs.insert(job.ticket, job);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::context::MetaConfig;
+    use crate::store::MemoryStore;
+    use tatami_wire::meta::{InodeTemplate, RenameMode};
+    use tatami_wire::{ClientId, Layout, NodeId, ShardMap, VolumeId, VolumeKey};
+
+    const HERE: ExecutorId = ExecutorId { node: NodeId(0), index: 0 };
+    const THERE: ExecutorId = ExecutorId { node: NodeId(1), index: 0 };
+    const OTHER: ExecutorId = ExecutorId { node: NodeId(2), index: 0 };
+    const NOW: Timestamp = Timestamp { sec: 9, nsec: 0 };
+
+    /// The executor of the root, which coordinates a rename into a directory of another.
+    struct Coordinator {
+        meta: Meta<MemoryStore>,
+        elsewhere: Ino,
+    }
+
+    impl Coordinator {
+        fn new() -> Coordinator {
+            let map = ShardMap::with_even_blocks(1, 16, &[HERE, THERE]).expect("16 shards");
+            let shard = map.shards_of(THERE).next().expect("half of them");
+            let key = VolumeKey::new([1; 32]);
+            let config = MetaConfig { executor: HERE, map, volume: VolumeId([1; 16]), key };
+            let meta = Meta::open(MemoryStore::new(), config, NOW).expect("opens");
+            let mut coordinator = Coordinator { meta, elsewhere: Ino::first_in_shard(shard) };
+            let create = MetaOp::Create {
+                parent: Ino::ROOT,
+                name: b"a".to_vec().into(),
+                node: InodeTemplate::File(Layout::whole(NodeId(0))),
+                mode: 0o644,
+                umask: 0,
+                exclusive: true,
+                open: None,
+            };
+            let made = coordinator.apply(1, &create);
+            assert!(matches!(made, Applied::Done(Ok(MetaReply::Created { .. }))));
+            coordinator
+        }
+
+        fn apply(&mut self, seq: u64, op: &MetaOp) -> Applied {
+            let client = ClientId([1; 16]);
+            let ctx = OperationContext { now: NOW, client, slot: 0, seq, trusted: true };
+            let applied = self.meta.apply(&ctx, &Cred::ROOT, op);
+            self.meta.commit().expect("commits");
+            applied
+        }
+
+        /// Begins the rename. Returns the attempt that asks the other executor for locks.
+        fn begin_rename(&mut self) -> Txid {
+            let rename = MetaOp::Rename {
+                parent: Ino::ROOT,
+                name: b"a".to_vec().into(),
+                new_parent: self.elsewhere,
+                new_name: b"b".to_vec().into(),
+                mode: RenameMode::NoReplace,
+                keep: false,
+            };
+            assert!(matches!(self.apply(2, &rename), Applied::Pending(_)));
+            self.requested_locks().expect("it asks for locks")
+        }
+
+        /// The attempt of the lock request that leaves now, if it is all that leaves.
+        fn requested_locks(&mut self) -> Option<Txid> {
+            match self.meta.take_outbox().as_slice() {
+                [OutgoingMessage { to: THERE, message: PeerMessage::Lock { txid, .. }, .. }] => {
+                    Some(*txid)
+                }
+                _ => None,
+            }
+        }
+
+        fn refuse(&mut self, from: ExecutorId, txid: Txid, why: Refusal) -> Vec<PeerMessage> {
+            self.receive(from, PeerMessage::Refused { txid, why })
+        }
+
+        /// Handles a message. Returns the messages that leave then.
+        fn receive(&mut self, from: ExecutorId, message: PeerMessage) -> Vec<PeerMessage> {
+            self.meta.receive_message(NOW, from, message);
+            self.meta.commit().expect("commits");
+            self.meta.take_outbox().into_iter().map(|message| message.message).collect()
+        }
+    }
+
+    #[test]
+    fn a_refused_attempt_releases_its_locks_and_begins_again_after_a_rest() {
+        let mut coordinator = Coordinator::new();
+        let mut now = NOW;
+        let mut txid = coordinator.begin_rename();
+        for _ in 0..4 {
+            let sent = coordinator.refuse(THERE, txid, Refusal::Retry);
+            assert_eq!(sent, [PeerMessage::Release { txid }]);
+            let due = coordinator.meta.deadline().expect("it rests");
+            assert!(due > now && due < add_millis(now, 2 * REST_MAX), "{due:?}");
+            now = due;
+            coordinator.meta.tick(now);
+            coordinator.meta.commit().expect("commits");
+            let next = coordinator.requested_locks().expect("it asks again");
+            assert_ne!(next, txid, "an attempt is never begun twice");
+            txid = next;
+        }
+        assert!(coordinator.meta.take_finished().is_empty());
+    }
+
+    #[test]
+    fn a_refusal_of_another_attempt_changes_nothing() {
+        let mut coordinator = Coordinator::new();
+        let txid = coordinator.begin_rename();
+        let other = Txid { number: txid.number + 9, ..txid };
+        assert_eq!(coordinator.refuse(THERE, other, Refusal::Retry), []);
+        assert_eq!(coordinator.refuse(OTHER, txid, Refusal::Retry), [], "it was not asked");
+        let sent = coordinator.refuse(THERE, txid, Refusal::Retry);
+        assert_eq!(sent, [PeerMessage::Release { txid }], "the attempt still went on");
+    }
+
+    #[test]
+    fn a_participant_without_room_ends_the_operation() {
+        let mut coordinator = Coordinator::new();
+        let txid = coordinator.begin_rename();
+        let sent = coordinator.refuse(THERE, txid, Refusal::DiskFull);
+        assert_eq!(sent, [PeerMessage::Release { txid }]);
+        let finished = coordinator.meta.take_finished();
+        assert!(matches!(
+            finished.as_slice(),
+            [FinishedOperation { result: Err(Errno::ENOSPC), .. }]
+        ));
+        assert_eq!(coordinator.meta.count_in_progress(), 0);
+    }
+
+    /// Wound-wait.
+    #[test]
+    fn an_older_transaction_aborts_an_undecided_one_and_a_younger_does_not() {
+        let mut coordinator = Coordinator::new();
+        let txid = coordinator.begin_rename();
+        let [older, same, younger] = [NOW.sec - 1, NOW.sec, NOW.sec + 1].map(|sec| {
+            Some(TransactionAge { since: Timestamp { sec, nsec: 0 }, first_attempt: txid })
+        });
+        for abort in [None, same, younger] {
+            let sent = coordinator.receive(THERE, PeerMessage::QueryOutcome { txid, abort });
+            assert_eq!(sent, [], "it is undecided: {abort:?}");
+        }
+        let sent = coordinator.receive(THERE, PeerMessage::QueryOutcome { txid, abort: older });
+        assert_eq!(sent, [PeerMessage::Release { txid }]);
+        assert_eq!(coordinator.meta.count_in_progress(), 1, "it begins again after a rest");
+        // Presumed abort: what is unknown here was never committed.
+        let sent = coordinator.receive(THERE, PeerMessage::QueryOutcome { txid, abort: None });
+        assert_eq!(sent, [PeerMessage::Release { txid }]);
     }
 }
