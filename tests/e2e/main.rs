@@ -5,6 +5,7 @@
 
 mod away;
 mod bulk;
+mod copying;
 mod crash;
 mod delegations;
 mod files;

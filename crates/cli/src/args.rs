@@ -145,9 +145,10 @@ Examples:
   tatami cp input.dat :/dir/
   tatami cp -r :/run-17 ./results
   tatami cp :/a :/b
+  tar c run-17 | tatami cp - :/run-17.tar
 
 Paths with a colon in front are in the volume. Write a local file with such a name
-as ./:name.")]
+as ./:name. With -r, the volume's own mounts and its directory are left out.")]
     Cp(copy::CpArgs),
     /// Print files of the volume, without a mount
     #[command(after_help = "Examples:\n  tatami cat :/run-17/log | tail")]

@@ -5,6 +5,7 @@ use crate::files::CHUNK;
 use crate::term;
 use crate::volume_path::{AnyPath, last_component};
 use indicatif::ProgressBar;
+use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
@@ -33,14 +34,22 @@ impl FileFacts {
     }
 }
 
+/// [`FileFacts::identity`] of standard input and output. No device has this number.
+const STANDARD_STREAM: (u64, u64) = (u64::MAX - 1, 0);
+
 /// The identity of an inode of the volume, for [`FileFacts::identity`].
 pub fn volume_identity(ino: Ino) -> (u64, u64) {
     (u64::MAX, ino.0)
 }
 
+/// The path that names standard input as a source, and standard output as a destination.
+pub fn is_standard_stream(path: &AnyPath) -> bool {
+    matches!(path, AnyPath::Local(path) if path.as_os_str() == "-")
+}
+
 /// A file being written, in the volume or on this machine.
 pub enum CopySink {
-    Local(std::fs::File),
+    Local(Box<dyn Write>),
     Volume(Box<FileHandle>),
 }
 
@@ -48,11 +57,23 @@ pub enum CopySink {
 pub struct CopyTrees<'a> {
     pub tree: &'a VolumeTree,
     pub umask: u16,
+    /// The device numbers of the volume's mounts on this machine. There, an inode number of the
+    /// kernel is one of the volume.
+    pub mounts: BTreeSet<u64>,
+    /// The identity of the volume's directory: it has the daemons' data.
+    pub volume_dir: Option<(u64, u64)>,
 }
 
 impl CopyTrees<'_> {
     pub fn read_facts(&self, path: &AnyPath, follow: bool) -> Result<FileFacts, Errno> {
         match path {
+            path if is_standard_stream(path) => Ok(FileFacts {
+                kind: InodeKind::Fifo,
+                mode: 0o666,
+                size: 0,
+                mtime: Timestamp::default(),
+                identity: STANDARD_STREAM,
+            }),
             AnyPath::Volume(path) => {
                 let a = self.tree.stat(path, follow)?;
                 let identity = volume_identity(a.ino);
@@ -65,7 +86,10 @@ impl CopyTrees<'_> {
                     mode: (m.mode() & 0o7777) as u16,
                     size: m.size(),
                     mtime: Timestamp { sec: m.mtime(), nsec: m.mtime_nsec() as u32 },
-                    identity: (m.dev(), m.ino()),
+                    identity: match self.mounts.contains(&m.dev()) {
+                        true => volume_identity(Ino(m.ino())),
+                        false => (m.dev(), m.ino()),
+                    },
                 })
             }
         }
@@ -88,8 +112,49 @@ impl CopyTrees<'_> {
         }
     }
 
+    /// Returns whether `path`, which may not exist yet, lies in the directory `dir` or below it.
+    pub fn lies_within(&self, path: &AnyPath, dir: (u64, u64)) -> bool {
+        // The deepest directory of the path that exists.
+        let mut at = path.clone();
+        let mut facts = loop {
+            match self.read_facts(&at, true) {
+                Ok(facts) if facts.kind == InodeKind::Dir => break facts,
+                _ => match parent_of(&at) {
+                    Some(parent) => at = parent,
+                    None => return false,
+                },
+            }
+        };
+        // Then upwards. The parent of the root is the root.
+        loop {
+            if facts.identity == dir {
+                return true;
+            }
+            at = append_name(&at, b"..");
+            match self.read_facts(&at, true) {
+                Ok(above) if above.identity != facts.identity => facts = above,
+                _ => return false,
+            }
+        }
+    }
+
+    /// Returns why an entry of a directory of this machine is not copied along with it: the volume
+    /// would be copied into itself.
+    pub fn why_left_out(&self, dir: &FileFacts, entry: &FileFacts) -> Option<&'static str> {
+        if entry.kind != InodeKind::Dir {
+            None
+        } else if Some(entry.identity) == self.volume_dir {
+            Some("it is the directory of this volume")
+        } else if is_of_volume(entry) && !is_of_volume(dir) {
+            Some("it is a mount of this volume")
+        } else {
+            None
+        }
+    }
+
     pub fn open_source(&self, path: &AnyPath) -> Result<Box<dyn Read>, Errno> {
         Ok(match path {
+            path if is_standard_stream(path) => Box::new(std::io::stdin()),
             AnyPath::Volume(path) => Box::new(self.tree.open(path)?),
             AnyPath::Local(path) => Box::new(std::fs::File::open(path)?),
         })
@@ -97,17 +162,18 @@ impl CopyTrees<'_> {
 
     pub fn create_sink(&self, path: &AnyPath, mode: u16) -> Result<CopySink, Errno> {
         Ok(match path {
+            path if is_standard_stream(path) => CopySink::Local(Box::new(std::io::stdout())),
             AnyPath::Volume(path) => {
                 CopySink::Volume(Box::new(self.tree.create(path, mode & 0o777, self.umask)?))
             }
-            AnyPath::Local(path) => CopySink::Local(
+            AnyPath::Local(path) => CopySink::Local(Box::new(
                 std::fs::OpenOptions::new()
                     .write(true)
                     .create(true)
                     .truncate(true)
                     .mode(u32::from(mode & 0o777))
                     .open(path)?,
-            ),
+            )),
         })
     }
 
@@ -171,16 +237,31 @@ pub fn append_name(path: &AnyPath, name: &[u8]) -> AnyPath {
     }
 }
 
-/// Returns the last name of the path.
+/// Returns the path without its last name, or `None` where it has none to take away.
+fn parent_of(path: &AnyPath) -> Option<AnyPath> {
+    match path {
+        AnyPath::Volume(path) => {
+            let name = last_component(path);
+            let end = path.iter().rposition(|b| *b != b'/')? + 1 - name.len();
+            Some(AnyPath::Volume(path[..end].to_vec()))
+        }
+        AnyPath::Local(path) => {
+            let parent = path.parent()?;
+            let is_empty = parent.as_os_str().is_empty();
+            Some(AnyPath::Local(if is_empty { ".".into() } else { parent.to_owned() }))
+        }
+    }
+}
+
+fn is_of_volume(facts: &FileFacts) -> bool {
+    facts.identity.0 == volume_identity(Ino::ROOT).0
+}
+
+/// Returns the last name of the path. It is empty for the root.
 pub fn last_name(path: &AnyPath) -> Vec<u8> {
     match path {
         AnyPath::Volume(path) => last_component(path).to_vec(),
-        AnyPath::Local(path) => {
-            let name = path.file_name().map(|n| n.as_bytes().to_vec());
-            // `.` and `..` have a name only after they are resolved.
-            let resolved = || path.canonicalize().ok()?.file_name().map(|n| n.as_bytes().to_vec());
-            name.or_else(resolved).unwrap_or_default()
-        }
+        AnyPath::Local(path) => last_component(path.as_os_str().as_bytes()).to_vec(),
     }
 }
 
@@ -221,6 +302,18 @@ mod tests {
         assert_eq!(last_name(&volume), b"a");
         let local = AnyPath::Local("/x".into());
         assert_eq!(append_name(&local, b"b"), AnyPath::Local("/x/b".into()));
-        assert!(!last_name(&AnyPath::Local(".".into())).is_empty());
+        assert_eq!(last_name(&AnyPath::Local("x/.".into())), b".");
+    }
+
+    #[test]
+    fn names_are_taken_away_on_either_side() {
+        let parents = |path: AnyPath| {
+            let all = std::iter::successors(Some(path), parent_of).skip(1);
+            all.map(|path| path.to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(parents(AnyPath::Volume(b"/a/b/".to_vec())), [":/a/", ":/"]);
+        assert_eq!(parents(AnyPath::Volume(b"/".to_vec())), [""; 0]);
+        assert_eq!(parents(AnyPath::Local("/x/y".into())), ["/x", "/"]);
+        assert_eq!(parents(AnyPath::Local("x/y".into()))[..2], ["x", "."]);
     }
 }

@@ -1,5 +1,6 @@
 //! The one error type that a user sees: the failure, its cause, and the next step.
 
+use crate::term;
 use std::error::Error;
 use std::fmt;
 use std::io;
@@ -103,6 +104,14 @@ impl CommandFailure {
 impl fmt::Display for CommandFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.report())
+    }
+}
+
+/// Keeps the first failure for the exit code and prints the others at once.
+pub fn keep_first(result: &mut CommandResult, failure: CommandFailure) {
+    match result {
+        Ok(()) => *result = Err(failure),
+        Err(_) => term::print_error(&failure.report()),
     }
 }
 

@@ -1,6 +1,6 @@
 //! `tatami ls | cat | rm | mkdir | stat | df`: files of the volume without a mount.
 
-use crate::error::{CommandFailure, CommandResult};
+use crate::error::{CommandFailure, CommandResult, keep_first};
 use crate::listing;
 use crate::status;
 use crate::term::{self, DIM, TermOutput, TextTable};
@@ -88,14 +88,6 @@ pub fn ls(args: &LsArgs) -> CommandResult {
     }
     out.flush()?;
     result
-}
-
-/// Keeps the first failure for the exit code and prints the others at once.
-fn keep_first(result: &mut CommandResult, failure: CommandFailure) {
-    match result {
-        Ok(()) => *result = Err(failure),
-        Err(_) => term::print_error(&failure.report()),
-    }
 }
 
 /// Opens the volume and returns its directory and its tree.

@@ -13,6 +13,7 @@ use crate::users;
 use rustix::fs::Mode;
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tatami_cluster::mount_note::{note_dirs, seal_note, unseal_note};
@@ -120,6 +121,18 @@ impl MountRecord {
     pub fn running_process(&self) -> Option<RunningProcess> {
         self.process.find_running()
     }
+}
+
+/// Returns the device numbers of the mounts of the volume in `dir`.
+pub fn list_devices(dir: &Path) -> BTreeSet<u64> {
+    let table = mountinfo::mount_table();
+    let records = MountRecord::list_volume(dir);
+    let devices = records.iter().filter_map(|record| {
+        let mount = table.iter().rev().find(|m| m.path == record.path)?;
+        let (major, minor) = mount.device.split_once(':')?;
+        Some(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?))
+    });
+    devices.collect()
 }
 
 /// Removes the records of mounts that ended without removing them.

@@ -1,6 +1,6 @@
 //! `tatami du`: disk usage below a path, summed by the servers.
 
-use crate::error::{CommandFailure, CommandResult};
+use crate::error::{CommandResult, keep_first};
 use crate::session::{FoundPath, VolumeSessions};
 use crate::term::{self, TermOutput};
 use crate::volume_dir::VolumeArgs;
@@ -87,12 +87,4 @@ pub fn run(args: &DuArgs) -> CommandResult {
 fn format_amount(args: &DuArgs, used: &UsageSum) -> String {
     let bytes = if args.apparent_size { used.size } else { used.blocks.saturating_mul(BLOCK) };
     if args.human_readable { term::format_size(bytes) } else { bytes.div_ceil(1024).to_string() }
-}
-
-/// Keeps the first failure for the exit code and prints the others at once.
-fn keep_first(result: &mut CommandResult, failure: CommandFailure) {
-    match result {
-        Ok(()) => *result = Err(failure),
-        Err(_) => term::print_error(&failure.report()),
-    }
 }

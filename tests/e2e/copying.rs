@@ -1,0 +1,167 @@
+//! `tatami cp` as users of cp(1) expect it: no copy into itself, pipes, and sources that fail.
+
+use std::fs;
+use std::path::Path;
+use std::process::Stdio;
+use tatami_tests::Cluster;
+use tatami_tests::command::{Said, ask, run, shell, tatami_bin};
+use tatami_tests::files::{get, names, put};
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("UTF-8")
+}
+
+/// Runs `tatami cp` with these arguments; it may fail.
+fn copy(cluster: &Cluster, args: &[&str]) -> Said {
+    ask(cluster.command("cp").args(args))
+}
+
+/// Runs a shell script in which `$T` is `tatami` and `$D` the volume's directory.
+fn script(cluster: &Cluster, line: &str) -> Said {
+    let mut command = shell(cluster.dir(), line);
+    ask(command.env("T", tatami_bin()).env("TATAMI_DIR", cluster.dir()))
+}
+
+fn assert_fails(said: &Said, words: &[&str]) {
+    assert_eq!(said.code, Some(1), "{said:?}");
+    words.iter().for_each(|word| assert!(said.err.contains(word), "{word}: {said:?}"));
+}
+
+#[test]
+fn no_directory_is_copied_into_itself() {
+    let cluster = Cluster::start(2);
+    let m = cluster.mount(0);
+    fs::create_dir_all(m.join("d/inside/deep")).expect("made");
+    put(m.join("d/file"), "bytes");
+    std::os::unix::fs::symlink("d/inside", m.join("way")).expect("linked");
+    let below = text(&m.join("d/inside")).to_owned();
+    let whole = text(&m).to_owned();
+    for (from, to) in [
+        (":/d", ":/d"),
+        (":/d", ":/d/inside"),
+        (":/d", ":/d/new"),
+        (":/d/", ":/way"),
+        (":/d", ":/way/deep/new"),
+        (":/", ":/d"),
+        // Through a mount it is the same directory.
+        (":/d", below.as_str()),
+        (whole.as_str(), ":/d"),
+    ] {
+        assert_fails(&copy(&cluster, &["-r", from, to]), &["into itself", "outside"]);
+    }
+    assert_eq!(names(m.join("d")), ["file", "inside"]);
+    assert_eq!(names(m.join("d/inside")), ["deep"]);
+    // Beside it is not inside of it.
+    cluster.tatami("cp", &["-r", ":/d", ":/dd"]);
+    assert_eq!(get(m.join("dd/file")), b"bytes");
+    cluster.finish();
+}
+
+#[test]
+fn the_volume_itself_is_left_out_of_a_copy_into_it() {
+    let cluster = Cluster::start(2);
+    let (m, above) = (cluster.mount(0), tempfile::tempdir().expect("a directory"));
+    let above = above.path();
+    put(m.join("there"), "of the volume");
+    fs::create_dir_all(above.join("sub/mnt")).expect("made");
+    fs::create_dir(above.join("volume")).expect("made");
+    put(above.join("mine"), "mine");
+    // Another place where the volume is mounted, and its directory with the daemons' data.
+    run(shell(above, "mount --bind \"$0\" sub/mnt && mount --bind \"$1\" volume")
+        .arg(&m)
+        .arg(cluster.dir()));
+    let said = copy(&cluster, &["-r", text(above), ":/copy"]);
+    let named = copy(&cluster, &["-r", text(&above.join("volume")), ":/named"]);
+    run(&mut shell(above, "umount sub/mnt volume"));
+    assert_eq!(said.code, Some(0), "{said:?}");
+    for words in ["sub/mnt: left out, because it is a mount", "volume: left out, because it is the"]
+    {
+        assert!(said.err.contains(words), "{said:?}");
+    }
+    assert_eq!(get(m.join("copy/mine")), b"mine");
+    assert_eq!(
+        (names(m.join("copy")), names(m.join("copy/sub")).len()),
+        (vec!["mine".to_owned(), "sub".to_owned()], 0)
+    );
+    assert_fails(&named, &["the directory of this volume"]);
+    assert!(!m.join("named").exists());
+    cluster.finish();
+}
+
+#[test]
+fn pipes_and_standard_streams_are_read_and_written() {
+    let cluster = Cluster::start(2);
+    let m = cluster.mount(1);
+    for line in [
+        "echo bytes | $T cp - :/x",
+        "echo bytes | $T cp /dev/stdin :/x",
+        "bash -c '$T cp <(echo bytes) :/x'",
+        "mkfifo pipe && { echo bytes > pipe & } && $T cp pipe :/x",
+    ] {
+        let said = script(&cluster, line);
+        assert_eq!(
+            (said.code, get(m.join("x"))),
+            (Some(0), b"bytes\n".to_vec()),
+            "{line}: {said:?}"
+        );
+        fs::remove_file(m.join("x")).expect("removed");
+    }
+    put(m.join("y"), "of the volume");
+    let said = script(&cluster, "$T cp :/y - | tr a-z A-Z");
+    assert_eq!((said.code, said.out.as_str()), (Some(0), "OF THE VOLUME"), "{said:?}");
+    // As many bytes as fit no buffer.
+    let said = script(
+        &cluster,
+        "seq 1000000 | tee sent | $T cp -p - :/many && $T cp :/many - | cmp - sent",
+    );
+    assert_eq!(said.code, Some(0), "{said:?}");
+    let said = script(&cluster, "$T cp -r - :/z");
+    assert_eq!(said.code, Some(2), "{said:?}");
+    cluster.finish();
+}
+
+#[test]
+fn what_cannot_be_copied_is_named_and_the_rest_is_copied() {
+    let cluster = Cluster::start(2);
+    let (m, data) = (cluster.mount(0), cluster.dir().join("data"));
+    fs::create_dir_all(data.join("sub")).expect("made");
+    put(data.join("a"), "a");
+    put(data.join("sub/b"), "b");
+    run(&mut shell(&data, "mkfifo sub/pipe"));
+    fs::create_dir(m.join("dst")).expect("made");
+    let [a, b, missing] = ["a", "sub/b", "missing"].map(|name| data.join(name));
+    assert_fails(
+        &copy(&cluster, &[text(&a), text(&missing), text(&b), ":/dst"]),
+        &["missing", "no such file"],
+    );
+    assert_eq!(names(m.join("dst")), ["a", "b"]);
+    assert_fails(&copy(&cluster, &["-r", text(&data), ":/dst"]), &["pipe", "special"]);
+    assert_eq!(names(m.join("dst/data/sub")), ["b"]);
+    cluster.tatami("cp", &["-r", "--skip-special", text(&data), ":/skipped"]);
+    // As in cp(1), the entries of `data/.` are copied and not the directory.
+    for from in [data.join("."), data.join("sub/..")] {
+        fs::create_dir(m.join("entries")).expect("made");
+        cluster.tatami("cp", &["-r", "--skip-special", text(&from), ":/entries"]);
+        assert_eq!(names(m.join("entries")), ["a", "sub"], "{from:?}");
+        cluster.tatami("rm", &["-r", ":/entries"]);
+    }
+    cluster.finish();
+}
+
+/// An unreadable end of a pipe: no empty file with success.
+#[test]
+fn a_stream_that_fails_is_an_error() {
+    let cluster = Cluster::start(1);
+    let mut command = cluster.command("cp");
+    command.args(["-", ":/x"]).stdin(Stdio::from(fs::File::open(cluster.dir()).expect("open")));
+    let said = ask(&mut command);
+    assert_eq!(said.code, Some(1), "{said:?}");
+    assert!(said.err.contains("cannot read -"), "{said:?}");
+    let full = ask(cluster.command("cp").args(["/dev/zero", "/dev/full"]));
+    assert_eq!(full.code, Some(2), "one of them must be in the volume: {full:?}");
+    put(cluster.mount(0).join("y"), "bytes");
+    let full = script(&cluster, "$T cp :/y - > /dev/full");
+    assert_eq!(full.code, Some(1), "{full:?}");
+    assert!(Path::new("/dev/full").exists());
+    cluster.finish();
+}
