@@ -144,15 +144,15 @@ fn du_says_what_du_says() {
     drop(sparse);
     // On a mount that has not written the files.
     let m = cluster.mount(2);
-    let told = lines(&run(&mut shell(&m, "du -k tree")), "");
+    let report = lines(&run(&mut shell(&m, "du -k tree")), "");
     let ours = lines(&cluster.tatami("du", &[":/tree"]), ":/");
-    assert_eq!(ours, told);
-    let told = lines(&run(&mut shell(&m, "du -k -s --apparent-size tree/a tree/many")), "");
+    assert_eq!(ours, report);
+    let report = lines(&run(&mut shell(&m, "du -k -s --apparent-size tree/a tree/many")), "");
     let ours = cluster.tatami("du", &["-s", "--apparent-size", ":/tree/a", ":/tree/many"]);
     // du on the mount counts directories, too, as long as they have names.
     let ours = lines(&ours, ":/");
     assert_eq!(ours.iter().map(|(path, _)| path).collect::<Vec<_>>(), ["tree/a", "tree/many"]);
-    assert_eq!(told.len(), 2);
+    assert_eq!(report.len(), 2);
     let json = cluster.tatami("du", &["-s", "--json", text(&m.join("tree"))]);
     let json: serde_json::Value = serde_json::from_str(&json.out).expect("JSON");
     let find = |kind: &str| {
@@ -236,21 +236,21 @@ fn dir_tells_where_names_are() {
     let m = cluster.mount(2);
     fs::create_dir(m.join("large")).expect("mkdir");
     (0..FILES).for_each(|n| put(m.join(format!("large/f{n}")), ""));
-    let told = |path: &str| -> serde_json::Value {
+    let report = |path: &str| -> serde_json::Value {
         let said = cluster.tatami("dir", &["--json", path]);
-        let mut told: serde_json::Value = serde_json::from_str(&said.out).expect("JSON");
-        told["directories"][0].take()
+        let mut report: serde_json::Value = serde_json::from_str(&said.out).expect("JSON");
+        report["directories"][0].take()
     };
-    let root = told(":/");
+    let root = report(":/");
     assert_eq!(
         (&root["entries"], root["partitions"].as_array().map(Vec::len)),
         (&1.into(), Some(1))
     );
     // The directory splits soon after it has grown; with an absent node, after a while.
-    let mut large = told(text(&m.join("large")));
+    let mut large = report(text(&m.join("large")));
     while large["partitions"].as_array().is_none_or(|parts| parts.len() < 16) {
         put(m.join("large/f0"), "");
-        large = told(":/large");
+        large = report(":/large");
     }
     assert_eq!(large["entries"], FILES);
     let parts = large["partitions"].as_array().expect("a list");
@@ -274,8 +274,8 @@ fn one_node_does_the_same() {
     plant(&source, 1100);
     cluster.tatami("cp", &["-r", text(&source), ":/copy"]);
     same(&source, &cluster.mount(0).join("copy"));
-    let told = run(&mut shell(&cluster.mount(0), "du -ks copy")).out;
-    assert_eq!(cluster.tatami("du", &["-s", ":/copy"]).out, told.replace("\tcopy", "\t:/copy"));
+    let report = run(&mut shell(&cluster.mount(0), "du -ks copy")).out;
+    assert_eq!(cluster.tatami("du", &["-s", ":/copy"]).out, report.replace("\tcopy", "\t:/copy"));
     let said = cluster.tatami("bench", &["mdtest", "--library", "--bulk", "64", "-n", "200", "/"]);
     assert!(said.out.contains("64 in a request"), "{}", said.out);
     cluster.tatami("rm", &["-r", ":/copy"]);

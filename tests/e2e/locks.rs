@@ -418,10 +418,10 @@ fn who_was_away_for_too_long_is_told() {
     assert_eq!(refused(theirs.write_all_at(b"late", 0)), libc::EIO);
     assert_eq!(refused(theirs.read_at(&mut [0; 4], 0)), libc::EIO);
     assert_eq!(write_lock(&theirs, 500, 1), Err(libc::EIO));
-    let told = lines_of_eio(&cluster);
+    let report = lines_of_eio(&cluster);
     for operation in ["WRITE", "READ", "SETLK"] {
-        let line = told.iter().find(|line| line.contains(&format!("operation=\"{operation}\"")));
-        let line = line.unwrap_or_else(|| panic!("{operation} is not in {told:#?}"));
+        let line = report.iter().find(|line| line.contains(&format!("operation=\"{operation}\"")));
+        let line = line.unwrap_or_else(|| panic!("{operation} is not in {report:#?}"));
         assert!(line.contains("lost the locks") && line.contains("ino="), "{line}");
     }
     drop(theirs);

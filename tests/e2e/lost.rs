@@ -75,10 +75,10 @@ fn read_on(path: &Path) -> (Vec<u8>, Option<i32>) {
     }
 }
 
-fn told(cluster: &Cluster, options: &[&str]) -> (Option<i32>, Vec<Value>) {
+fn report(cluster: &Cluster, options: &[&str]) -> (Option<i32>, Vec<Value>) {
     let said = ask(cluster.command("fsck").arg("--json").args(options));
-    let told: Value = serde_json::from_str(&said.out).unwrap_or_else(|e| panic!("{e}: {said:?}"));
-    (said.code, told["findings"].as_array().expect("a list").clone())
+    let report: Value = serde_json::from_str(&said.out).unwrap_or_else(|e| panic!("{e}: {said:?}"));
+    (said.code, report["findings"].as_array().expect("a list").clone())
 }
 
 /// Waits until the check has `count` findings. The check skips files that a client has recently had
@@ -86,7 +86,7 @@ fn told(cluster: &Cluster, options: &[&str]) -> (Option<i32>, Vec<Value>) {
 fn told_of(cluster: &Cluster, options: &[&str], count: usize) -> (Option<i32>, Vec<Value>) {
     let end = Instant::now() + Duration::from_secs(120);
     loop {
-        let (code, findings) = told(cluster, options);
+        let (code, findings) = report(cluster, options);
         if findings.len() == count {
             return (code, findings);
         }
@@ -220,7 +220,7 @@ fn lost_bytes_are_errors(cluster: Cluster) {
 /// Each mount reports a file once, with the place of the lost bytes.
 fn is_reported_once(cluster: &Cluster, ino: u64) {
     let logs = fs::read_dir(cluster.dir().join("mount-logs")).expect("logs of mounts");
-    let mut told = 0;
+    let mut report = 0;
     for log in logs {
         let text = fs::read_to_string(log.expect("reads").path()).expect("a log");
         let lines: Vec<_> = text
@@ -229,12 +229,12 @@ fn is_reported_once(cluster: &Cluster, ino: u64) {
             .filter(|line| line.contains(&format!("ino={}", Ino(ino))))
             .collect();
         assert!(lines.len() <= 1, "{lines:?}");
-        told += lines
+        report += lines
             .iter()
             .filter(|line| line.contains("node=0") && line.contains("object=0"))
             .count();
     }
-    assert_eq!(told, 2, "one line each");
+    assert_eq!(report, 2, "one line each");
 }
 
 #[test]
@@ -383,7 +383,7 @@ fn a_damaged_journal_is_named_by_the_check_and_left_by_a_repair() {
     let job = Job::create(&cluster, "f");
     let bytes = pattern(5, 0, SIZE);
     job.write_unpublished(&bytes);
-    assert_eq!(told(&cluster, &[]), (Some(0), Vec::new()));
+    assert_eq!(report(&cluster, &[]), (Some(0), Vec::new()));
     let object = Piece::of_journal(job.first + 1);
     let name = format!("{:016x}.{:08x}", job.ino.0, object.0);
     let path = objects(&cluster, job.ino.0).into_iter().find(|path| path.ends_with(&name));
@@ -410,25 +410,25 @@ fn a_damaged_journal_is_named_by_the_check_and_left_by_a_repair() {
             "{advice}"
         );
     };
-    is_named(told(&cluster, &[]));
+    is_named(report(&cluster, &[]));
     // The writer dies, and no process recovers its piece.
     drop(job);
     until(|| {
         let said = ask(cluster.command("recover").args(["--json", "--wait", "1", ":/f"]));
         said.code == Some(3)
     });
-    is_named(told(&cluster, &[]));
-    is_named(told(&cluster, &["--lost"]));
-    is_named(told(&cluster, &["--repair"]));
+    is_named(report(&cluster, &[]));
+    is_named(report(&cluster, &["--lost"]));
+    is_named(report(&cluster, &["--repair"]));
     let said = ask(&mut cluster.command("fsck"));
     assert!(said.out.contains("/f on node1") && said.out.contains("--accept-loss"), "{said:?}");
     assert!(!said.out.contains("fsck --repair"), "a repair is no way: {said:?}");
     cluster.down();
-    is_named(told(&cluster, &["--offline"]));
-    is_named(told(&cluster, &["--offline", "--repair"]));
+    is_named(report(&cluster, &["--offline"]));
+    is_named(report(&cluster, &["--offline", "--repair"]));
     cluster.up();
     cluster.tatami("recover", &["--accept-loss", ":/f"]);
-    assert_eq!(told(&cluster, &[]), (Some(0), Vec::new()));
+    assert_eq!(report(&cluster, &[]), (Some(0), Vec::new()));
     let left = get(cluster.mount(2).join("f"));
     let is_kept = |(left, right): (&u8, &u8)| left == right || *left == 0;
     assert!(left != bytes && left.iter().zip(&bytes).all(is_kept));
@@ -476,12 +476,12 @@ fn what_a_power_cut_took_of_a_journal_is_no_damage() {
     let path = objects(&cluster, job.ino.0).into_iter().find(|path| path.ends_with(&name));
     let on_disk = OpenOptions::new().write(true).open(path.expect("a journal")).expect("open");
     on_disk.write_all_at(&[0; 512], 512).expect("a hole");
-    let (code, findings) = told(&cluster, &[]);
+    let (code, findings) = report(&cluster, &[]);
     assert_eq!((code, &findings[0]["kind"]), (WRONG, &"damaged-journal".into()), "{findings:?}");
     // The journal's last change is older than the start of the machine.
     let before = std::time::SystemTime::UNIX_EPOCH + Duration::from_secs(1000);
     on_disk.set_modified(before).expect("older");
-    assert_eq!(told(&cluster, &[]), (Some(0), Vec::new()));
+    assert_eq!(report(&cluster, &[]), (Some(0), Vec::new()));
     drop(file);
     drop(data);
     drop(job);
@@ -502,7 +502,7 @@ fn what_a_power_cut_took_of_a_journal_is_no_damage() {
     }
     assert!(!lost.is_empty() && lost.len() <= 9, "{lost:?}");
     assert!(lost.iter().all(|tile| *tile >= SYNCED), "{lost:?}");
-    assert_eq!(told(&cluster, &[]), (Some(0), Vec::new()));
+    assert_eq!(report(&cluster, &[]), (Some(0), Vec::new()));
     let logs = (0..NODES).map(|node| cluster.dir().join(format!("node{node}/log")));
     let logs: String = logs.map(|log| fs::read_to_string(log).expect("a log")).collect();
     assert!(logs.contains("a power cut has taken"), "the loss is told");
@@ -542,12 +542,16 @@ fn a_node_that_began_empty_says_so_until_it_is_settled() {
     cluster.tatami("node start", &["--empty", "node1"]);
     cluster.up();
     let lost = |status: &Value| status["nodes"][1]["lost_since"].as_u64();
-    let is_told = |told: bool| {
+    let is_told = |report: bool| {
         let status = cluster.status();
-        assert_eq!((status["healthy"] == false, lost(&status).is_some()), (told, told), "{status}");
+        assert_eq!(
+            (status["healthy"] == false, lost(&status).is_some()),
+            (report, report),
+            "{status}"
+        );
         let said = ask(&mut cluster.command("status"));
-        assert_eq!(said.out.contains("is degraded"), told, "{said:?}");
-        assert_eq!(said.out.contains("node forget --lost node1"), told, "{said:?}");
+        assert_eq!(said.out.contains("is degraded"), report, "{said:?}");
+        assert_eq!(said.out.contains("node forget --lost node1"), report, "{said:?}");
     };
     is_told(true);
     cluster.kill_node(1);
@@ -580,9 +584,9 @@ fn a_stopped_volume_is_checked() {
     cluster.down();
     let stopped = ask(&mut cluster.command("fsck"));
     assert!(stopped.code == Some(8) && stopped.err.contains("fsck --offline"), "{stopped:?}");
-    assert_eq!(told(&cluster, &["--offline"]), (Some(0), Vec::new()));
+    assert_eq!(report(&cluster, &["--offline"]), (Some(0), Vec::new()));
     cut(&at, LEFT);
-    let (code, findings) = told(&cluster, &["--offline", "--repair"]);
+    let (code, findings) = report(&cluster, &["--offline", "--repair"]);
     assert!(code == WRONG && findings[0]["path"] == "/dir/file", "{findings:?}");
     cluster.up();
     eio(fs::read(a.join("dir/file")));

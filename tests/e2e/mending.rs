@@ -122,8 +122,8 @@ fn number(path: impl AsRef<Path>) -> u64 {
 
 fn fsck(cluster: &Cluster, options: &[&str]) -> (Said, Vec<Value>) {
     let said = ask(cluster.command("fsck").args(["--json"]).args(options));
-    let told: Value = serde_json::from_str(&said.out).unwrap_or_else(|e| panic!("{e}: {said:?}"));
-    let findings = told["findings"].as_array().expect("a list").clone();
+    let report: Value = serde_json::from_str(&said.out).unwrap_or_else(|e| panic!("{e}: {said:?}"));
+    let findings = report["findings"].as_array().expect("a list").clone();
     (said, findings)
 }
 
@@ -467,8 +467,8 @@ fn assert_finds_nothing(cluster: &Cluster, steps: &AtomicU64) {
     for look in 0.. {
         let (said, findings) = fsck(cluster, &["--repair"]);
         assert_eq!(said.code, CLEAN, "all is right: {findings:#?}");
-        let told: Value = serde_json::from_str(&said.out).expect("JSON");
-        dispelled += told["dispelled"].as_u64().expect("a number");
+        let report: Value = serde_json::from_str(&said.out).expect("JSON");
+        dispelled += report["dispelled"].as_u64().expect("a number");
         if look >= 2 && steps.load(Ordering::Relaxed) >= enough {
             return println!("{} checks, {dispelled} doubts were dispelled", look + 1);
         }

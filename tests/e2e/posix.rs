@@ -311,19 +311,19 @@ fn kill_a_writer(folder: &Path, name: &str, from: u64, ms: u64) -> u64 {
         .stderr(Stdio::null())
         .spawn()
         .expect("sqlite3");
-    let told = || {
+    let report = || {
         let text = fs::read_to_string(&output).unwrap_or_default();
         let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
         whole.lines().last().and_then(|l| l.parse().ok()).unwrap_or(from)
     };
     // It is in the middle of its work once it has acknowledged a row.
-    while told() == from && writer.try_wait().expect("its state").is_none() {
+    while report() == from && writer.try_wait().expect("its state").is_none() {
         wait(Duration::from_millis(5));
     }
     wait(Duration::from_millis(ms));
     writer.kill().expect("kill -9");
     writer.wait().expect("its end");
-    told()
+    report()
 }
 
 #[allow(clippy::disallowed_methods)] // the moment of the kill is a matter of time

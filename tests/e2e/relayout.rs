@@ -25,19 +25,19 @@ fn pause() {
 /// Runs `tatami relayout ARGS`, which must work and change the file.
 fn relayout(cluster: &Cluster, args: &[&str]) {
     let said = run(cluster.command("relayout").arg("--json").args(args));
-    let told: serde_json::Value = serde_json::from_str(&said.out).expect("JSON");
-    assert_eq!(told["files"][0]["changed"], true, "{args:?}: {told}");
+    let report: serde_json::Value = serde_json::from_str(&said.out).expect("JSON");
+    assert_eq!(report["files"][0]["changed"], true, "{args:?}: {report}");
 }
 
 /// Runs `tatami where --json` for one file.
 fn whereabouts(cluster: &Cluster, path: &str) -> serde_json::Value {
     let said = cluster.tatami("where", &["--json", path]);
-    let told: serde_json::Value = serde_json::from_str(&said.out).expect("JSON");
-    told["files"][0].clone()
+    let report: serde_json::Value = serde_json::from_str(&said.out).expect("JSON");
+    report["files"][0].clone()
 }
 
-fn nodes_of(told: &serde_json::Value) -> Vec<u64> {
-    let extents = told["extents"].as_array().expect("extents");
+fn nodes_of(report: &serde_json::Value) -> Vec<u64> {
+    let extents = report["extents"].as_array().expect("extents");
     extents.iter().map(|extent| extent["node"].as_u64().expect("a node")).collect()
 }
 
@@ -80,10 +80,10 @@ fn a_file_is_laid_out_anew_and_stays_what_it_is() {
     let mounts: Vec<_> = (0..NODES).map(|node| cluster.mount(node)).collect();
     let mut bytes = pattern(1, 0, SIZE);
     tiled_file(&cluster, "f", &bytes);
-    let told = whereabouts(&cluster, ":/f");
-    assert_eq!(nodes_of(&told), [0, 1, 2, 3]);
-    assert_eq!(told["extents"][1]["count"], 50, "{told}");
-    assert_eq!(told["extents"][1]["stride"], 4000, "{told}");
+    let report = whereabouts(&cluster, ":/f");
+    assert_eq!(nodes_of(&report), [0, 1, 2, 3]);
+    assert_eq!(report["extents"][1]["count"], 50, "{report}");
+    assert_eq!(report["extents"][1]["stride"], 4000, "{report}");
     let before = stat(mounts[0].join("f"));
     let mut readers = Vec::new();
     let steps: [&[&str]; 8] = [
@@ -102,8 +102,8 @@ fn a_file_is_laid_out_anew_and_stays_what_it_is() {
             readers.push(fs::File::open(mount.join("f")).expect("open"));
         }
         relayout(&cluster, step);
-        let told = whereabouts(&cluster, ":/f");
-        assert_eq!(nodes_of(&told), nodes, "{step:?}: {told}");
+        let report = whereabouts(&cluster, ":/f");
+        assert_eq!(nodes_of(&report), nodes, "{step:?}: {report}");
         for (i, reader) in readers.iter().enumerate() {
             assert!(bytes_of(reader) == bytes, "reader {i} after {step:?}");
         }
@@ -203,8 +203,8 @@ fn when_it_has_ended(cluster: &Cluster, process: i32) -> serde_json::Value {
     let start = Instant::now();
     loop {
         let said = cluster.tatami("relayout", &["--status", "--json"]);
-        let told: serde_json::Value = serde_json::from_str(&said.out).expect("JSON");
-        let all = told["relayouts"].as_array().expect("a list").clone();
+        let report: serde_json::Value = serde_json::from_str(&said.out).expect("JSON");
+        let all = report["relayouts"].as_array().expect("a list").clone();
         let ours = all.into_iter().find(|one| one["pid"] == process).expect("a note");
         if ours["state"] != "running" {
             return ours;
@@ -223,8 +223,8 @@ fn it_goes_on_in_the_background_and_says_how_far_it_is() {
     put(cluster.mount(0).join("f"), &bytes);
     put(cluster.mount(1).join("g"), "short");
     let process = in_background(&cluster, &["--to", "striped", ":/f", ":/g"]);
-    let told = when_it_has_ended(&cluster, process);
-    assert_eq!((&told["state"], &told["changed"]), (&"done".into(), &2.into()), "{told}");
+    let report = when_it_has_ended(&cluster, process);
+    assert_eq!((&report["state"], &report["changed"]), (&"done".into(), &2.into()), "{report}");
     assert_eq!(nodes_of(&whereabouts(&cluster, ":/f")), [0, 1, 2, 3]);
     assert!(get(cluster.mount(2).join("f")) == bytes);
     let said = cluster.tatami("relayout", &["--status"]);
@@ -234,16 +234,16 @@ fn it_goes_on_in_the_background_and_says_how_far_it_is() {
     // The status reports failures, too, and the end of a killed process.
     let file = writer(&cluster.mount(2).join("f"));
     let process = in_background(&cluster, &[":/f", ":/no", ":/g"]);
-    let told = when_it_has_ended(&cluster, process);
-    assert_eq!((&told["state"], &told["changed"]), (&"failed".into(), &1.into()), "{told}");
-    let failures = told["failures"].as_array().expect("a list");
-    assert_eq!(failures.len(), 2, "{told}");
-    assert!(failures[0].as_str().expect("text").contains("open for writing"), "{told}");
+    let report = when_it_has_ended(&cluster, process);
+    assert_eq!((&report["state"], &report["changed"]), (&"failed".into(), &1.into()), "{report}");
+    let failures = report["failures"].as_array().expect("a list");
+    assert_eq!(failures.len(), 2, "{report}");
+    assert!(failures[0].as_str().expect("text").contains("open for writing"), "{report}");
     drop(file);
     let process = in_background(&cluster, &["--nodes", "1", ":/f"]);
     kill_hard(process);
-    let told = when_it_has_ended(&cluster, process);
-    assert!(told["state"] == "died" || told["state"] == "done", "{told}");
+    let report = when_it_has_ended(&cluster, process);
+    assert!(report["state"] == "died" || report["state"] == "done", "{report}");
     assert!(get(cluster.mount(3).join("f")) == bytes);
     cluster.finish();
 }
@@ -485,12 +485,12 @@ fn what_a_dead_job_left_is_told_and_settled() {
     let bytes = pattern(5, 0, SIZE);
     job.write_unpublished(&bytes);
     let said = ask(cluster.command("recover").args(["--json", "--wait", "0", ":/f"]));
-    let told: serde_json::Value = serde_json::from_str(&said.out).expect("JSON");
-    let file = &told["files"][0];
-    assert_eq!(file["settled"], false, "{told}");
-    assert_eq!(file["found"].as_array().map(Vec::len), Some(usize::from(NODES)), "{told}");
-    assert_eq!(file["found"][1]["journal"], SIZE / usize::from(NODES), "{told}");
-    assert_eq!(file["found"][1]["state"], "open", "{told}");
+    let report: serde_json::Value = serde_json::from_str(&said.out).expect("JSON");
+    let file = &report["files"][0];
+    assert_eq!(file["settled"], false, "{report}");
+    assert_eq!(file["found"].as_array().map(Vec::len), Some(usize::from(NODES)), "{report}");
+    assert_eq!(file["found"][1]["journal"], SIZE / usize::from(NODES), "{report}");
+    assert_eq!(file["found"][1]["state"], "open", "{report}");
     let ends = cluster.tatami("recover", &["--wait", "0", ":/f"]);
     assert!(ends.out.contains("4 pieces are not closed"), "{}", ends.out);
     // The job dies.
@@ -520,14 +520,14 @@ fn a_damaged_journal_is_told_until_the_loss_is_accepted() {
         let client = &job.clients[rank as usize];
         let file =
             client.open_object(job.ino, NodeId(rank as u16), object, job.cap).expect("journal");
-        let mut told = journal::encode(&tiles);
+        let mut report = journal::encode(&tiles);
         if rank == 1 {
             // The stamp of the first tile.
-            let tile = told.chunks(8).position(|word| word[..2] == [2, 8]).expect("a tile");
-            told[tile * 8 + 17] ^= 4;
+            let tile = report.chunks(8).position(|word| word[..2] == [2, 8]).expect("a tile");
+            report[tile * 8 + 17] ^= 4;
             damaged = part.piece;
         }
-        assert_eq!(file.write_at(&told, 0), Ok(told.len()));
+        assert_eq!(file.write_at(&report, 0), Ok(report.len()));
         file.flush().expect("flushed");
     }
     drop(job);
@@ -537,9 +537,9 @@ fn a_damaged_journal_is_told_until_the_loss_is_accepted() {
     assert_eq!(said.code, Some(3), "{said:?}");
     let what = format!("the journal of piece {damaged} on node1 is damaged at byte");
     assert!(said.err.contains(&what) && said.err.contains("--accept-loss"), "{}", said.err);
-    let told: serde_json::Value = serde_json::from_str(&said.out).expect("JSON");
+    let report: serde_json::Value = serde_json::from_str(&said.out).expect("JSON");
     assert_eq!(
-        (&told["files"][0]["settled"], &told["files"][0]["open"]),
+        (&report["files"][0]["settled"], &report["files"][0]["open"]),
         (&false.into(), &1.into())
     );
     // The log has one line about it, and the rest of the volume does its work.

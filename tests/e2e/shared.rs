@@ -143,8 +143,8 @@ fn the_lock_of_a_process_that_is_gone_goes_to_the_next() {
     // A process that dies sends nothing. Dropping a member would report its end.
     let gone = client(&cluster, 1);
     let op = MetaOp::Job { ino, open: OPEN, rank: 7, joined: false, op: JobOp::Lock };
-    let told = gone.send_meta(&Cred::ROOT, op).expect("lock");
-    assert!(matches!(told, MetaReply::Job { told: JobReply::Locked, .. }), "{told:?}");
+    let reply = gone.send_meta(&Cred::ROOT, op).expect("lock");
+    assert!(matches!(reply, MetaReply::Job { reply: JobReply::Locked, .. }), "{reply:?}");
     std::thread::scope(|scope| {
         let (has, hears) = std::sync::mpsc::channel();
         let waits = &ranks[0];

@@ -160,8 +160,8 @@ fn the_state_of_a_volume_is_told_at_once_whatever_is_down() {
                     threads.spawn(move || {
                         let mut command = cluster.command(verb);
                         let said = at_once(verb, move || ask(command.arg("--json")));
-                        let told = parse_json(&said.out);
-                        let nodes = told["nodes"].as_array().expect("nodes");
+                        let report = parse_json(&said.out);
+                        let nodes = report["nodes"].as_array().expect("nodes");
                         let up: Vec<_> = nodes.iter().map(|n| n["up"].as_bool()).collect();
                         let expected: Vec<_> = (0..NODES).map(|n| Some(n != away)).collect();
                         assert_eq!(up, expected, "{verb}");

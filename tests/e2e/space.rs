@@ -167,8 +167,8 @@ fn new_files_go_to_the_next_node_when_the_disk_is_full() {
     let b = cluster.mount(1);
     let node_of = |name: &str| {
         let said = cluster.tatami("where", &["--json", b.join(name).to_str().expect("UTF-8")]);
-        let told: serde_json::Value = serde_json::from_str(&said.out).expect("JSON");
-        told["files"][0]["extents"][0]["node"].as_u64()
+        let report: serde_json::Value = serde_json::from_str(&said.out).expect("JSON");
+        report["files"][0]["extents"][0]["node"].as_u64()
     };
     let first = create(b.join("first"));
     for number in 0..600 {

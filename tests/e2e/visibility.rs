@@ -463,9 +463,9 @@ fn a_file_lies_on_the_node_of_its_creator() {
         for asked in 0..3 {
             let same = cluster.mount(asked).join(format!("from-{node}"));
             let said = cluster.tatami("where --json", &[same.to_str().expect("a path in UTF-8")]);
-            let told: serde_json::Value = serde_json::from_str(&said.out).expect("JSON");
+            let report: serde_json::Value = serde_json::from_str(&said.out).expect("JSON");
             assert!(
-                told.to_string().contains(&format!("\"node\":{node}")),
+                report.to_string().contains(&format!("\"node\":{node}")),
                 "tatami where {}: {}",
                 same.display(),
                 said.out

@@ -215,7 +215,7 @@ pub fn print_status(json: bool) -> CommandResult {
     all.sort_by(|a, b| a.0.cmp(&b.0));
     let mut out = TermOutput::new();
     if json {
-        let told = |(_, note): &(PathBuf, RelayoutNote)| {
+        let reported = |(_, note): &(PathBuf, RelayoutNote)| {
             serde_json::json!({
                 "pid": note.process.pid,
                 "state": note.state_name(),
@@ -229,7 +229,7 @@ pub fn print_status(json: bool) -> CommandResult {
             })
         };
         out.write_json(
-            &serde_json::json!({ "relayouts": all.iter().map(told).collect::<Vec<_>>() }),
+            &serde_json::json!({ "relayouts": all.iter().map(reported).collect::<Vec<_>>() }),
         )?;
     } else if all.is_empty() {
         writeln!(out, "No relayout runs in the background, and none ended in the last 24 hours.")?;

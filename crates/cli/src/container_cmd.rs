@@ -134,12 +134,12 @@ pub fn locate_container(
     json: bool,
 ) -> CommandResult<Option<serde_json::Value>> {
     let limit = if json { LISTED_JSON } else { LISTED };
-    let told =
+    let report =
         describe_container(path, limit).map_err(|e| container_failure("look at", path, e))?;
     if json {
-        return Ok(Some(description_json(path, &told)));
+        return Ok(Some(description_json(path, &report)));
     }
-    print_description(out, path, &told)?;
+    print_description(out, path, &report)?;
     Ok(None)
 }
 
@@ -147,8 +147,8 @@ fn piece_name(name: Option<marker::PieceName>) -> String {
     name.map_or_else(|| marker::BASE.to_owned(), marker::piece_name)
 }
 
-fn description_json(path: &Path, told: &ContainerSummary) -> serde_json::Value {
-    let pieces: Vec<_> = told
+fn description_json(path: &Path, report: &ContainerSummary) -> serde_json::Value {
+    let pieces: Vec<_> = report
         .pieces
         .iter()
         .map(|piece| {
@@ -158,7 +158,7 @@ fn description_json(path: &Path, told: &ContainerSummary) -> serde_json::Value {
             })
         })
         .collect();
-    let extents: Vec<_> = told
+    let extents: Vec<_> = report
         .stretches
         .iter()
         .map(|s| {
@@ -167,29 +167,33 @@ fn description_json(path: &Path, told: &ContainerSummary) -> serde_json::Value {
             })
         })
         .collect();
-    let opens: Vec<_> = told
+    let opens: Vec<_> = report
         .opens
         .iter()
         .map(|open| serde_json::json!({ "ranks": open.ranks, "dead": open.dead }))
         .collect();
     serde_json::json!({
-        "path": path.display().to_string(), "kind": "container", "size": told.size,
-        "index_bytes": told.index, "pieces": pieces, "opens": opens, "extents": extents,
-        "complete": !told.more,
+        "path": path.display().to_string(), "kind": "container", "size": report.size,
+        "index_bytes": report.index, "pieces": pieces, "opens": opens, "extents": extents,
+        "complete": !report.more,
     })
 }
 
-fn print_description(out: &mut TermOutput, path: &Path, told: &ContainerSummary) -> CommandResult {
+fn print_description(
+    out: &mut TermOutput,
+    path: &Path,
+    report: &ContainerSummary,
+) -> CommandResult {
     let plain = Style::new();
     let title = out.paint_text(HEAD, &path.display().to_string());
-    let (size, pieces) = (told.size, told.pieces.len());
+    let (size, pieces) = (report.size, report.pieces.len());
     writeln!(
         out,
         "{title}: {size} bytes ({}), a container of {pieces} pieces, index {} bytes",
         term::format_size(size),
-        told.index
+        report.index
     )?;
-    for open in &told.opens {
+    for open in &report.opens {
         let ranks = open.ranks;
         match open.dead {
             true => writeln!(out, "a job of {ranks} ranks died while writing: tatami recover")?,
@@ -197,8 +201,8 @@ fn print_description(out: &mut TermOutput, path: &Path, told: &ContainerSummary)
         }
     }
     let mut table = TextTable::new(&["PIECE", ">RANK", ">STORED", ">IN USE"]);
-    for piece in &told.pieces {
-        let used = if told.more { "-".to_owned() } else { term::format_size(piece.used) };
+    for piece in &report.pieces {
+        let used = if report.more { "-".to_owned() } else { term::format_size(piece.used) };
         table.add_row([
             (piece_name(piece.name), plain),
             (piece.name.map_or_else(String::new, |name| name.rank.to_string()), plain),
@@ -206,11 +210,11 @@ fn print_description(out: &mut TermOutput, path: &Path, told: &ContainerSummary)
             (used, plain),
         ]);
     }
-    if !told.pieces.is_empty() {
+    if !report.pieces.is_empty() {
         out.write_table(&table)?;
     }
     let mut table = TextTable::new(&[">OFFSET", ">LENGTH", "PIECE", ">AT"]);
-    for stretch in &told.stretches {
+    for stretch in &report.stretches {
         let piece = stretch.piece.map_or_else(|| "a hole".to_owned(), piece_name);
         table.add_row([
             (stretch.offset.to_string(), plain),
@@ -219,10 +223,10 @@ fn print_description(out: &mut TermOutput, path: &Path, told: &ContainerSummary)
             (stretch.at.to_string(), DIM),
         ]);
     }
-    if !told.stretches.is_empty() {
+    if !report.stretches.is_empty() {
         out.write_table(&table)?;
     }
-    if told.more {
+    if report.more {
         writeln!(out, "there are more: --json lists up to {LISTED_JSON} stretches")?;
     }
     Ok(())

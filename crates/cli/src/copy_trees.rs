@@ -247,8 +247,11 @@ fn parent_of(path: &AnyPath) -> Option<AnyPath> {
         }
         AnyPath::Local(path) => {
             let parent = path.parent()?;
-            let is_empty = parent.as_os_str().is_empty();
-            Some(AnyPath::Local(if is_empty { ".".into() } else { parent.to_owned() }))
+            match parent.as_os_str().is_empty() {
+                false => Some(AnyPath::Local(parent.to_owned())),
+                // A relative path begins in the working directory.
+                true => (path.as_os_str() != ".").then(|| AnyPath::Local(".".into())),
+            }
         }
     }
 }
@@ -314,6 +317,6 @@ mod tests {
         assert_eq!(parents(AnyPath::Volume(b"/a/b/".to_vec())), [":/a/", ":/"]);
         assert_eq!(parents(AnyPath::Volume(b"/".to_vec())), [""; 0]);
         assert_eq!(parents(AnyPath::Local("/x/y".into())), ["/x", "/"]);
-        assert_eq!(parents(AnyPath::Local("x/y".into()))[..2], ["x", "."]);
+        assert_eq!(parents(AnyPath::Local("x/y".into())), ["x", "."]);
     }
 }

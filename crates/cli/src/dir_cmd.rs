@@ -62,15 +62,15 @@ pub fn run(args: &DirArgs) -> CommandResult {
     let mut sessions = VolumeSessions::new(&args.at);
     for any in &args.paths {
         let FoundPath { tree, volume, path } = sessions.find_path(any)?;
-        let told = read_partitions(&tree, &volume, &path)
+        let report = read_partitions(&tree, &volume, &path)
             .map_err(|e| any.operation_failure("cannot look at", e))?;
         if !args.json {
             if !all.is_empty() {
                 writeln!(out)?;
             }
-            print_partitions(&mut out, any, &told)?;
+            print_partitions(&mut out, any, &report)?;
         }
-        all.push(told);
+        all.push(report);
     }
     if args.json {
         out.write_json(
@@ -94,7 +94,7 @@ fn read_partitions(
         return Err(Errno::EPROTO);
     };
     let map = client.map();
-    let told = |part: &PartitionInfo| {
+    let report = |part: &PartitionInfo| {
         let owner = map.owner(part.shard);
         let first = owner.map(|owner| ExecutorId::first_of_node(owner.node));
         let [name, server] = [first, owner].map(|executor| {
@@ -116,19 +116,19 @@ fn read_partitions(
         path: String::from_utf8_lossy(path).into_owned(),
         ino: ino.0,
         entries: parts.iter().map(|part| part.entries).sum(),
-        partitions: parts.iter().map(told).collect(),
+        partitions: parts.iter().map(report).collect(),
     })
 }
 
-fn print_partitions(out: &mut TermOutput, any: &AnyPath, told: &DirReport) -> CommandResult {
+fn print_partitions(out: &mut TermOutput, any: &AnyPath, report: &DirReport) -> CommandResult {
     let plain = Style::new();
     let title = out.paint_text(HEAD, &any.to_string());
     let (entries, parts) =
-        (format_count(told.entries, "entry", "entries"), told.partitions.len() as u64);
+        (format_count(report.entries, "entry", "entries"), report.partitions.len() as u64);
     writeln!(out, "{title}: {entries} in {}", format_count(parts, "partition", "partitions"))?;
     let mut table = TextTable::new(&["HASHES", ">SHARD", "NODE", ">ENTRIES", "SHARE"]);
-    for part in &told.partitions {
-        let share = part.entries as f64 / told.entries.max(1) as f64;
+    for part in &report.partitions {
+        let share = part.entries as f64 / report.entries.max(1) as f64;
         table.add_row([
             (format_hashes(part), DIM),
             (part.shard.to_string(), plain),

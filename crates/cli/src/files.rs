@@ -359,14 +359,14 @@ pub fn df(args: &DfArgs) -> CommandResult {
     let mut nodes = Vec::new();
     let mut absent = None;
     for (entry, answer) in volume.nodes.iter().zip(status::ask_all_nodes(&place, &volume)) {
-        let told = match answer {
+        let reported = match answer {
             Ok(status) => Some(status),
             Err(absence) => {
                 absent.get_or_insert((entry, absence));
                 None
             }
         };
-        if let Some(status) = &told {
+        if let Some(status) = &reported {
             space.inodes += status.inodes;
             if disks.insert(status.space.disk) {
                 space.total += status.space.total;
@@ -374,7 +374,7 @@ pub fn df(args: &DfArgs) -> CommandResult {
                 space.available += status.space.available;
             }
         }
-        nodes.push((entry.name.clone(), told.map(|status| status.space)));
+        nodes.push((entry.name.clone(), reported.map(|status| status.space)));
     }
     if let Some((entry, absence)) = absent
         && nodes.iter().all(|(_, space)| space.is_none())

@@ -143,8 +143,8 @@ mod tests {
         log.0.lock().to.room = 1000;
         say("fourth\n");
         say("fifth\n");
-        let told = String::from_utf8(log.0.lock().to.bytes.clone()).expect("text");
+        let note = String::from_utf8(log.0.lock().to.bytes.clone()).expect("text");
         let expected = "first\nsec\n2 lines of this log could not be written here\nfourth\nfifth\n";
-        assert_eq!(told, expected);
+        assert_eq!(note, expected);
     }
 }

@@ -143,9 +143,9 @@ pub fn add_nodes(args: &AddArgs) -> CommandResult {
     volume.epoch += u64::from(count);
     volume.nodes.extend(entries.iter().cloned());
     save_volume(&place, &volume)?;
-    let told = volume.map();
+    let report = volume.map();
     for entry in volume.nodes.iter().take(first) {
-        send_map(&place, &volume, entry, &told)?;
+        send_map(&place, &volume, entry, &report)?;
     }
     let added: BTreeSet<u16> = entries.iter().map(|entry| entry.id).collect();
     if args.address.is_some() {
@@ -156,7 +156,7 @@ pub fn add_nodes(args: &AddArgs) -> CommandResult {
         daemon::start_daemon(&place, entry)?.wait_ready()?;
         daemon::record_in_use(&place, entry)?;
         // The other nodes may have received a newer shard map meanwhile.
-        send_map(&place, &volume, entry, &told)?;
+        send_map(&place, &volume, entry, &report)?;
     }
     spinner.finish_and_clear();
     let moved = if args.no_rebalance {
@@ -318,8 +318,8 @@ fn print_remote(
 ) -> CommandResult {
     let mut out = TermOutput::new();
     if args.json {
-        let told = build_report(place, volume, 0, &BTreeSet::from([entry.id]), &BTreeSet::new());
-        out.write_json(&told)?;
+        let report = build_report(place, volume, 0, &BTreeSet::from([entry.id]), &BTreeSet::new());
+        out.write_json(&report)?;
     } else {
         let (file, flag) = (place.volume_file(), place.dir_flag());
         writeln!(out, "{} is in the volume file now; next:", out.paint_text(HEAD, &entry.name))?;
@@ -661,20 +661,20 @@ fn finish_change(
     added: &BTreeSet<u16>,
     drained: &BTreeSet<u16>,
 ) -> CommandResult {
-    let told = build_report(place, volume, moved?, added, drained);
+    let report = build_report(place, volume, moved?, added, drained);
     let mut out = TermOutput::new();
     if json {
-        out.write_json(&told)?;
+        out.write_json(&report)?;
         out.flush()?;
         return Ok(());
     }
-    for node in told.nodes.iter().filter(|node| node.added) {
+    for node in report.nodes.iter().filter(|node| node.added) {
         writeln!(out, "{} is added and runs", out.paint_text(HEAD, &node.name))?;
     }
     let names = |shards: usize| if shards == 1 { "shard" } else { "shards" };
-    writeln!(out, "{} {} of {} moved", told.moved, names(told.moved), volume.shards.len())?;
-    let several = told.nodes.iter().any(|node| node.executors > 1);
-    for node in &told.nodes {
+    writeln!(out, "{} {} of {} moved", report.moved, names(report.moved), volume.shards.len())?;
+    let several = report.nodes.iter().any(|node| node.executors > 1);
+    for node in &report.nodes {
         let on = match node.executors {
             0 => String::new(),
             _ if !several => String::new(),
@@ -683,7 +683,7 @@ fn finish_change(
         };
         writeln!(out, "  {:10} {} {}{on}", node.name, node.shards, names(node.shards))?;
     }
-    for node in told.nodes.iter().filter(|node| drained.contains(&node.node)) {
+    for node in report.nodes.iter().filter(|node| drained.contains(&node.node)) {
         match (node.objects, node.bytes) {
             (Some(0), _) => writeln!(out, "{} has no names and no bytes left", node.name)?,
             (Some(objects), Some(bytes)) => writeln!(

@@ -88,7 +88,7 @@ struct UnclosedPiece {
 /// after the other paths are done.
 pub fn run(args: &RecoverArgs) -> CommandResult {
     let mut out = TermOutput::new();
-    let mut told = Vec::new();
+    let mut report = Vec::new();
     let mut damaged = None;
     let mut sessions = VolumeSessions::new(&args.at);
     for any in &args.paths {
@@ -96,7 +96,7 @@ pub fn run(args: &RecoverArgs) -> CommandResult {
             // A directory of a volume may be a container that has lost its marker.
             && (!is_on_mount(path) || path.is_dir())
         {
-            told.extend(container_cmd::recover_container(
+            report.extend(container_cmd::recover_container(
                 &mut out,
                 path,
                 args.json,
@@ -108,22 +108,22 @@ pub fn run(args: &RecoverArgs) -> CommandResult {
         let one = recover_file(&sessions.find_path(any)?, any, wait, args.accept_loss)?;
         damaged = damaged.or(damage_failure(any, &one));
         match args.json {
-            true => told.extend(serde_json::to_value(&one).ok()),
+            true => report.extend(serde_json::to_value(&one).ok()),
             false => print_report(&mut out, &one)?,
         }
     }
     if args.json {
-        out.write_json(&serde_json::json!({ "files": told }))?;
+        out.write_json(&serde_json::json!({ "files": report }))?;
     }
     out.flush()?;
     damaged.map_or(Ok(()), Err)
 }
 
 /// Returns the failure for damaged journals that were left as they are.
-fn damage_failure(any: &AnyPath, told: &RecoverReport) -> Option<CommandFailure> {
+fn damage_failure(any: &AnyPath, report: &RecoverReport) -> Option<CommandFailure> {
     let is_damaged = |left: &&UnclosedPiece| left.damage.is_some();
-    let damaged: Vec<&UnclosedPiece> = told.found.iter().filter(is_damaged).collect();
-    let first = damaged.first().filter(|_| told.saved.is_empty() && !told.settled)?;
+    let damaged: Vec<&UnclosedPiece> = report.found.iter().filter(is_damaged).collect();
+    let first = damaged.first().filter(|_| report.saved.is_empty() && !report.settled)?;
     let why = format!(
         "the journal of piece {} on {} is {}; {} pieces are damaged in all",
         first.piece,
@@ -215,31 +215,31 @@ fn is_unclosed(piece: &PieceJournalReport) -> bool {
     piece.growth != PieceGrowth::Closed
 }
 
-fn print_report(out: &mut TermOutput, told: &RecoverReport) -> CommandResult {
+fn print_report(out: &mut TermOutput, report: &RecoverReport) -> CommandResult {
     let plain = Style::new();
-    let title = out.paint_text(HEAD, &told.path);
-    if told.found.is_empty() {
-        writeln!(out, "{title}: nothing to recover, {} bytes", told.size)?;
+    let title = out.paint_text(HEAD, &report.path);
+    if report.found.is_empty() {
+        writeln!(out, "{title}: nothing to recover, {} bytes", report.size)?;
         return Ok(());
     }
-    let count = told.found.len();
-    match told.settled {
+    let count = report.found.len();
+    match report.settled {
         true => writeln!(
             out,
             "{title}: {count} pieces were not closed; they are recovered, {} bytes are there",
-            told.size
+            report.size
         )?,
         false => writeln!(
             out,
             "{title}: {} pieces are not closed: a job writes to them, or its lease has not ended, \
              or their node is down; {} bytes so far",
-            told.open, told.size
+            report.open, report.size
         )?,
     }
     let mut table = TextTable::new(&[">PIECE", "NODE", "STATE", ">PUBLISHED", ">BY JOURNAL"]);
-    for piece in told.found.iter().take(LISTED) {
+    for piece in report.found.iter().take(LISTED) {
         let journal = piece.journal.map_or_else(|| "-".to_owned(), |bytes| bytes.to_string());
-        let style = if told.settled { GOOD } else { WARN };
+        let style = if report.settled { GOOD } else { WARN };
         table.add_row([
             (piece.piece.to_string(), plain),
             (piece.name.clone(), plain),
@@ -249,7 +249,7 @@ fn print_report(out: &mut TermOutput, told: &RecoverReport) -> CommandResult {
         ]);
     }
     out.write_table(&table)?;
-    for saved in &told.saved {
+    for saved in &report.saved {
         writeln!(
             out,
             "  of piece {} {} bytes are left; its journal was {}",

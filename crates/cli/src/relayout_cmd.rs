@@ -91,7 +91,7 @@ struct RelayoutRun<'a> {
     args: &'a RelayoutArgs,
     threads: usize,
     out: TermOutput,
-    told: Vec<RelayoutReport>,
+    reported: Vec<RelayoutReport>,
     failures: Vec<CommandFailure>,
     notes: Option<RelayoutNoteFile>,
 }
@@ -123,8 +123,8 @@ pub fn run(args: &RelayoutArgs) -> CommandResult {
     let notes = args.report.as_ref().map(begin).transpose()?;
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = args.threads.map_or(processors, usize::from);
-    let (out, told, failures) = (TermOutput::new(), Vec::new(), Vec::new());
-    let mut work = RelayoutRun { args, threads, out, told, failures, notes };
+    let (out, reported, failures) = (TermOutput::new(), Vec::new(), Vec::new());
+    let mut work = RelayoutRun { args, threads, out, reported, failures, notes };
     let mut sessions = VolumeSessions::new(&args.at);
     for any in &args.paths {
         if let Err(failure) = work.relayout_path(&mut sessions, any)
@@ -134,10 +134,10 @@ pub fn run(args: &RelayoutArgs) -> CommandResult {
             return Err(failure);
         }
     }
-    let RelayoutRun { mut out, told, mut failures, notes, .. } = work;
+    let RelayoutRun { mut out, reported, mut failures, notes, .. } = work;
     notes.iter().for_each(RelayoutNoteFile::mark_ended);
     if args.json {
-        out.write_json(&serde_json::json!({ "files": told }))?;
+        out.write_json(&serde_json::json!({ "files": reported }))?;
     }
     out.flush()?;
     let last = failures.pop();
@@ -244,7 +244,7 @@ impl RelayoutRun<'_> {
         if let Some(notes) = &self.notes {
             notes.record_file(changed);
         } else if self.args.json {
-            self.told.push(RelayoutReport { path, size, changed, error: None });
+            self.reported.push(RelayoutReport { path, size, changed, error: None });
         } else {
             let title = self.out.paint_text(HEAD, &path);
             writeln!(self.out, "{title}: {what}")?;
@@ -260,7 +260,7 @@ impl RelayoutRun<'_> {
         }
         self.notes.iter().for_each(|notes| notes.record_failure(&failure));
         let error = Some(failure.what.clone());
-        self.told.push(RelayoutReport { path, size: None, changed: false, error });
+        self.reported.push(RelayoutReport { path, size: None, changed: false, error });
         self.failures.push(failure);
         Ok(())
     }

@@ -77,7 +77,7 @@ struct NodeBytes {
 /// A path that is neither in the volume nor on a mount, or does not exist.
 pub fn run(args: &WhereArgs) -> CommandResult {
     let mut out = TermOutput::new();
-    let mut told = Vec::new();
+    let mut reports = Vec::new();
     let mut sessions = VolumeSessions::new(&args.at);
     let mut containers = Vec::new();
     for any in &args.paths {
@@ -90,13 +90,13 @@ pub fn run(args: &WhereArgs) -> CommandResult {
         let FoundPath { tree, volume, path, .. } = sessions.find_path(any)?;
         let one = build_report(&tree, &volume, any, &path)?;
         if !args.json {
-            print_report(&mut out, &one, any, told.is_empty())?;
+            print_report(&mut out, &one, any, reports.is_empty())?;
         }
-        told.push(one);
+        reports.push(one);
     }
     if args.json {
         let volume = sessions.volume_name();
-        let files = told.iter().map(serde_json::to_value).filter_map(Result::ok);
+        let files = reports.iter().map(serde_json::to_value).filter_map(Result::ok);
         let files: Vec<_> = files.chain(containers).collect();
         out.write_json(&serde_json::json!({ "volume": volume, "files": files }))?;
     }
@@ -113,7 +113,7 @@ fn build_report(
     let failed = |e| any.operation_failure("cannot look at", e);
     let attr = tree.stat(path, true).map_err(failed)?;
     let mut by_node = BTreeMap::new();
-    let mut told = WhereReport {
+    let mut report = WhereReport {
         path: String::from_utf8_lossy(path).into_owned(),
         kind: "file",
         ino: attr.ino.0,
@@ -126,18 +126,18 @@ fn build_report(
         InodeKind::File => {
             let runs = find_locations(tree.client(), &attr).map_err(failed)?;
             count_runs(&mut by_node, &attr, &runs);
-            told.extents = build_extents(volume, &attr, runs);
+            report.extents = build_extents(volume, &attr, runs);
         }
         InodeKind::Dir => {
-            told.kind = "directory";
-            (told.size, told.files) = sum_tree(tree, path, &mut by_node).map_err(failed)?;
+            report.kind = "directory";
+            (report.size, report.files) = sum_tree(tree, path, &mut by_node).map_err(failed)?;
         }
         _ => {
             let what = format!("{any} is a special file: it has no bytes");
             return Err(CommandFailure::new(what));
         }
     }
-    told.nodes = by_node
+    report.nodes = by_node
         .into_iter()
         .map(|(node, (files, bytes))| NodeBytes {
             node: node.0,
@@ -146,7 +146,7 @@ fn build_report(
             bytes,
         })
         .collect();
-    Ok(told)
+    Ok(report)
 }
 
 fn node_name(volume: &VolumeFile, node: NodeId) -> String {
@@ -226,7 +226,7 @@ fn build_extents(volume: &VolumeFile, attr: &Attr, runs: Vec<DataPattern>) -> Ve
 
 fn print_report(
     out: &mut TermOutput,
-    told: &WhereReport,
+    report: &WhereReport,
     any: &AnyPath,
     first: bool,
 ) -> CommandResult {
@@ -235,43 +235,43 @@ fn print_report(
         writeln!(out)?;
     }
     let title = out.paint_text(HEAD, &any.to_string());
-    if told.kind == "directory" {
-        let files = if told.files == 1 { "file" } else { "files" };
-        writeln!(out, "{title}: {} {files}, {}", told.files, term::format_size(told.size))?;
+    if report.kind == "directory" {
+        let files = if report.files == 1 { "file" } else { "files" };
+        writeln!(out, "{title}: {} {files}, {}", report.files, term::format_size(report.size))?;
         let mut table = TextTable::new(&["NODE", ">FILES", ">BYTES", "SHARE"]);
-        for node in &told.nodes {
+        for node in &report.nodes {
             table.add_row([
                 (node.name.clone(), plain),
                 (node.files.to_string(), plain),
                 (term::format_size(node.bytes), plain),
-                (term::share_bar(node_share(node, told)), DIM),
+                (term::share_bar(node_share(node, report)), DIM),
             ]);
         }
-        if !told.nodes.is_empty() {
+        if !report.nodes.is_empty() {
             out.write_table(&table)?;
         }
         return Ok(());
     }
-    writeln!(out, "{title}: {} bytes ({})", told.size, term::format_size(told.size))?;
-    if told.extents.is_empty() {
-        let names: Vec<&str> = told.nodes.iter().map(|n| n.name.as_str()).collect();
+    writeln!(out, "{title}: {} bytes ({})", report.size, term::format_size(report.size))?;
+    if report.extents.is_empty() {
+        let names: Vec<&str> = report.nodes.iter().map(|n| n.name.as_str()).collect();
         writeln!(out, "no bytes yet; they will be on {}", names.join(", "))?;
         return Ok(());
     }
-    if told.nodes.len() > 1 {
+    if report.nodes.len() > 1 {
         let mut table = TextTable::new(&["NODE", ">BYTES", "SHARE"]);
-        for node in &told.nodes {
+        for node in &report.nodes {
             let bytes = term::format_size(node.bytes);
             table.add_row([
                 (node.name.clone(), HEAD),
                 (bytes, plain),
-                (term::share_bar(node_share(node, told)), DIM),
+                (term::share_bar(node_share(node, report)), DIM),
             ]);
         }
         out.write_table(&table)?;
         writeln!(out)?;
     }
-    print_extents(out, &told.extents)?;
+    print_extents(out, &report.extents)?;
     Ok(())
 }
 
@@ -310,6 +310,6 @@ fn format_blocks(extent: &ExtentReport) -> String {
     }
 }
 
-fn node_share(node: &NodeBytes, told: &WhereReport) -> f64 {
-    node.bytes as f64 / told.size.max(1) as f64
+fn node_share(node: &NodeBytes, report: &WhereReport) -> f64 {
+    node.bytes as f64 / report.size.max(1) as f64
 }

@@ -132,9 +132,9 @@ fn a_damaged_journal_is_told_and_its_loss_accepted() {
     bytes[tile * 8 + 16] ^= 1;
     std::fs::write(&journal, bytes).unwrap();
     let name = journal.to_str().unwrap();
-    let told = [name, "damaged at byte", "tatami recover --accept-loss"];
+    let report = [name, "damaged at byte", "tatami recover --accept-loss"];
     for verb in ["where", "relayout", "recover"] {
-        run([verb.as_ref(), os]).fails(1, &told);
+        run([verb.as_ref(), os]).fails(1, &report);
     }
     let json = run(["recover".as_ref(), "--accept-loss".as_ref(), "--json".as_ref(), os]);
     let json = json.works().json();
@@ -172,12 +172,12 @@ fn a_damaged_marker_is_told_and_written_anew() {
         (&|| std::fs::remove_file(&marker).unwrap(), "the marker is missing"),
     ] {
         damage();
-        let told = [name, what, "tatami recover --accept-loss"];
+        let report = [name, what, "tatami recover --accept-loss"];
         for verb in ["relayout", "recover"] {
-            run([verb.as_ref(), os]).fails(1, &told);
+            run([verb.as_ref(), os]).fails(1, &report);
         }
         if marker.exists() {
-            run(["where".as_ref(), os]).fails(1, &told);
+            run(["where".as_ref(), os]).fails(1, &report);
         }
         let json = accept().works().json();
         assert_eq!(json["files"][0]["marker_written"], true, "{json}");

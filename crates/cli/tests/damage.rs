@@ -97,15 +97,15 @@ fn a_damaged_key_is_told_by_every_command() {
     // The byte stays a hexadecimal digit.
     bytes[7] = if bytes[7] == b'4' { b'5' } else { b'4' };
     std::fs::write(&file, &bytes).expect("written");
-    let told =
+    let report =
         [file.to_str().expect("UTF-8"), "does not match its checksum", "copy the file again"];
     for verb in ["ls", "status", "fsck"] {
         let said = volume.run(verb, NOTHING);
         let all = said.err.clone() + &said.out;
-        assert!(said.code != Some(0) && told.iter().all(|part| all.contains(part)), "{said:?}");
+        assert!(said.code != Some(0) && report.iter().all(|part| all.contains(part)), "{said:?}");
     }
     volume.run("down", ["--force"]);
-    volume.run("up", ["--no-mount"]).fails(1, &told);
+    volume.run("up", ["--no-mount"]).fails(1, &report);
     std::fs::write(&file, good).expect("written");
     volume.run("up", ["--no-mount"]).works();
     volume.run("ls", NOTHING).works();

@@ -28,12 +28,12 @@ fn a_volume_is_as_open_to_others_as_its_mount() {
     for verb in ["ls", "status", "cat"] {
         let path: &[&str] = if verb == "cat" { &[":/f"] } else { &[] };
         let said = users.run(OTHER, verb, path);
-        let told = said.out.clone() + &said.err;
+        let report = said.out.clone() + &said.err;
         assert_eq!(said.code, Some(3), "{said:#?}");
         for part in ["belongs to user 12345", "not open to others", "mount.allow_other = true"] {
-            assert!(told.contains(part), "{verb}: no {part:?} in {told}");
+            assert!(report.contains(part), "{verb}: no {part:?} in {report}");
         }
-        assert!(!told.contains("to start stopped nodes"), "{told}");
+        assert!(!report.contains("to start stopped nodes"), "{report}");
     }
     // The mode of the socket alone does not grant access.
     users.set_mode(&users.volume().join("node0/socket"), 0o666);
@@ -154,11 +154,11 @@ fn a_node_of_another_machine_is_not_started_here() {
     volume.run("down", NOTHING).works();
     for verb in ["status", "ls"] {
         let said = there.run(verb, NOTHING);
-        let told = said.out.clone() + &said.err;
+        let report = said.out.clone() + &said.err;
         assert_eq!(said.code, Some(3), "{said:#?}");
-        assert!(told.contains("on another machine") && told.contains("127.0.0.1"), "{told}");
+        assert!(report.contains("on another machine") && report.contains("127.0.0.1"), "{report}");
         let here = format!("tatami up --dir {}", there.dir().display());
-        assert!(!told.contains(&here), "{told}");
+        assert!(!report.contains(&here), "{report}");
     }
     let said = volume.run("status", NOTHING);
     assert!(said.out.contains(&format!("tatami up --dir {}", volume.dir().display())), "{said:#?}");
@@ -242,11 +242,11 @@ fn a_copy_of_a_mount_in_another_namespace_does_not_keep_it() {
     let holder = elsewhere("echo up; read line; ls \"$1\" 2>&1");
     let said = volume.run("down", NOTHING);
     let pid = holder.id();
-    let told = end(holder);
+    let report = end(holder);
     said.works();
     let parts = ["copied into mount namespaces", &format!("(process {pid})")];
     assert!(parts.iter().all(|part| said.err.contains(part)), "{said:#?}");
-    assert!(told.contains("not connected"), "{told}");
+    assert!(report.contains("not connected"), "{report}");
     assert!(volume.processes().is_empty());
     volume.run("up", NOTHING).works();
     assert_eq!(std::fs::read(volume.path("mnt/file")).expect("there"), b"kept");

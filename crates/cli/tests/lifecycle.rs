@@ -117,8 +117,8 @@ fn json_is_json_everywhere() {
     assert_eq!(df["nodes"].as_array().map(Vec::len), Some(2));
     let fsck = volume.run("fsck", ["--json"]).works().json();
     assert_eq!(fsck["clean"], true);
-    let told = volume.run("where", ["--json", ":/f"]).works().json();
-    let extent = &told["files"][0]["extents"][0];
+    let report = volume.run("where", ["--json", ":/f"]).works().json();
+    let extent = &report["files"][0]["extents"][0];
     assert_eq!((&extent["node"], &extent["len"]), (&1.into(), &5.into()));
     let object = extent["object"].as_str().expect("a path");
     assert_eq!(std::fs::read(object).expect("the backing file"), b"12345");
@@ -154,8 +154,8 @@ fn exec_shows_a_node_at_the_common_path() {
     Said::from(command.output().expect("tatami can be run")).works();
     assert!(!file.exists(), "only the program saw it there");
     assert_eq!(std::fs::read(mnt.join("node0/from-rank")).expect("in the volume"), b"here\n");
-    let told = volume.run("where", ["--json", ":/from-rank"]).works().json();
-    assert_eq!(told["files"][0]["extents"][0]["node"], 1);
+    let report = volume.run("where", ["--json", ":/from-rank"]).works().json();
+    assert_eq!(report["files"][0]["extents"][0]["node"], 1);
     let said = volume.run("exec", ["--node", "1", "--", "sh", "-c", "exit 7"]);
     assert_eq!(said.code, Some(7), "{said:?}");
     volume.run("exec", ["--node", "rank", "--", "true"]).fails(2, &["OMPI_COMM_WORLD_RANK"]);
@@ -223,8 +223,8 @@ fn fsck_finds_and_mends() {
         let path = volume.path(name);
         std::fs::write(&path, bytes).expect("written");
         volume.run("cp", [path.to_str().expect("UTF-8"), ":/"]).works();
-        let told = volume.run("where", ["--json", &format!(":/{name}")]).works().json();
-        told["files"][0]["extents"][0]["object"].as_str().expect("an object").to_owned()
+        let report = volume.run("where", ["--json", &format!(":/{name}")]).works().json();
+        report["files"][0]["extents"][0]["object"].as_str().expect("an object").to_owned()
     };
     let (lost, grown, good) =
         (write("lost", b"12345"), write("grown", b"12345"), write("good", b"x"));

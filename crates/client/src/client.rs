@@ -301,10 +301,10 @@ impl Client {
             Ok((result, granted)) => (result, granted),
             Err(e) => (Err(e), None),
         };
-        let told = result.as_ref().map_err(|e| *e);
+        let outcome = result.as_ref().map_err(|e| *e);
         // Also after an error: a change without a reply may have taken effect, so the cache must
         // learn of it.
-        executor.delegations.finish_request(&call.op, asked, told, granted.as_ref());
+        executor.delegations.finish_request(&call.op, asked, outcome, granted.as_ref());
         result
     }
 
@@ -340,8 +340,8 @@ impl Client {
             if let Err(errno) = &result {
                 record_cause(*errno, || format!("executor {id}: {errno}"));
             }
-            let told = result.as_ref().map_err(|e| *e);
-            executor.delegations.finish_request(&call.op, asked, told, granted.as_ref());
+            let outcome = result.as_ref().map_err(|e| *e);
+            executor.delegations.finish_request(&call.op, asked, outcome, granted.as_ref());
             results.push(result);
         }
         results

@@ -244,15 +244,15 @@ impl DelegationCache {
     /// partition.
     pub(crate) fn grant_partition_timeout(
         &self,
-        told: &PartitionAttr,
+        reported: &PartitionAttr,
         whole: Ino,
     ) -> Option<Duration> {
         self.kernel()?;
-        let (now, part) = (uptime(), told.attr.ino);
+        let (now, part) = (uptime(), reported.attr.ino);
         let end = Duration::from_micros(self.until.load(SeqCst));
         let left = end.checked_sub(now)?;
         let mut shard = self.shard_of_inode(part).lock();
-        let lends = shard.inodes.get(&part)?.part.as_deref() == Some(told);
+        let lends = shard.inodes.get(&part)?.part.as_deref() == Some(reported);
         (lends && shard.kernel_table.record_attr(part, whole, now, end)).then_some(left)
     }
 
@@ -500,7 +500,7 @@ impl DelegationCache {
             }
             return;
         };
-        let told = match result {
+        let reported = match result {
             Ok(
                 MetaReply::Attr(attr)
                 | MetaReply::Created { attr, .. }
@@ -527,10 +527,10 @@ impl DelegationCache {
         // included.
         let own = CacheMoment(self.next_moment());
         let own = if op.is_mutation() { own } else { asked };
-        let attrs = [told, granted.dir.as_deref()].into_iter().flatten();
+        let attrs = [reported, granted.dir.as_deref()].into_iter().flatten();
         for attr in attrs.filter(|attr| delegated(attr.ino) && !disturbed.contains(&attr.ino)) {
             let fresh = matches!(result, Ok(MetaReply::Created { created: true, .. }))
-                && told.is_some_and(|told| told.ino == attr.ino);
+                && reported.is_some_and(|reported| reported.ino == attr.ino);
             self.cache_attr(attr, asked, own, fresh);
         }
         if let Some(part) = part {
@@ -569,21 +569,21 @@ impl DelegationCache {
     /// is if no event has touched them. `own` is as for [`DelegationCache::cache_attr`].
     fn cache_partition(
         &self,
-        told: &PartitionAttr,
+        reported: &PartitionAttr,
         asked: CacheMoment,
         own: CacheMoment,
         is_sure: bool,
     ) {
-        let part = told.attr.ino;
+        let part = reported.attr.ino;
         let mut shard = self.shard_of_inode(part).lock();
         if self.is_outdated(&shard, part, asked) {
             return;
         }
         let is_sure = is_sure && shard.attrs[self.attr_event_index(part)] <= own.0;
         let known = self.enter_inode(&mut shard, part);
-        known.dir.get_or_insert_with(|| CachedDir::quiet_since(to_uptime(told.attr.ctime)));
+        known.dir.get_or_insert_with(|| CachedDir::quiet_since(to_uptime(reported.attr.ctime)));
         if is_sure {
-            known.part = Some(Arc::new(told.clone()));
+            known.part = Some(Arc::new(reported.clone()));
         }
     }
 

@@ -44,10 +44,10 @@ impl JobMember {
         let JobMember { ino, open, rank, .. } = *self;
         let joined = self.joined.load(SeqCst);
         match self.client.send_meta(&Cred::ROOT, MetaOp::Job { ino, open, rank, joined, op })? {
-            MetaReply::Job { first, told } => {
+            MetaReply::Job { first, reply } => {
                 self.joined.store(true, SeqCst);
                 self.first.fetch_or(first, SeqCst);
-                Ok(told)
+                Ok(reply)
             }
             _ => Err(Errno::EPROTO),
         }

@@ -195,9 +195,11 @@ mod tests {
     #[test]
     fn a_million_blocks_are_a_pattern_a_piece() {
         let size = (4 << 20) + 3;
-        let told = find_tile_patterns(&striped(2, 4, size), size);
-        let short: Vec<_> =
-            told.iter().map(|w| (w.offset, w.len, w.block, w.stride, w.count, w.node.0)).collect();
+        let reported = find_tile_patterns(&striped(2, 4, size), size);
+        let short: Vec<_> = reported
+            .iter()
+            .map(|w| (w.offset, w.len, w.block, w.stride, w.count, w.node.0))
+            .collect();
         let half = 2 << 20;
         assert_eq!(short, [(0, half + 3, 4, 8, half / 4 + 1, 0), (4, half, 4, 8, half / 4, 1)]);
     }
@@ -209,9 +211,9 @@ mod tests {
         for i in 0..2 * PATTERNS_MAX as u64 {
             piece.append(5, view, i * i + 3 * i, 1, i).expect("appended");
         }
-        let told = find_tile_patterns(&tiles(vec![piece]), 1 << 28);
-        assert_eq!(told.len(), 1);
-        assert_eq!((told[0].count, told[0].len, told[0].offset), (0, 1, 0));
+        let reported = find_tile_patterns(&tiles(vec![piece]), 1 << 28);
+        assert_eq!(reported.len(), 1);
+        assert_eq!((reported[0].count, reported[0].len, reported[0].offset), (0, 1, 0));
     }
 
     proptest! {
@@ -233,17 +235,17 @@ mod tests {
             }
             let tiles = tiles(pieces);
             let mut owners = vec![None; size as usize];
-            for told in find_tile_patterns(&tiles, size) {
-                prop_assert!(told.count > 0);
-                let mut left = told.len;
-                for i in 0..told.count {
-                    for k in 0..told.block.min(left) {
-                        let byte = told.offset + i * told.stride + k;
-                        let flat = told.piece == 0;
-                        let at = if flat { byte } else { told.at + i * told.block + k };
-                        prop_assert_eq!(owners[byte as usize].replace((told.piece, at)), None);
+            for reported in find_tile_patterns(&tiles, size) {
+                prop_assert!(reported.count > 0);
+                let mut left = reported.len;
+                for i in 0..reported.count {
+                    for k in 0..reported.block.min(left) {
+                        let byte = reported.offset + i * reported.stride + k;
+                        let flat = reported.piece == 0;
+                        let at = if flat { byte } else { reported.at + i * reported.block + k };
+                        prop_assert_eq!(owners[byte as usize].replace((reported.piece, at)), None);
                     }
-                    left -= told.block.min(left);
+                    left -= reported.block.min(left);
                 }
                 prop_assert_eq!(left, 0);
             }

@@ -129,9 +129,9 @@ impl Client {
         let op = MetaOp::Locks { ino, session: session.id(), op };
         let call = MetaCall { shard: ino.owner_shard(), cred: Cred::ROOT, op };
         match self.send_to_executor(executor.id, &call)? {
-            MetaReply::Locks { session: id, reply: told } => {
+            MetaReply::Locks { session: id, reply } => {
                 session.record_id(id);
-                Ok(RoutedLockReply::Reply(told))
+                Ok(RoutedLockReply::Reply(reply))
             }
             MetaReply::WrongShard { .. } => Ok(RoutedLockReply::WrongExecutor),
             _ => Err(Errno::EPROTO),
@@ -267,14 +267,14 @@ impl Client {
                 bytes.publish_writes(ino);
             }
             let delegate = executor.locks.may_delegate() && file.len() < DELEGATED_LOCKS_MAX / 2;
-            let told = self.send_lock_request(
+            let reply = self.send_lock_request(
                 executor,
                 ino,
                 session,
                 LockOp::Set { lock: *lock, wait, delegate },
             );
             let gone = matches!(
-                told,
+                reply,
                 Ok(RoutedLockReply::Reply(LockOpReply::Waiting)) | Err(Errno::EAGAIN)
             );
             // As above: flock(2) has released the old lock before it waits or fails.
@@ -283,14 +283,14 @@ impl Client {
             }
             // Without a reply the executor may have granted the lock, and the caller does not have
             // it. The reclaim makes the executor agree.
-            if matches!(told, Err(errno) if !REFUSALS.contains(&errno)) {
+            if matches!(reply, Err(errno) if !REFUSALS.contains(&errno)) {
                 self.locks.notify_waiters(|news| _ = news.reclaim.insert(executor.id));
             }
-            let told = match told? {
-                RoutedLockReply::Reply(told) => told,
+            let reply = match reply? {
+                RoutedLockReply::Reply(reply) => reply,
                 RoutedLockReply::WrongExecutor => return Ok(LockAttempt::WrongExecutor),
             };
-            match told {
+            match reply {
                 LockOpReply::Done { delegated } => {
                     // Only after the reply: until then the executor may refuse.
                     file.record_lock(lock, handle);
@@ -376,7 +376,7 @@ impl Client {
             }
             // Before the release: from then on other clients may read the bytes.
             bytes.publish_writes(ino);
-            let told =
+            let reply =
                 self.send_lock_request(executor, ino, session, LockOp::Free { sort, owner, span });
             let put_again = [
                 LockOpReply::UnknownSession { reclaim: true },
@@ -384,12 +384,12 @@ impl Client {
             ];
             // The record goes, even after an error, unless the request is repeated: the caller has
             // released the lock in any case. The reclaim below makes the executor agree.
-            match told {
+            match reply {
                 Ok(RoutedLockReply::WrongExecutor) | Err(Errno::ENOLCK) => {}
-                Ok(RoutedLockReply::Reply(told)) if put_again.contains(&told) => {}
+                Ok(RoutedLockReply::Reply(reply)) if put_again.contains(&reply) => {}
                 _ => file.table(sort).free_span(owner, span),
             }
-            match told {
+            match reply {
                 Ok(RoutedLockReply::WrongExecutor) => Ok(LockAttempt::WrongExecutor),
                 Ok(RoutedLockReply::Reply(LockOpReply::Done { .. })) => Ok(LockAttempt::Reply(())),
                 Ok(RoutedLockReply::Reply(LockOpReply::UnknownSession { .. })) => {

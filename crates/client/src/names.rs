@@ -208,8 +208,8 @@ impl Client {
             let map = self.map();
             let executor = map.owner(first.owner_shard()).ok_or(Errno::ESTALE)?;
             let here = |ino: &mut Ino| map.owner(ino.owner_shard()) == Some(executor);
-            let told = left.each_mut().map(|inos| inos.extract_if(.., here).collect::<Vec<_>>());
-            let [inos, empty, read] = told.clone();
+            let sent = left.each_mut().map(|inos| inos.extract_if(.., here).collect::<Vec<_>>());
+            let [inos, empty, read] = sent.clone();
             let op = MetaOp::ReportClosed { inos, empty, read };
             let call = MetaCall { shard: op.target_inode().owner_shard(), cred: Cred::ROOT, op };
             match self.send_to_executor(executor, &call)? {
@@ -217,7 +217,7 @@ impl Client {
                 MetaReply::WrongShard { .. } => {
                     // The executor has done nothing: its shards differ from those in the map of
                     // this client. The files stay in the list, and a newer map sorts them again.
-                    left.iter_mut().zip(told).for_each(|(left, told)| left.extend(told));
+                    left.iter_mut().zip(sent).for_each(|(left, sent)| left.extend(sent));
                     self.fetch_map_from(executor.node);
                     let retry = retry.get_or_insert_with(|| Retry::new(self.operation_timeout()));
                     if self.map().epoch == map.epoch && !retry.pause() {

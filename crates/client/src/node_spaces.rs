@@ -54,10 +54,10 @@ impl NodeSpaces {
 
     /// Adds up the reports of these nodes.
     pub(crate) fn sum_spaces(&self, nodes: impl Iterator<Item = NodeId>) -> VolumeSpace {
-        let told = self.nodes.lock();
+        let spaces = self.nodes.lock();
         let mut sum = VolumeSpace::default();
         let mut seen = HashSet::new();
-        for space in nodes.filter_map(|node| told.get(&node)).map(|(_, space)| space) {
+        for space in nodes.filter_map(|node| spaces.get(&node)).map(|(_, space)| space) {
             sum.inodes += space.inodes;
             if seen.insert(space.disk) {
                 sum.total += space.total;

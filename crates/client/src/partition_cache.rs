@@ -43,12 +43,12 @@ impl PartitionCache {
     /// Returns the operation with partitions in the place of directories; `None` where it stays the
     /// same.
     pub(crate) fn locate(&self, op: &MetaOp) -> Option<MetaOp> {
-        let told = self.table.lock();
-        if told.directories.is_empty() {
+        let reported = self.table.lock();
+        if reported.directories.is_empty() {
             return None;
         }
         let mut located = op.clone();
-        told.directories.locate_op(&self.shard_map, self.seed, &mut located);
+        reported.directories.locate_op(&self.shard_map, self.seed, &mut located);
         (located != *op).then_some(located)
     }
 
@@ -63,8 +63,8 @@ impl PartitionCache {
 
     /// Returns the batch operation with a partition in the place of its directory.
     pub(crate) fn locate_batch_op(&self, operation: &BatchOp) -> BatchOp {
-        let (mut operation, told) = (operation.clone(), self.table.lock());
-        told.directories.locate_batch_op(&self.shard_map, self.seed, &mut operation);
+        let (mut operation, reported) = (operation.clone(), self.table.lock());
+        reported.directories.locate_batch_op(&self.shard_map, self.seed, &mut operation);
         operation
     }
 

@@ -153,12 +153,12 @@ impl Client {
         if !self.has_delegations() {
             return false;
         }
-        let mut told = self.partitions.table.lock();
+        let mut reported = self.partitions.table.lock();
         let now = uptime();
-        if told.asked.len() >= ASKED_MAX {
-            told.asked.clear();
+        if reported.asked.len() >= ASKED_MAX {
+            reported.asked.clear();
         }
-        let asked = told.asked.entry(attr.ino).or_default();
+        let asked = reported.asked.entry(attr.ino).or_default();
         asked.times += 1;
         if asked.times < ASKED_FIRST
             || now < asked.not_before
@@ -216,16 +216,16 @@ impl Client {
 
     /// Returns the parent of a directory. `told` is the parent in a part of its listing; only the
     /// first partition states it.
-    pub(crate) fn resolve_parent_inode(&self, dir: Ino, told: Ino) -> Ino {
+    pub(crate) fn resolve_parent_inode(&self, dir: Ino, reported: Ino) -> Ino {
         let mut known = self.partitions.table.lock();
-        if told == dir && dir != Ino::ROOT {
+        if reported == dir && dir != Ino::ROOT {
             return known.above.get(&dir).copied().unwrap_or(dir);
         }
         if known.above.len() >= ABOVE_MAX {
             known.above.clear();
         }
-        known.above.insert(dir, told);
-        told
+        known.above.insert(dir, reported);
+        reported
     }
 }
 

@@ -37,7 +37,7 @@ pub fn report_pieces(
     cap: Cap,
 ) -> Result<Vec<PieceJournalReport>, Errno> {
     let (page, _) = client.fetch_pieces(attr.ino)?;
-    let mut told = Vec::with_capacity(page.pieces.len());
+    let mut reports = Vec::with_capacity(page.pieces.len());
     for piece in page.pieces {
         let published = match piece.tiles.is_empty() {
             true => 0,
@@ -58,9 +58,9 @@ pub fn report_pieces(
             Some(LastWord::Damaged(damage)) => (None, Some(damage)),
             None => (None, None),
         };
-        told.push(PieceJournalReport { number, node, growth, published, journal, damage });
+        reports.push(PieceJournalReport { number, node, growth, published, journal, damage });
     }
-    Ok(told)
+    Ok(reports)
 }
 
 /// Reads the journal of piece `number` with all checksums, and returns its damage, if any. `cap`

@@ -156,7 +156,7 @@ impl Client {
     ) -> Result<(), FrameError> {
         // Open files come before the first `Alive`: a new incarnation of the daemon must know them
         // before it lets other clients remove them.
-        let mut told = self.report_open_files(connection, executor.id, files)?;
+        let mut report = self.report_open_files(connection, executor.id, files)?;
         // Taken before the message is sent. The client counts its term from here and the daemon
         // from the receipt, so the client's term ends first.
         let mut asked = Some(uptime());
@@ -171,9 +171,9 @@ impl Client {
             }
             // Shards may have moved to this executor, and with them open files that it does not
             // know of.
-            let moved = files.is_some() && told.epoch != self.map().epoch;
+            let moved = files.is_some() && report.epoch != self.map().epoch;
             if moved && asked.is_none() {
-                told = self.report_open_files(connection, executor.id, files)?;
+                report = self.report_open_files(connection, executor.id, files)?;
                 next = now;
             }
             if now >= next && asked.is_none() {
@@ -209,7 +209,7 @@ impl Client {
                     // The reply to `Alive` proves that the executor has read the `Holds` before it:
                     // messages of a connection are handled in order.
                     if let Some(files) = files {
-                        files.confirm_reported(&std::mem::take(&mut told.inos));
+                        files.confirm_reported(&std::mem::take(&mut report.inos));
                     }
                     if let Some(from) = asked.take() {
                         let lasting = Duration::from_millis(lasting.into());

@@ -19,13 +19,13 @@ pub(crate) struct RemoteObject {
     object: ObjectHandle,
     stream: Arc<WriteStream>,
     /// The failures of writes that this handle has reported.
-    told: Mutex<SeenFailures>,
+    seen: Mutex<SeenFailures>,
 }
 
 impl RemoteObject {
     pub(crate) fn new(object: ObjectHandle, stream: Arc<WriteStream>) -> RemoteObject {
-        let told = Mutex::new(stream.current_failures());
-        RemoteObject { object, stream, told }
+        let seen = Mutex::new(stream.current_failures());
+        RemoteObject { object, stream, seen }
     }
 }
 
@@ -46,11 +46,11 @@ impl FileBytes for RemoteObject {
     }
 
     fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
-        let mut told = lock_interruptibly(&self.told)?;
+        let mut seen = lock_interruptibly(&self.seen)?;
         for (i, chunk) in data.chunks(PAYLOAD_MAX).enumerate() {
             let op = ObjectOp::Write { offset: offset + (i * PAYLOAD_MAX) as u64 };
             let call = self.object.object_call(self.object.access.current_cap(), &op);
-            self.stream.write(call, chunk, &mut told)?;
+            self.stream.write(call, chunk, &mut seen)?;
         }
         Ok(data.len())
     }
@@ -84,7 +84,7 @@ impl FileBytes for RemoteObject {
     }
 
     fn flush(&self) -> Result<(), Errno> {
-        self.stream.flush(&mut *lock_interruptibly(&self.told)?)
+        self.stream.flush(&mut *lock_interruptibly(&self.seen)?)
     }
 
     fn wait_for_writes(&self) {

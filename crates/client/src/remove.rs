@@ -95,7 +95,7 @@ impl TreeRemoval<'_> {
             });
             let (client, cred) = (self.tree.client(), self.tree.cred());
             let answers = client.send_meta_several(cred, ops.collect());
-            let (mut told, mut left, mut done) = (Vec::new(), Vec::new(), Vec::new());
+            let (mut answered, mut left, mut done) = (Vec::new(), Vec::new(), Vec::new());
             for (stretch, answer) in wave.into_iter().zip(answers) {
                 match answer {
                     Ok(MetaReply::DirCleared { removed, names, retained: some, end, upto })
@@ -103,7 +103,7 @@ impl TreeRemoval<'_> {
                     {
                         self.report_cleared(stretch.dir, removed, &names);
                         left.extend(some.into_iter().map(|one| (stretch.dir, one)));
-                        told.push((stretch, end, upto));
+                        answered.push((stretch, end, upto));
                     }
                     other => {
                         self.fates[stretch.dir].closed = Some(other.err().unwrap_or(Errno::EPROTO));
@@ -113,7 +113,7 @@ impl TreeRemoval<'_> {
             }
             // Before the stretches are ended: the new subdirectories keep their parents open.
             let new = self.remove_leftovers(left);
-            done.extend(self.walk.continue_stretches(client, cred, told));
+            done.extend(self.walk.continue_stretches(client, cred, answered));
             self.remove_or_clear(&new);
             self.remove_finished(done);
         }

@@ -142,7 +142,7 @@ impl UnsyncedNames {
         let known = &mut *self.known.lock();
         for ino in inos {
             if let Some(way) = known.names.get_mut(ino) {
-                way.unsynced.retain(|_, told| *told >= since);
+                way.unsynced.retain(|_, acked_at| *acked_at >= since);
             }
         }
     }
@@ -150,7 +150,7 @@ impl UnsyncedNames {
     /// As [`UnsyncedNames::record_synced`], for the names in a directory.
     pub(crate) fn record_contents_synced(&self, dir: Ino, since: Duration) {
         if let Some(debts) = self.known.lock().contents.get_mut(&dir) {
-            debts.retain(|_, told| *told >= since);
+            debts.retain(|_, acked_at| *acked_at >= since);
         }
     }
 
@@ -193,10 +193,10 @@ impl UnsyncedTable {
             .entry(ino)
             .or_insert_with(|| UnsyncedName { parent: above, unsynced: UnsyncedExecutors::new() });
         way.parent = above;
-        let told = executors.into_iter().flatten().map(|executor| (executor, now));
+        let acked_at = executors.into_iter().flatten().map(|executor| (executor, now));
         more.into_iter()
-            .chain(told)
-            .for_each(|(executor, told)| record_latest(&mut way.unsynced, executor, told));
+            .chain(acked_at)
+            .for_each(|(executor, acked_at)| record_latest(&mut way.unsynced, executor, acked_at));
     }
 
     /// Records a change in a directory.
@@ -215,8 +215,8 @@ impl UnsyncedTable {
 
     fn collect_unsynced(&self, ino: Ino) -> UnsyncedExecutors {
         let mut all = UnsyncedExecutors::new();
-        for (executor, told) in self.walk_ancestors(ino).flat_map(|(_, way)| &way.unsynced) {
-            record_latest(&mut all, *executor, *told);
+        for (executor, acked_at) in self.walk_ancestors(ino).flat_map(|(_, way)| &way.unsynced) {
+            record_latest(&mut all, *executor, *acked_at);
         }
         all
     }
@@ -233,16 +233,17 @@ impl UnsyncedTable {
         owed
     }
 
-    fn is_durable(&self, executor: ExecutorId, told: Duration) -> bool {
-        self.durable_until.get(&executor).is_some_and(|lasting| told < *lasting)
+    fn is_durable(&self, executor: ExecutorId, acked_at: Duration) -> bool {
+        self.durable_until.get(&executor).is_some_and(|lasting| acked_at < *lasting)
     }
 
     fn unsynced_executors<'a>(
         &'a self,
         debts: &'a UnsyncedExecutors,
     ) -> impl Iterator<Item = ExecutorId> + 'a {
-        let open =
-            |(executor, told): &(&ExecutorId, &Duration)| !self.is_durable(**executor, **told);
+        let open = |(executor, acked_at): &(&ExecutorId, &Duration)| {
+            !self.is_durable(**executor, **acked_at)
+        };
         debts.iter().filter(open).map(|(executor, _)| *executor)
     }
 
@@ -259,7 +260,7 @@ impl UnsyncedTable {
             self.contents.iter().filter(|(_, debts)| !owes(debts)).map(|(dir, _)| *dir).collect();
         done.iter().for_each(|ino| drop(self.names.remove(ino)));
         empty.iter().for_each(|dir| drop(self.contents.remove(dir)));
-        let settled = self.common.iter().filter(|(e, told)| self.is_durable(**e, **told));
+        let settled = self.common.iter().filter(|(e, acked_at)| self.is_durable(**e, **acked_at));
         let settled: Vec<_> = settled.map(|(executor, _)| *executor).collect();
         settled.iter().for_each(|executor| _ = self.common.remove(executor));
     }
@@ -269,17 +270,17 @@ impl UnsyncedTable {
     fn merge_into_common(&mut self) {
         let names = std::mem::take(&mut self.names).into_values().map(|way| way.unsynced);
         let contents = std::mem::take(&mut self.contents).into_values();
-        for (executor, told) in names.chain(contents).flatten() {
-            if !self.is_durable(executor, told) {
-                record_latest(&mut self.common, executor, told);
+        for (executor, acked_at) in names.chain(contents).flatten() {
+            if !self.is_durable(executor, acked_at) {
+                record_latest(&mut self.common, executor, acked_at);
             }
         }
     }
 }
 
-fn record_latest(debts: &mut UnsyncedExecutors, executor: ExecutorId, told: Duration) {
-    let last = debts.entry(executor).or_insert(told);
-    *last = told.max(*last);
+fn record_latest(debts: &mut UnsyncedExecutors, executor: ExecutorId, acked_at: Duration) {
+    let last = debts.entry(executor).or_insert(acked_at);
+    *last = acked_at.max(*last);
 }
 
 #[cfg(test)]

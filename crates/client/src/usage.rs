@@ -91,13 +91,13 @@ impl UsageWalk<'_> {
         let (client, cred) = (self.tree.client(), self.tree.cred());
         let answers = client.send_meta_several(cred, ops.collect());
         let any = !wave.is_empty();
-        let (mut told, mut elsewhere, mut found) = (Vec::new(), Vec::new(), 0);
+        let (mut answered, mut elsewhere, mut found) = (Vec::new(), Vec::new(), 0);
         for (stretch, answer) in wave.into_iter().zip(answers) {
             match answer {
                 Ok(MetaReply::DirTotals { totals: sum, end, upto })
                     if end || upto > stretch.after =>
                 {
-                    told.push((stretch, end, upto));
+                    answered.push((stretch, end, upto));
                     found += self.record_sum(stretch, sum, &mut elsewhere);
                 }
                 // The directory was removed meanwhile.
@@ -111,7 +111,7 @@ impl UsageWalk<'_> {
         }
         found += self.count_elsewhere(elsewhere);
         // The sums are added up at the end, so the directories that are done now do not matter.
-        self.walk.continue_stretches(client, cred, told);
+        self.walk.continue_stretches(client, cred, answered);
         watch(found);
         any
     }

@@ -85,10 +85,10 @@ impl TreeWalk {
         &mut self,
         client: &Client,
         cred: &Cred,
-        told: Vec<(CookieStretch, bool, u64)>,
+        answered: Vec<(CookieStretch, bool, u64)>,
     ) -> Vec<usize> {
         let (mut done, mut large) = (Vec::new(), Vec::new());
-        for (stretch, end, upto) in told {
+        for (stretch, end, upto) in answered {
             if end || upto >= stretch.last {
                 done.extend(self.finish_part(stretch.dir).then_some(stretch.dir));
                 continue;

@@ -105,7 +105,7 @@ impl WriteStream {
         &self,
         call: ObjectCall,
         data: &[u8],
-        told: &mut SeenFailures,
+        seen: &mut SeenFailures,
     ) -> Result<(), Errno> {
         let mut state = lock_interruptibly(&self.state)?;
         while !state.pending.is_empty()
@@ -115,7 +115,7 @@ impl WriteStream {
         }
         // Before the write is accepted: a caller that gets an error must not find its bytes
         // written.
-        report_failures(&state.failures, told)?;
+        report_failures(&state.failures, seen)?;
         let mut buffer = state.spare.pop().unwrap_or_default();
         buffer.clear();
         buffer.extend_from_slice(data);
@@ -141,10 +141,10 @@ impl WriteStream {
     /// # Errors
     /// A failure that `told` does not include. `EHOSTDOWN` when the program that asked is being
     /// ended: the writes stay in flight.
-    pub(crate) fn flush(&self, told: &mut SeenFailures) -> Result<(), Errno> {
+    pub(crate) fn flush(&self, seen: &mut SeenFailures) -> Result<(), Errno> {
         let mut state = lock_interruptibly(&self.state)?;
         self.receive_all_replies(&mut state)?;
-        report_failures(&state.failures, told)
+        report_failures(&state.failures, seen)
     }
 
     /// Waits until no write is in flight, for a reader: failures are left for the writers.
@@ -274,10 +274,10 @@ fn send_write(connection: &mut Connection, pending: &PendingWrite) -> Result<(),
     connection.send(FrameClass::Object, pending.seq, &pending.call, &pending.data)
 }
 
-fn report_failures(failures: &WriteFailures, told: &mut SeenFailures) -> Result<(), Errno> {
+fn report_failures(failures: &WriteFailures, seen: &mut SeenFailures) -> Result<(), Errno> {
     match failures.last {
-        Some(e) if failures.count > told.0 => {
-            told.0 = failures.count;
+        Some(e) if failures.count > seen.0 => {
+            seen.0 = failures.count;
             record_cause(e, || format!("a write accepted before, which the log tells of: {e}"));
             Err(e)
         }

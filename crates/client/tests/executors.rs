@@ -230,8 +230,8 @@ fn space_that_came_with_terms_costs_no_request() {
             assert!(Instant::now() < end, "the nodes told nothing");
             thread::yield_now();
         }
-        let told = client.statfs();
-        assert_eq!((told.free, told.available, told.inodes), (300, 30, 3));
+        let reported = client.statfs();
+        assert_eq!((reported.free, reported.available, reported.inodes), (300, 30, 3));
         for (stop, holder) in holders {
             drop(stop);
             holder.join().unwrap().unwrap();

@@ -295,8 +295,12 @@ mod tests {
                 Ok(read) => assert!(read == key, "bit {bit}"),
                 Err(error) => {
                     let text = error.to_string();
-                    let told = text.contains("copy the file again") && text.contains("key file");
-                    assert!(told && text.contains(&*path.to_string_lossy()), "bit {bit}: {text}");
+                    let has_remedy =
+                        text.contains("copy the file again") && text.contains("key file");
+                    assert!(
+                        has_remedy && text.contains(&*path.to_string_lossy()),
+                        "bit {bit}: {text}"
+                    );
                 }
             }
         }

@@ -432,17 +432,17 @@ mod tests {
         let path = dir.path().join("volume.toml");
         sample().save(&path).expect("saved");
         let whole = std::fs::read(&path).expect("read");
-        let mut told = 0;
+        let mut refused = 0;
         for bit in 0..whole.len() * 8 {
             let mut bytes = whole.clone();
             bytes[bit / 8] ^= 1 << (bit % 8);
             std::fs::write(&path, bytes).expect("written");
             match VolumeFile::load(&path) {
                 Ok(file) => assert_eq!(file, sample(), "bit {bit}"),
-                Err(_) => told += 1,
+                Err(_) => refused += 1,
             }
         }
-        assert!(told > whole.len() * 4, "{told} of {} bits", whole.len() * 8);
+        assert!(refused > whole.len() * 4, "{refused} of {} bits", whole.len() * 8);
     }
 
     #[test]
@@ -452,8 +452,8 @@ mod tests {
         sample().save(&path).expect("saved");
         let text = std::fs::read_to_string(&path).expect("read").replace("scratch", "changed");
         std::fs::write(&path, &text).expect("written");
-        let told = VolumeFile::load(&path).expect_err("refused").to_string();
-        assert!(told.contains("remove its last line"), "{told}");
+        let message = VolumeFile::load(&path).expect_err("refused").to_string();
+        assert!(message.contains("remove its last line"), "{message}");
         let end = text.find(CHECKSUM).expect("a checksum");
         std::fs::write(&path, &text[..end]).expect("written");
         assert_eq!(VolumeFile::load(&path).expect("loads").name, "changed");

@@ -431,10 +431,10 @@ pub fn decode(bytes: &[u8]) -> Result<Option<PieceTiles>, Damage> {
             false => Ok(None),
         };
     };
-    let mut told = JournalReplay::new(header);
-    let (at, rest) = apply_records(&mut told, at, rest);
+    let mut replay = JournalReplay::new(header);
+    let (at, rest) = apply_records(&mut replay, at, rest);
     header.check_end(at, rest)?;
-    Ok(Some(told.to_piece_tiles(header.rank)))
+    Ok(Some(replay.to_piece_tiles(header.rank)))
 }
 
 fn to_words(bytes: &[u8]) -> Vec<u64> {
@@ -444,12 +444,12 @@ fn to_words(bytes: &[u8]) -> Vec<u64> {
 /// Applies records from byte `at` on, where `words` begin, up to the first unreadable one. Returns
 /// the rest and its position.
 fn apply_records<'a>(
-    told: &mut JournalReplay,
+    replay: &mut JournalReplay,
     mut at: u64,
     mut words: &'a [u64],
 ) -> (u64, &'a [u64]) {
     while let Some(record) = words.first().and_then(|first| words.get(..record_len(*first)))
-        && told.apply_record(at, record).is_some()
+        && replay.apply_record(at, record).is_some()
     {
         assert!(!record.is_empty(), "a record brings the reader no further");
         at += record.len() as u64 * 8;
@@ -526,7 +526,7 @@ mod tests {
             let mut bytes = good.clone();
             bytes[bit / 8] ^= 1 << (bit % 8);
             match decode(&bytes) {
-                Ok(told) => assert_eq!(told.as_ref(), Some(&piece), "bit {bit}"),
+                Ok(replay) => assert_eq!(replay.as_ref(), Some(&piece), "bit {bit}"),
                 Err(damage) => assert!(damage.at <= bit as u64 / 8, "bit {bit}: {damage}"),
             }
         }
@@ -573,10 +573,10 @@ mod tests {
             // words.
             let mut bytes = good[..cut].to_vec();
             bytes.resize(good.len(), 0);
-            let told = decode(&bytes).unwrap_or_else(|damage| panic!("{cut}: {damage}"));
-            let tiles = told.as_ref().map_or(0, end_of);
+            let replay = decode(&bytes).unwrap_or_else(|damage| panic!("{cut}: {damage}"));
+            let tiles = replay.as_ref().map_or(0, end_of);
             assert!(tiles <= end_of(&piece));
-            let found = told.map_or(Vec::new(), |told| told.tiles().to_vec());
+            let found = replay.map_or(Vec::new(), |replay| replay.tiles().to_vec());
             let whole = found.iter().zip(piece.tiles()).filter(|(a, b)| a != b).count();
             // A cut within the length of a tile leaves a part of it.
             assert!(whole <= 1, "{cut}");
@@ -584,8 +584,8 @@ mod tests {
         // The rest after a kill: the first word is stored last.
         let mut bytes = good.clone();
         bytes[end - TILE_WORDS * 8..][..8].fill(0);
-        let told = decode(&bytes).expect("torn").expect("a journal");
-        assert_eq!(end_of(&told), end_of(&piece) - 1);
+        let replay = decode(&bytes).expect("torn").expect("a journal");
+        assert_eq!(end_of(&replay), end_of(&piece) - 1);
     }
 
     #[test]
@@ -629,32 +629,32 @@ mod tests {
     #[test]
     fn what_was_written_since_is_known_to_the_byte() {
         let header = JournalHeader::new(1, 3);
-        let mut told = JournalReplay::new(header);
+        let mut replay = JournalReplay::new(header);
         let piece = piece();
         let mut at = 64;
         for (number, view) in piece.views().iter().enumerate() {
             let record = header.view_record(at, number, view);
-            told.apply_record(at, &record).expect("a view");
+            replay.apply_record(at, &record).expect("a view");
             at += record.len() as u64 * 8;
         }
         for (slot, tile) in piece.tiles().iter().enumerate() {
-            told.apply_record(at, &header.tile_record(at, slot, tile)).expect("a tile");
+            replay.apply_record(at, &header.tile_record(at, slot, tile)).expect("a tile");
             at += TILE_WORDS as u64 * 8;
         }
         // Ten blocks of 8 bytes from 24 on, 32 apart, with stamp 7; bytes 5 to 15 with stamp 8.
         for at in 0..400 {
             let block = at >= 24 && (at - 24) % 32 < 8 && (at - 24) / 32 < 10;
             let run = (5..15).contains(&at);
-            assert_eq!(told.has_written(at, at + 1, 7), block || run, "byte {at}");
-            assert_eq!(told.has_written(at, at + 1, 8), run, "byte {at}");
-            assert!(!told.has_written(at, at + 1, 9));
+            assert_eq!(replay.has_written(at, at + 1, 7), block || run, "byte {at}");
+            assert_eq!(replay.has_written(at, at + 1, 8), run, "byte {at}");
+            assert!(!replay.has_written(at, at + 1, 9));
         }
-        assert!(!told.has_written(32, 56, 0));
-        assert!(told.has_written(32, 57, 0));
+        assert!(!replay.has_written(32, 56, 0));
+        assert!(replay.has_written(32, 57, 0));
         let last = at - TILE_WORDS as u64 * 8;
-        told.update_last_length(last, header.length_word(last, 20)).expect("longer");
-        assert!(told.has_written(20, 21, 8));
-        assert!(told.update_last_length(last, 21).is_err(), "a length without its check");
+        replay.update_last_length(last, header.length_word(last, 20)).expect("longer");
+        assert!(replay.has_written(20, 21, 8));
+        assert!(replay.update_last_length(last, 21).is_err(), "a length without its check");
     }
 
     proptest! {

@@ -274,18 +274,18 @@ proptest! {
                 prop_assert_eq!(got, last.keys().copied().collect::<Vec<u64>>());
                 prop_assert_eq!(&file, &last.values().copied().collect::<Vec<u8>>());
                 let mut back = vec![0xff; inside.len()];
-                let told = stretch.sort_into_stream_order(&file, &mut back);
-                prop_assert_eq!(told, inside.len());
+                let sorted = stretch.sort_into_stream_order(&file, &mut back);
+                prop_assert_eq!(sorted, inside.len());
                 let want: Vec<u8> = inside.iter().map(|p| last[&(*p as u64)]).collect();
                 prop_assert_eq!(back, want);
                 // Where the file was truncated meanwhile, the stream ends with the first removed
                 // byte.
                 let half = file.len() / 2;
                 let mut back = vec![0xff; inside.len()];
-                let told = stretch.sort_into_stream_order(&file[..half], &mut back);
+                let sorted = stretch.sort_into_stream_order(&file[..half], &mut back);
                 let there: Vec<u64> = last.keys().copied().take(half).collect();
                 let want = inside.iter().take_while(|p| there.contains(&(**p as u64))).count();
-                prop_assert_eq!(told, want);
+                prop_assert_eq!(sorted, want);
             }
         }
     }

@@ -119,7 +119,7 @@ pub(crate) fn run_job_op<S: Store>(
         }
         job.ranks += 1;
     }
-    let (told, new_place) = match op {
+    let (reply, new_place) = match op {
         JobOp::Add { by } => {
             job.pointer = old.pointer.checked_add(by).ok_or(Errno::EOVERFLOW)?;
             (JobReply::Pointer(old.pointer), place)
@@ -147,7 +147,7 @@ pub(crate) fn run_job_op<S: Store>(
     if known != Some(new_place) {
         txn.put_record(record, encode_rank(new_place));
     }
-    Ok(MetaReply::Job { first, told })
+    Ok(MetaReply::Job { first, reply })
 }
 
 /// Checks that the client may share state: it may read or write the file, or has it open for
@@ -244,7 +244,7 @@ fn end_open<S: Store>(
     for key in txn.list_keys(&keys::job(ino, open), usize::MAX)? {
         txn.delete_record(key);
     }
-    Ok(MetaReply::Job { first: false, told: JobReply::Done })
+    Ok(MetaReply::Job { first: false, reply: JobReply::Done })
 }
 
 /// Removes the ranks of an expired client, at most `limit` of them. Returns their number.

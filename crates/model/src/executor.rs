@@ -109,8 +109,8 @@ impl ModelExecutor {
             // A lock of a later incarnation belongs to a repeated request. The changes were written
             // before the restart, and the record may have changed since.
             for lock in locks.filter(|lock| any_life || lock.incarnation == part.incarnation) {
-                let told = part.writes.iter().find(|(key, _)| *key == lock.key);
-                match (lock.hold, told) {
+                let reported = part.writes.iter().find(|(key, _)| *key == lock.key);
+                match (lock.hold, reported) {
                     (LockPurpose::Value(value), _) => drop(self.records.insert(lock.key, value)),
                     (LockPurpose::Intent, Some((_, value))) => {
                         self.records.insert(lock.key, *value);

@@ -18,8 +18,8 @@ impl Protocol {
         let ModelOperation::Transaction { writes, .. } = self.operation(number) else {
             return CommittedPart::default();
         };
-        let told = writes.iter().filter(|(key, _)| self.locks && self.executor_of(*key) == at);
-        CommittedPart { incarnation: life, writes: told.copied().collect() }
+        let reported = writes.iter().filter(|(key, _)| self.locks && self.executor_of(*key) == at);
+        CommittedPart { incarnation: life, writes: reported.copied().collect() }
     }
 
     /// Returns the other executors of an operation, in the order in which it needs them.

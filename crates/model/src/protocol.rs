@@ -155,8 +155,8 @@ impl ModelStep<'_> {
     fn answer_client(&mut self, operation: usize, answer: ReadValues) {
         let (client, _) = self.protocol.client_of(operation);
         self.state.begun[client].1 = false;
-        let told = self.state.history.on_return(client, answer);
-        told.expect("an operation that was asked for is answered once");
+        let reported = self.state.history.on_return(client, answer);
+        reported.expect("an operation that was asked for is answered once");
     }
 
     /// Wounds the transaction whose lock conflicts with an operation that changes a record: asks

@@ -56,10 +56,14 @@ impl AttrCache {
         self.store_attr(attr, Some(pid).filter(|pid| *pid != 0));
     }
 
-    fn store_attr(&self, attr: &Attr, told: Option<u32>) {
+    fn store_attr(&self, attr: &Attr, reported: Option<u32>) {
         let changes = self.changes.load(SeqCst);
-        let slot =
-            AttrSlot { attr: attr.clone(), cached_at: Instant::now(), looked_up_by: told, changes };
+        let slot = AttrSlot {
+            attr: attr.clone(),
+            cached_at: Instant::now(),
+            looked_up_by: reported,
+            changes,
+        };
         self.with_slot(attr.ino, |place| *place = Some(slot));
     }
 

@@ -334,9 +334,9 @@ impl FileSystem {
             // Only readers had the file open. A writer needs a descriptor for its commits.
             if access.write && backing.file.is_none() {
                 let file = data.local_file(true)?.ok_or(Errno::ESTALE)?;
-                let told = size::commit_mark(&stat_file(&file)?);
+                let reported = size::commit_mark(&stat_file(&file)?);
                 backing.file = Some(file);
-                state.committed = Some(told);
+                state.committed = Some(reported);
             }
             return Ok((fopen::PASSTHROUGH, id));
         }
@@ -461,9 +461,9 @@ impl FileSystem {
             // `commit` must see the count without this writer, to recognise the last one. `leave`
             // decrements again.
             file.inode.state.lock().writers -= 1;
-            let told = self.commit_state(&file.inode, &file.data, CommitReason::HandleReleased);
+            let reported = self.commit_state(&file.inode, &file.data, CommitReason::HandleReleased);
             file.inode.state.lock().writers += 1;
-            match flushed.and(told) {
+            match flushed.and(reported) {
                 Ok(waits) => {
                     closing = waits;
                     let mut state = file.inode.state.lock();
@@ -503,8 +503,9 @@ impl FileSystem {
         let flushed = match file.access.write {
             true => {
                 let flushed = file.data.flush();
-                let told = self.commit_state(&file.inode, &file.data, CommitReason::HandleStays);
-                flushed.and(told.map(drop))
+                let reported =
+                    self.commit_state(&file.inode, &file.data, CommitReason::HandleStays);
+                flushed.and(reported.map(drop))
             }
             false => Ok(()),
         };
@@ -686,11 +687,11 @@ impl FileSystem {
     /// this client's lease then takes the final state.
     pub(crate) fn commit_all(&self) {
         for file in self.files.list_open().iter().filter(|f| f.access.write) {
-            let told = file.data.flush();
-            let told = told.and(
+            let reported = file.data.flush();
+            let reported = reported.and(
                 self.commit_state(&file.inode, &file.data, CommitReason::HandleStays).map(drop),
             );
-            if let Err(error) = told {
+            if let Err(error) = reported {
                 tracing::warn!(ino = %file.inode.ino, %error, "a file did not end well");
             }
         }

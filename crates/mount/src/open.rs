@@ -367,8 +367,8 @@ mod tests {
     #[test]
     fn the_end_of_reading_is_told_once_and_not_while_others_read() {
         let open = OpenInodes::new();
-        let told = AtomicU64::new(0);
-        let tell = || _ = told.fetch_add(1, SeqCst);
+        let reported = AtomicU64::new(0);
+        let tell = || _ = reported.fetch_add(1, SeqCst);
         open.announce_open(OpenKind::File);
         let inode = open.add_user(Ino(5), true);
         for reads in [true, false] {
@@ -378,15 +378,15 @@ mod tests {
         assert_eq!(open.list_readers(), [Ino(5)]);
         open.remove_user(&inode, OpenKind::File, Some(&tell));
         open.run_unless_read(Ino(5), tell);
-        assert_eq!(told.load(SeqCst), 0);
+        assert_eq!(reported.load(SeqCst), 0);
         open.remove_user(&inode, OpenKind::File, Some(&tell));
-        assert_eq!((told.load(SeqCst), open.list_readers().len()), (1, 0));
+        assert_eq!((reported.load(SeqCst), open.list_readers().len()), (1, 0));
         open.run_unless_read(Ino(5), tell);
         assert!(
             open.remove_user(&inode, OpenKind::File, None).is_some(),
             "who writes was the last"
         );
-        assert_eq!(told.load(SeqCst), 2);
+        assert_eq!(reported.load(SeqCst), 2);
     }
 
     #[test]

@@ -181,8 +181,8 @@ mod tests {
             ("Kthread:\t1\n", 0, 0, 0, ProcessEnd::Alive),
             ("Kthread:\t0\n", 0, 0, 0, ProcessEnd::Exiting),
         ] {
-            let told = ProcessEnd::parse(&status(memory, own, shared, caught));
-            assert_eq!(told, expected, "{memory:?} {own:x} {shared:x} {caught:x}");
+            let reported = ProcessEnd::parse(&status(memory, own, shared, caught));
+            assert_eq!(reported, expected, "{memory:?} {own:x} {shared:x} {caught:x}");
         }
     }
 

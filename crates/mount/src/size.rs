@@ -133,14 +133,14 @@ impl FileSystem {
     /// Updates `attr` with the state that the shard does not have yet. Returns whether there is
     /// any.
     fn apply_local_state(&self, inode: &OpenInode, attr: &mut Attr) -> bool {
-        let (backing, told, writer, writers) = {
+        let (backing, reported, writer, writers) = {
             let state = inode.state.lock();
             (state.backing.clone(), state.committed, state.writer.clone(), state.writers)
         };
         let written = inode.is_ahead();
         let now = match (backing, writer) {
             (Some(backing), _) => match backing.current_state() {
-                Ok(Some(now)) if written || told != Some(commit_mark(&now)) => Some(now),
+                Ok(Some(now)) if written || reported != Some(commit_mark(&now)) => Some(now),
                 _ => None,
             },
             (None, Some(writer)) if written => writer.stat().ok(),
@@ -198,7 +198,7 @@ impl FileSystem {
         let Some(now) = uncommitted_state(inode, data)? else {
             {
                 let mut state = inode.state.lock();
-                state.is_empty = state.committed.is_some_and(|told| told.size == 0);
+                state.is_empty = state.committed.is_some_and(|reported| reported.size == 0);
             }
             if last && noted {
                 inode.state.lock().registered = false;
@@ -208,8 +208,8 @@ impl FileSystem {
         };
         // Before the commit: other clients that get the new size must find the object.
         self.make_object(inode, data)?;
-        let told = Some(DataState::from(now));
-        let attr = self.client.commit(&Cred::ROOT, inode.ino, told, last)?;
+        let reported = Some(DataState::from(now));
+        let attr = self.client.commit(&Cred::ROOT, inode.ino, reported, last)?;
         inode.record_commit(writes);
         let passed = {
             let mut state = inode.state.lock();
@@ -406,14 +406,14 @@ impl FileSystem {
 
 /// Returns the state of the bytes if the shard does not have it.
 fn uncommitted_state(inode: &OpenInode, data: &DataFile) -> Result<Option<ObjectState>, Errno> {
-    let (backing, told) = {
+    let (backing, reported) = {
         let state = inode.state.lock();
         (state.backing.clone(), state.committed)
     };
     let ahead = inode.is_ahead();
     let now = match backing {
         Some(backing) => {
-            backing.current_state()?.filter(|now| ahead || told != Some(commit_mark(now)))
+            backing.current_state()?.filter(|now| ahead || reported != Some(commit_mark(now)))
         }
         None if ahead => Some(data.stat()?),
         None => None,

@@ -65,9 +65,11 @@ mod tests {
         assert_eq!(deaths.report(), None);
         deaths.record_death("first", "why");
         deaths.record_death("second", &format!("on purpose\n{}", "x".repeat(10_000)));
-        let told = deaths.report().expect("trouble");
-        assert!(told.starts_with("2 of its threads") && told.contains("second: on purpose x"));
-        assert!(!told.contains('\n') && told.len() < 2 * TEXT_MAX, "{told}");
+        let reported = deaths.report().expect("trouble");
+        assert!(
+            reported.starts_with("2 of its threads") && reported.contains("second: on purpose x")
+        );
+        assert!(!reported.contains('\n') && reported.len() < 2 * TEXT_MAX, "{reported}");
     }
 
     #[test]
@@ -78,6 +80,6 @@ mod tests {
         });
         assert!(died.expect("a thread").join().is_err());
         // Other tests have threads that die, too.
-        assert!(death_report().is_some_and(|told| told.contains("on purpose")));
+        assert!(death_report().is_some_and(|reported| reported.contains("on purpose")));
     }
 }

@@ -325,14 +325,14 @@ fn a_tree_in_which_others_work_is_removed_or_told() {
             }
         });
         let tree = VolumeTree::new(client.clone(), ME);
-        let mut told = BTreeSet::new();
+        let mut reported = BTreeSet::new();
         while let Err(e) = tree.remove_all(b"/top", false, &mut |step| {
             if let RemovalEvent::Failed(path, e) = step {
-                told.insert((path.to_vec(), e.0));
+                reported.insert((path.to_vec(), e.0));
             }
         }) {
             assert_eq!(e, Errno::ENOTEMPTY);
-            assert_eq!(told, BTreeSet::from([(b"/top".to_vec(), Errno::ENOTEMPTY.0)]));
+            assert_eq!(reported, BTreeSet::from([(b"/top".to_vec(), Errno::ENOTEMPTY.0)]));
         }
         filler.join().expect("no panic");
     });

@@ -322,24 +322,24 @@ impl SpecNamespace {
             }
             (
                 SpecOutcome::Removed { id: None, last },
-                SpecAnswer::Removed { ino: None, last: told },
-            ) => last == told,
+                SpecAnswer::Removed { ino: None, last: reported },
+            ) => last == reported,
             (
                 SpecOutcome::Removed { id: Some((id, known)), last },
-                SpecAnswer::Removed { ino: Some(ino), last: told },
+                SpecAnswer::Removed { ino: Some(ino), last: reported },
             ) => {
                 let same = match known {
                     Some(known) => known == ino,
                     None if *last => self.nodes.values().all(|node| node.ino != Some(*ino)),
                     None => self.bind_ino(*id, *ino),
                 };
-                same && last == told
+                same && last == reported
             }
             (SpecOutcome::Names(entries), SpecAnswer::Names { names, upto, end }) => {
-                let told: BTreeMap<_, _> =
+                let reported: BTreeMap<_, _> =
                     entries.iter().filter(|(name, _)| *end || hash_name(**name) <= *upto).collect();
-                told.len() == names.len()
-                    && told.into_iter().all(|(name, id)| {
+                reported.len() == names.len()
+                    && reported.into_iter().all(|(name, id)| {
                         names.get(name).is_some_and(|ino| self.bind_ino(*id, *ino))
                     })
             }
@@ -366,7 +366,7 @@ impl Specification for NamespaceSpec {
         let fits = match after.execute_call(&operation.call) {
             Ok(outcome) => after.allows_answer(&outcome, &operation.answer),
             Err(errno) => match operation.answer {
-                SpecAnswer::Failed(told) => told == errno,
+                SpecAnswer::Failed(reported) => reported == errno,
                 SpecAnswer::Unknown => true,
                 _ => false,
             },

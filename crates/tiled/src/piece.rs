@@ -200,8 +200,8 @@ impl OwnPiece {
         self.changes += 1;
         self.written[0].insert_range(stream, last.end);
         self.tiles.extend_last_tile(len);
-        let told = files.journal.record_change(Appended::Grown, &self.tiles);
-        told.context("write the journal of", &self.path)?;
+        let reported = files.journal.record_change(Appended::Grown, &self.tiles);
+        reported.context("write the journal of", &self.path)?;
         home.record_changes(self.name.rank, self.changes)?;
         Ok(true)
     }
@@ -251,8 +251,8 @@ impl OwnPiece {
             let (piece, room) = (files.piece.clone(), files.journal.reserve_room(view));
             room.context("write the journal of", &self.path)?;
             let part = self.write_part(&piece, self.end, data, from + done, len - done)?;
-            let told = self.tiles.append(stamp, number, stream + done, part, self.end);
-            let told = told.map_err(|e| self.write_error(Errno::FBIG, e))?;
+            let reported = self.tiles.append(stamp, number, stream + done, part, self.end);
+            let reported = reported.map_err(|e| self.write_error(Errno::FBIG, e))?;
             self.end += part;
             self.dirty = true;
             self.written[number as usize].insert_range(stream + done, stream + done + part);
@@ -261,7 +261,7 @@ impl OwnPiece {
             if let Some(files) = &mut self.files {
                 files
                     .journal
-                    .record_change(told, &self.tiles)
+                    .record_change(reported, &self.tiles)
                     .context("write the journal of", &self.path)?;
             }
             home.record_changes(self.name.rank, changes)?;

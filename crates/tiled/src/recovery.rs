@@ -67,7 +67,7 @@ pub fn merge_journals(
         }
         let mut have = known.map(|entry| tile_bytes(&entry.tiles));
         let len = container.piece_len(name)?;
-        let told = match read_journal(container, roll, name) {
+        let reported = match read_journal(container, roll, name) {
             Err(error) if error.errno == Errno::IO => {
                 let recovered = recover_piece_journal(container, name, len)?;
                 // What a power cut has taken of a journal was promised by no sync: that ends with
@@ -85,8 +85,8 @@ pub fn merge_journals(
             }
             other => other?,
         };
-        if let Some(told) = told {
-            let (tiles, lost) = clamp_tiles(&told, len);
+        if let Some(reported) = reported {
+            let (tiles, lost) = clamp_tiles(&reported, len);
             let more = have.is_none_or(|known| tile_bytes(&tiles) > known);
             settled.lost += lost;
             // The count is stored after the journal, so the journal may be ahead of it.

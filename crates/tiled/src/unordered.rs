@@ -89,10 +89,10 @@ pub fn read_unordered(
         let stretch = next_stretch("read", path, view, (stream + done, into.len() - done), end)?;
         let (to, from) = room.resize_for(&stretch);
         let got = engine.read(stretch.view(), 0, &mut Buffer::from_slice(from, &byte))? as usize;
-        let told = stretch.sort_into_stream_order(&from[..got], to);
-        into.scatter(done, &to[..told]);
-        done += told as u64;
-        if told == 0 {
+        let reported = stretch.sort_into_stream_order(&from[..got], to);
+        into.scatter(done, &to[..reported]);
+        done += reported as u64;
+        if reported == 0 {
             break;
         }
     }

@@ -113,7 +113,7 @@ fn a_journal_tells_what_was_written() {
 #[derive(Debug)]
 struct Going {
     writer: JournalWriter,
-    told: PieceTiles,
+    message: PieceTiles,
     steps: std::vec::IntoIter<(Appended, PieceTiles)>,
     random: fastrand::Rng,
 }
@@ -123,7 +123,7 @@ impl Going {
         for _ in 0..self.random.usize(0..3) {
             let Some((change, piece)) = self.steps.next() else { return };
             self.writer.record_change(change, &piece).unwrap();
-            self.told = piece;
+            self.message = piece;
         }
     }
 }
@@ -164,22 +164,22 @@ fn a_journal_that_is_read_while_it_is_written_tells_all() {
         let mut steps = Vec::new();
         example(&mut random, |change, piece| steps.push((change, piece.clone())));
         let mapped = random.bool();
-        let (told, steps) = (PieceTiles::new(3), steps.into_iter());
-        let going = Arc::new(Mutex::new(Going { writer, told, steps, random }));
+        let (message, steps) = (PieceTiles::new(3), steps.into_iter());
+        let going = Arc::new(Mutex::new(Going { writer, message, steps, random }));
         let words = SharedWords::new(std::fs::File::open(&path).unwrap(), mapped, false).unwrap();
         let meanwhile = Meanwhile(words, going.clone());
         let mut reader = JournalReader::from_words(Box::new(meanwhile), false).unwrap().unwrap();
         let bytes = |piece: &PieceTiles| piece.tiles().iter().map(|tile| tile.len).sum::<u64>();
         loop {
-            let (told, is_all) = {
+            let (message, is_all) = {
                 let going = going.lock();
-                (going.told.clone(), going.steps.len() == 0)
+                (going.message.clone(), going.steps.len() == 0)
             };
             reader.read_new_records().unwrap();
             let known = reader.to_piece_tiles();
-            assert!(bytes(&known) >= bytes(&told), "seed {seed}: {known:?} of {told:?}");
+            assert!(bytes(&known) >= bytes(&message), "seed {seed}: {known:?} of {message:?}");
             if is_all {
-                assert_eq!(known, told, "seed {seed}");
+                assert_eq!(known, message, "seed {seed}");
                 break;
             }
         }
@@ -269,10 +269,10 @@ fn a_flipped_bit_of_a_journal_is_no_shorter_journal() {
         let make = std::fs::OpenOptions::new().read(true).write(true).create_new(true).open(&path);
         let mut writer = JournalWriter::new(make.unwrap(), 5, 3, false).unwrap();
         let mut random = fastrand::Rng::with_seed(seed);
-        let mut told = PieceTiles::new(3);
+        let mut message = PieceTiles::new(3);
         example(&mut random, |change, piece| {
             writer.record_change(change, piece).unwrap();
-            told = piece.clone();
+            message = piece.clone();
         });
         let good = std::fs::read(&path).unwrap();
         for at in 0..writer.used_bytes() as usize + 64 {
@@ -285,7 +285,7 @@ fn a_flipped_bit_of_a_journal_is_no_shorter_journal() {
                 reader.read_new_records().map(|()| reader.to_piece_tiles())
             });
             match read {
-                Ok(piece) => assert_eq!(piece, told, "seed {seed}, byte {at}"),
+                Ok(piece) => assert_eq!(piece, message, "seed {seed}, byte {at}"),
                 Err(trouble) => assert!(matches!(trouble, JournalError::Damage(_)), "{trouble}"),
             }
         }
@@ -358,7 +358,7 @@ fn a_flipped_bit_in_any_file_of_a_container_is_told_or_does_no_harm() {
     for kind in kinds {
         let file = file_that_begins(&path, kind);
         let good = std::fs::read(&file).unwrap();
-        let mut told = 0;
+        let mut message = 0;
         for at in 0..good.len().min(700) {
             let mut bytes = good.clone();
             bytes[at] ^= 1 << random.u8(0..8);
@@ -366,7 +366,7 @@ fn a_flipped_bit_in_any_file_of_a_container_is_told_or_does_no_harm() {
             match content(&path) {
                 Ok(read) => assert!(read == right, "{kind} at {at}: other bytes"),
                 Err(error) => {
-                    told += 1;
+                    message += 1;
                     let text = error.to_string();
                     let name = file.file_name().unwrap().to_string_lossy().into_owned();
                     assert!(text.contains(&name), "{kind} at {at}: {text}");
@@ -378,7 +378,7 @@ fn a_flipped_bit_in_any_file_of_a_container_is_told_or_does_no_harm() {
             }
         }
         std::fs::write(&file, &good).unwrap();
-        assert_eq!(told > 0, !["index.synced", "shared", "lock"].contains(&kind), "{kind}");
+        assert_eq!(message > 0, !["index.synced", "shared", "lock"].contains(&kind), "{kind}");
     }
     assert!(content(&path).unwrap() == right);
 }
@@ -639,7 +639,7 @@ fn killed_ranks_lose_nothing_that_was_written() {
             })
             .collect();
         let mut random = fastrand::Rng::with_seed(seed);
-        let mut told = Vec::new();
+        let mut message = Vec::new();
         for child in &mut children {
             // Wait for some output first; the kill then comes at a random moment.
             let mut some = vec![0; random.usize(100..20_000)];
@@ -647,7 +647,7 @@ fn killed_ranks_lose_nothing_that_was_written() {
             child.kill().unwrap();
             assert_eq!(child.wait().unwrap().signal(), Some(9));
             child.stdout.as_mut().unwrap().read_to_end(&mut some).unwrap();
-            told.push(some);
+            message.push(some);
         }
         drop(keeper);
         let token = start(&path, 1);
@@ -656,11 +656,11 @@ fn killed_ranks_lose_nothing_that_was_written() {
             let name = entry.unwrap().file_name();
             !name.to_string_lossy().starts_with("j.")
         }));
-        for (rank, told) in told.iter().enumerate() {
+        for (rank, message) in message.iter().enumerate() {
             // Behind the harness's own lines come numbers of 8 bytes.
             let start =
-                told.windows(8).position(|w| u64::from_le_bytes(w.try_into().unwrap()) < 5000);
-            let numbers = told[start.unwrap()..].chunks_exact(8);
+                message.windows(8).position(|w| u64::from_le_bytes(w.try_into().unwrap()) < 5000);
+            let numbers = message[start.unwrap()..].chunks_exact(8);
             let written = numbers.map(|n| u64::from_le_bytes(n.try_into().unwrap())).max().unwrap();
             assert!(written < 1 << 30);
             let whole = seed.is_multiple_of(3);

@@ -489,7 +489,7 @@ pub enum MetaReply {
         /// The open had no shared state before.
         first: bool,
         /// The reply.
-        told: JobReply,
+        reply: JobReply,
     },
 }
 

@@ -246,7 +246,7 @@ impl PredictReport {
         for row in self.rows.iter().filter(is_told) {
             let old = if row.old { " of displaced files" } else { "" };
             let name = format!("{}, {}: {}{old}", row.network, row.servers, row.operation);
-            let parts = [row.own, row.woken, row.corrected, row.second, row.told, row.idle_share()];
+            let parts = [row.own, row.woken, row.corrected, row.second, row.peer, row.idle_share()];
             let mut cells = vec![name, format_number(row.efficiency)];
             cells.extend(parts.map(format_percent));
             cells.extend([

@@ -43,7 +43,7 @@ pub struct PredictRow {
     /// … for inodes that are elsewhere than their names, …
     pub second: f64,
     /// … and for messages between servers. The rest is idle time.
-    pub told: f64,
+    pub peer: f64,
     /// Requests per operation.
     pub requests: f64,
     /// Messages between servers per operation, sent and received.
@@ -59,7 +59,7 @@ pub struct PredictRow {
 impl PredictRow {
     /// Returns the idle share of the servers' time.
     pub fn idle_share(&self) -> f64 {
-        let worked = self.own + self.woken + self.corrected + self.second + self.told;
+        let worked = self.own + self.woken + self.corrected + self.second + self.peer;
         // A round counts when it begins, which may be before its share of the time.
         (1.0 - worked).max(0.0)
     }
@@ -79,7 +79,7 @@ impl PredictRow {
             woken: phase.cpu_share(sums.wake),
             corrected: phase.cpu_share(sums.corrected),
             second: phase.cpu_share(sums.second),
-            told: phase.cpu_share(sums.told),
+            peer: phase.cpu_share(sums.peer),
             requests: each(sums.requests),
             messages: each(sums.messages),
             round: ratio_or_zero((sums.requests + sums.messages / 2) as f64, sums.rounds as f64),

@@ -36,8 +36,8 @@ impl Fsck<'_> {
         let blocks = self.list_shard_blocks();
         for (lead, last) in blocks {
             while after < last {
-                let (told, upto) = self.collect_facts(&leads, lead, after, last)?;
-                self.judge_facts(&leads, told, &mut above)?;
+                let (facts_by_inode, upto) = self.collect_facts(&leads, lead, after, last)?;
+                self.judge_facts(&leads, facts_by_inode, &mut above)?;
                 after = upto;
             }
         }
@@ -104,11 +104,11 @@ impl Fsck<'_> {
     fn judge_facts(
         &mut self,
         leads: &LeadShards,
-        told: FactsByInode,
+        facts_by_inode: FactsByInode,
         above: &mut HashMap<Ino, Ino>,
     ) -> Result<(), FsckError> {
         let mut doubts = Suspicions::default();
-        for (ino, facts) in told {
+        for (ino, facts) in facts_by_inode {
             match facts.find_fault(ino) {
                 Some(_) => drop(doubts.open.insert(ino, Suspicion::default())),
                 None => facts.record_parent(ino, above),
@@ -182,9 +182,10 @@ impl Fsck<'_> {
         for view in &mut views {
             let mut after = Ino(first.0 - 1);
             while after < *last {
-                let (mut told, upto) = self.collect_facts(leads, leads[0].0, after, *last)?;
-                told.retain(|ino, _| wanted.contains(ino));
-                view.append(&mut told);
+                let (mut facts_by_inode, upto) =
+                    self.collect_facts(leads, leads[0].0, after, *last)?;
+                facts_by_inode.retain(|ino, _| wanted.contains(ino));
+                view.append(&mut facts_by_inode);
                 after = upto;
             }
         }
@@ -254,8 +255,9 @@ impl Fsck<'_> {
             at = ino;
             while at != Ino::ROOT && !way.contains(&at) && way.len() < DEPTH_MAX {
                 way.push(at);
-                let (told, _) = self.collect_facts(leads, leads[0].0, Ino(at.0 - 1), at)?;
-                match told.get(&at).and_then(|facts| facts.inodes.first()) {
+                let (facts_by_inode, _) =
+                    self.collect_facts(leads, leads[0].0, Ino(at.0 - 1), at)?;
+                match facts_by_inode.get(&at).and_then(|facts| facts.inodes.first()) {
                     Some(tied) if !tied.changing => at = tied.parent,
                     _ => return Ok(None),
                 }

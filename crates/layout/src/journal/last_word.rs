@@ -105,15 +105,15 @@ pub fn recover_records(bytes: &[u8], rank: Option<u32>, len: u64) -> RecoveredTi
         let is_torn = is_torn && !lost.is_empty() && has_hole(0, &words);
         return nothing(lost, is_torn);
     };
-    let mut told = JournalReplay::new(header);
+    let mut replay = JournalReplay::new(header);
     let mut at = HEADER_WORDS as u64 * 8;
     loop {
-        (at, rest) = apply_records(&mut told, at, rest);
+        (at, rest) = apply_records(&mut replay, at, rest);
         let Err(damage) = header.check_end(at, rest) else { break };
         lost.push(damage);
         // A tile with a damaged length and a matching checksum is not lost.
         let is_tile = rest.get(..TILE_WORDS).is_some_and(|tile| header.matches_checksum(at, tile));
-        let from = usize::from(told.skipped_words > 0 || !is_tile);
+        let from = usize::from(replay.skipped_words > 0 || !is_tile);
         let next = header.find_intact_record(at, rest, from);
         // In a tile that is whole except for its length, only a length of 0, which was never
         // stored, can be a hole.
@@ -124,12 +124,12 @@ pub fn recover_records(bytes: &[u8], rank: Option<u32>, len: u64) -> RecoveredTi
         let region = &rest[..after.unwrap_or_else(used)];
         is_torn &= has_hole((at / 8) as usize, region) && !(is_length && rest[TILE_WORDS - 1] != 0);
         let Some(next) = next else { break };
-        told.skip_words(next.max(1));
+        replay.skip_words(next.max(1));
         (at, rest) = (at + next as u64 * 8, &rest[next..]);
     }
-    told.bound_lengths(len);
+    replay.bound_lengths(len);
     let is_torn = is_torn && !lost.is_empty();
-    RecoveredTiles { tiles: told.to_piece_tiles(rank.unwrap_or(header.rank)), lost, is_torn }
+    RecoveredTiles { tiles: replay.to_piece_tiles(rank.unwrap_or(header.rank)), lost, is_torn }
 }
 
 #[cfg(test)]
@@ -183,13 +183,13 @@ mod tests {
                 let time = synced + choice.index(more + 1);
                 left.extend(&at(time)[sector..sector + 512]);
             }
-            let told = match read_last_word(&left, u64::MAX, true) {
-                LastWord::Whole(told) => told.map_or(Vec::new(), |told| told.tiles().to_vec()),
+            let replay = match read_last_word(&left, u64::MAX, true) {
+                LastWord::Whole(replay) => replay.map_or(Vec::new(), |replay| replay.tiles().to_vec()),
                 LastWord::Torn(recovered) => recovered.tiles.tiles().to_vec(),
                 LastWord::Damaged(damage) => panic!("{damage}"),
             };
-            prop_assert!(told.iter().all(|tile| piece.tiles().contains(tile)), "{told:?}");
-            prop_assert!(piece.tiles()[..synced].iter().all(|tile| told.contains(tile)), "{told:?}");
+            prop_assert!(replay.iter().all(|tile| piece.tiles().contains(tile)), "{replay:?}");
+            prop_assert!(piece.tiles()[..synced].iter().all(|tile| replay.contains(tile)), "{replay:?}");
             // A machine that was not restarted had no power cut.
             let is_whole = decode(&left).is_ok();
             let live = read_last_word(&left, u64::MAX, false);
@@ -209,7 +209,7 @@ mod tests {
             let bit = bit.index(end * 8);
             bytes[bit / 8] ^= 1 << (bit % 8);
             match read_last_word(&bytes, u64::MAX, true) {
-                LastWord::Whole(told) => prop_assert_eq!(told, Some(piece)),
+                LastWord::Whole(replay) => prop_assert_eq!(replay, Some(piece)),
                 LastWord::Torn(recovered) => prop_assert!(false, "bit {}: {:?}", bit, recovered.lost),
                 LastWord::Damaged(_) => {}
             }

@@ -130,7 +130,7 @@ fn each_act_fails_by_itself() {
     s.dir(d, "sub");
     let sub = s.lookup(d, "sub").expect("lookup").ino;
     let below = s.file(sub, "below").ino;
-    let told = s.run_batch(vec![
+    let replies = s.run_batch(vec![
         file(d, "a"),
         file(d, "a"),
         unlink(d, "nothing"),
@@ -143,7 +143,7 @@ fn each_act_fails_by_itself() {
         find(d, "nothing"),
         file(d, "b"),
     ]);
-    let errors: Vec<_> = told.iter().map(failed).collect();
+    let errors: Vec<_> = replies.iter().map(failed).collect();
     let expected = [
         None,
         Some(Errno::EEXIST),
@@ -176,7 +176,7 @@ fn each_act_needs_permission() {
     s.chmod(closed, 0o744).expect("chmod");
     s.file(closed, "hidden");
     s.as_user(user(7));
-    let told = s.run_batch(vec![
+    let replies = s.run_batch(vec![
         file(own, "f"),
         file(other, "f"),
         unlink(other, "seen"),
@@ -186,7 +186,7 @@ fn each_act_needs_permission() {
         unlink(sticky, "mine"),
         find(closed, "hidden"),
     ]);
-    let errors: Vec<_> = told.iter().map(failed).collect();
+    let errors: Vec<_> = replies.iter().map(failed).collect();
     let (no, ok) = (Some(Errno::EACCES), None);
     assert_eq!(errors, [ok, no, no, ok, Some(Errno::EPERM), ok, ok, no]);
     // A client that may list the directory may clear it, as far as it may remove the entries.
@@ -317,6 +317,6 @@ fn a_directory_is_added_up() {
     assert_eq!(dirs, [(name("empty"), empty, true), (name("full"), full, false)]);
     s.chmod(empty, 0o300).expect("chmod");
     s.chmod(d, 0o755).expect("chmod");
-    let told = s.as_user(user(7)).sum(d).expect("a sum").dirs;
-    assert!(told.iter().all(|(_, _, is_empty)| !is_empty), "who may not look is not told");
+    let replies = s.as_user(user(7)).sum(d).expect("a sum").dirs;
+    assert!(replies.iter().all(|(_, _, is_empty)| !is_empty), "who may not look is not told");
 }

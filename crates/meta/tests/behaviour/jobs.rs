@@ -21,7 +21,7 @@ fn op(ino: Ino, (rank, joined): (u32, bool), op: JobOp) -> MetaOp {
 fn ask(s: &mut Shard, ino: Ino, rank: u32, what: JobOp) -> Result<JobReply, Errno> {
     s.as_client(client(rank));
     match s.apply(op(ino, (rank, false), what))? {
-        MetaReply::Job { told, .. } => Ok(told),
+        MetaReply::Job { reply, .. } => Ok(reply),
         other => panic!("{other:?}"),
     }
 }
@@ -47,8 +47,8 @@ fn the_pointer_counts_each_step_once() {
     s.meta.commit().expect("commit");
     let mut s = s.reopen();
     let add = op(f, (0, false), JobOp::Add { by: 5 });
-    let told = s.meta.apply(&again, &Cred::ROOT, &add).into_result();
-    assert_eq!(told, Ok(MetaReply::Job { first: false, told: JobReply::Pointer(15) }));
+    let reply = s.meta.apply(&again, &Cred::ROOT, &add).into_result();
+    assert_eq!(reply, Ok(MetaReply::Job { first: false, reply: JobReply::Pointer(15) }));
     assert_eq!(ask(&mut s, f, 1, JobOp::Set { to: -3 }), Ok(JobReply::Pointer(20)));
     assert_eq!(ask(&mut s, f, 0, JobOp::Add { by: i64::MIN }), Err(Errno::EOVERFLOW));
     assert_eq!(ask(&mut s, f, 2, JobOp::Add { by: 0 }), Ok(JobReply::Pointer(-3)));
@@ -83,9 +83,9 @@ fn two_ranks_of_one_process_do_not_share_the_lock() {
     let mut s = Shard::new();
     let f = s.file(ROOT, "f").ino;
     let lock = |s: &mut Shard, rank| s.apply(op(f, (rank, false), JobOp::Lock));
-    let told = |first, told| Ok(MetaReply::Job { first, told });
-    assert_eq!(lock(&mut s, 0), told(true, JobReply::Locked));
-    assert_eq!(lock(&mut s, 1), told(false, JobReply::Waiting));
+    let reply = |first, reply| Ok(MetaReply::Job { first, reply });
+    assert_eq!(lock(&mut s, 0), reply(true, JobReply::Locked));
+    assert_eq!(lock(&mut s, 1), reply(false, JobReply::Waiting));
 }
 
 #[test]

@@ -447,9 +447,9 @@ proptest! {
                 }
                 Step::Publish { piece, offset, len, close } => {
                     stamp += 1;
-                    let told = s.publish(ino, vec![part(piece, run(piece, stamp, offset, len), close)]);
-                    prop_assert_eq!(told.is_ok(), open.contains(&piece));
-                    if told.is_ok() {
+                    let replies = s.publish(ino, vec![part(piece, run(piece, stamp, offset, len), close)]);
+                    prop_assert_eq!(replies.is_ok(), open.contains(&piece));
+                    if replies.is_ok() {
                         pieces.insert(piece, Some((stamp, offset, offset + len)));
                         if close {
                             open.remove(&piece);

@@ -45,7 +45,7 @@ fn an_act_that_needs_others_is_left_alone() {
         }
     };
     let messages = cluster.messages;
-    let told = run_batch(
+    let replies = run_batch(
         &mut cluster,
         1,
         vec![
@@ -56,10 +56,10 @@ fn an_act_that_needs_others_is_left_alone() {
             BatchOp::LookupEntry { parent: d, name: name("a") },
         ],
     );
-    assert!(matches!(told[0], BatchResult::Created { .. }));
-    assert_eq!(told[1], BatchResult::NeedsOtherNodes);
-    assert_eq!(told[2..4], [BatchResult::WrongShard, BatchResult::WrongShard]);
-    assert!(matches!(told[4], BatchResult::Attr(_)));
+    assert!(matches!(replies[0], BatchResult::Created { .. }));
+    assert_eq!(replies[1], BatchResult::NeedsOtherNodes);
+    assert_eq!(replies[2..4], [BatchResult::WrongShard, BatchResult::WrongShard]);
+    assert!(matches!(replies[4], BatchResult::Attr(_)));
     assert_eq!(cluster.messages, messages);
     // A file that has come from another node.
     let rename = MetaOp::Rename {
@@ -72,7 +72,7 @@ fn an_act_that_needs_others_is_left_alone() {
     };
     assert!(cluster.call(1, &Cred::ROOT, rename).is_ok());
     cluster.quiet();
-    let told = run_batch(
+    let replies = run_batch(
         &mut cluster,
         1,
         vec![
@@ -80,8 +80,8 @@ fn an_act_that_needs_others_is_left_alone() {
             BatchOp::LookupEntry { parent: other, name: name("a") },
         ],
     );
-    assert_eq!(told[0], BatchResult::NeedsOtherNodes);
-    assert!(matches!(told[1], BatchResult::Referral(_)));
+    assert_eq!(replies[0], BatchResult::NeedsOtherNodes);
+    assert!(matches!(replies[1], BatchResult::Referral(_)));
     assert_sound(&mut cluster);
 }
 
@@ -93,23 +93,26 @@ fn a_split_directory_is_told_of() {
     create(&mut cluster, d, "first");
     let many =
         |from: u32| (from..from + 200).map(|n| file(d, &format!("file{n}"))).collect::<Vec<_>>();
-    let told = run_batch(&mut cluster, 1, many(0));
+    let replies = run_batch(&mut cluster, 1, many(0));
     // No more files are made at once than a split can handle.
-    let made = told.iter().filter(|result| matches!(result, BatchResult::Created { .. })).count();
+    let made =
+        replies.iter().filter(|result| matches!(result, BatchResult::Created { .. })).count();
     assert!((7..=24).contains(&made), "{made}");
-    assert!(told[made..].iter().all(|result| *result == BatchResult::Busy));
+    assert!(replies[made..].iter().all(|result| *result == BatchResult::Busy));
     cluster.quiet();
-    let told = run_batch(&mut cluster, 2, many(200));
-    let parted =
-        told.iter().filter(|result| matches!(result, BatchResult::WrongPartition { .. })).count();
-    assert!(parted > 100, "{told:?}");
+    let replies = run_batch(&mut cluster, 2, many(200));
+    let parted = replies
+        .iter()
+        .filter(|result| matches!(result, BatchResult::WrongPartition { .. }))
+        .count();
+    assert!(parted > 100, "{replies:?}");
     cluster.quiet();
     // An older client that looks up existing names.
     let finds =
         (0..made).map(|n| BatchOp::LookupEntry { parent: d, name: name(&format!("file{n}")) });
-    let told = run_batch(&mut cluster, 3, finds.collect());
+    let replies = run_batch(&mut cluster, 3, finds.collect());
     assert!(
-        told.iter().all(|result| matches!(
+        replies.iter().all(|result| matches!(
             result,
             BatchResult::WrongPartition { .. } | BatchResult::Attr(_)
         ))

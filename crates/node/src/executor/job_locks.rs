@@ -138,8 +138,8 @@ impl JobLocks {
     }
 }
 
-fn lock_answer(held: &HeldAnswer, told: JobReply) -> RoundAnswer {
-    RoundAnswer::new(held.to, held.seq, Ok(MetaReply::Job { first: false, told }), None)
+fn lock_answer(held: &HeldAnswer, reply: JobReply) -> RoundAnswer {
+    RoundAnswer::new(held.to, held.seq, Ok(MetaReply::Job { first: false, reply }), None)
 }
 
 /// Returns the rank that must wait, if the answer says so.
@@ -148,7 +148,7 @@ fn waiting_rank(answer: &RoundAnswer) -> Option<WaitingRank> {
     match (op, &answer.result) {
         (
             MetaOp::Job { ino, open, rank, .. },
-            Ok(MetaReply::Job { told: JobReply::Waiting, .. }),
+            Ok(MetaReply::Job { reply: JobReply::Waiting, .. }),
         ) => Some(WaitingRank { ino: *ino, open: *open, client: ctx.client, rank: *rank }),
         _ => None,
     }
@@ -170,13 +170,13 @@ mod tests {
 
     const FILE: Ino = Ino(7);
 
-    fn answer(to: usize, rank: u32, op: JobOp, told: JobReply) -> RoundAnswer {
+    fn answer(to: usize, rank: u32, op: JobOp, reply: JobReply) -> RoundAnswer {
         let client = ClientId([rank as u8; 16]);
         let (now, slot, seq) = (Timestamp::from_sec(1), 0, u64::from(rank));
         let ctx = OperationContext { now, client, slot, seq, trusted: true };
         let op = MetaOp::Job { ino: FILE, open: 5, rank, joined: true, op };
         let call = MetaCall { shard: ShardId(0), cred: Cred::ROOT, op };
-        RoundAnswer::new(to, seq, Ok(MetaReply::Job { first: false, told }), Some((ctx, call)))
+        RoundAnswer::new(to, seq, Ok(MetaReply::Job { first: false, reply }), Some((ctx, call)))
     }
 
     fn waits(to: usize, rank: u32) -> RoundAnswer {
@@ -184,7 +184,7 @@ mod tests {
     }
 
     fn is_locked(answer: &RoundAnswer) -> bool {
-        matches!(answer.result, Ok(MetaReply::Job { told: JobReply::Locked, .. }))
+        matches!(answer.result, Ok(MetaReply::Job { reply: JobReply::Locked, .. }))
     }
 
     fn holds(rank: u32) -> impl Fn(Ino, u64) -> Option<(ClientId, u32)> {

@@ -278,8 +278,8 @@ impl RoundAnswer {
         }
         let mut granted =
             DelegationGrant { changed: self.touched.changed.clone(), ..DelegationGrant::default() };
-        let [dir, told] = delegable_attrs(&call.op, &self.result, self.touched.dir.as_deref());
-        for (ino, attr) in [dir, told].into_iter().flatten() {
+        let [dir, reported] = delegable_attrs(&call.op, &self.result, self.touched.dir.as_deref());
+        for (ino, attr) in [dir, reported].into_iter().flatten() {
             // While another client writes, the object has a newer size and newer times than these
             // attributes: no delegation.
             if !attr.maybe_written_elsewhere
@@ -318,7 +318,7 @@ fn delegable_attrs<'a>(
     result: &'a MetaResult,
     dir: Option<&'a Attr>,
 ) -> [Option<(Ino, &'a Attr)>; 2] {
-    let told = match result {
+    let reported = match result {
         Ok(
             MetaReply::Attr(attr)
             | MetaReply::Created { attr, .. }
@@ -334,7 +334,7 @@ fn delegable_attrs<'a>(
         _ => return [None, None],
     };
     let dir = op.delegable_dir().and(dir).map(|attr| (attr.ino, attr));
-    [dir, told]
+    [dir, reported]
 }
 
 #[cfg(test)]
@@ -372,7 +372,7 @@ mod tests {
         answer
     }
 
-    fn told(client: ClientId) -> RoundAnswer {
+    fn reported(client: ClientId) -> RoundAnswer {
         answer(client, MetaOp::GetAttr { ino: INO }, Vec::new())
     }
 
@@ -397,7 +397,7 @@ mod tests {
     }
 
     fn give(recalls: &mut ServerRecalls) {
-        let mut round = vec![told(A)];
+        let mut round = vec![reported(A)];
         recalls.process_round(&mut round);
         assert!(is_granted(&round[0]));
     }
@@ -457,7 +457,7 @@ mod tests {
             };
             answer
         };
-        let told = |answer: &RoundAnswer| {
+        let reported = |answer: &RoundAnswer| {
             let granted = answer.granted.as_ref().expect("granted");
             (
                 granted.partition.as_ref().map(|part| part.attr.ino),
@@ -467,12 +467,12 @@ mod tests {
         };
         let mut round = vec![listed()];
         recalls.process_round(&mut round);
-        assert_eq!(told(&round[0]), (Some(part), false, true));
+        assert_eq!(reported(&round[0]), (Some(part), false, true));
         // With other nodes in the round, the partition may have changed meanwhile, so it is not
         // delegated.
         let mut round = vec![listed()];
         recalls.process_spread_round(&mut round, Vec::new(), |_| true);
-        assert_eq!(told(&round[0]), (None, false, true));
+        assert_eq!(reported(&round[0]), (None, false, true));
         // An answer waits while an inode that it has listed is being recalled.
         let mut round = vec![changed(B), listed()];
         recalls.process_round(&mut round);
@@ -484,7 +484,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let mut recalls = recalls(&dir);
         // The client asked before a transaction that came in the same round.
-        let mut round = vec![told(A)];
+        let mut round = vec![reported(A)];
         let left = recalls.process_spread_round(&mut round, vec![out(&[INO], &[])], |_| false);
         assert_eq!((left.len(), round.len()), (1, 1));
         assert!(!is_granted(&round[0]));

@@ -125,8 +125,8 @@ impl ScaleSetting {
             _ => 0,
         };
         let growth = self.grow_directory(&mut world, dir, follow)?;
-        let told = world.spread().map(|spread| spread.known_partitions()).unwrap_or_default();
-        world.share_partitions(told);
+        let reported = world.spread().map(|spread| spread.known_partitions()).unwrap_or_default();
+        world.share_partitions(reported);
         for process in &mut world.processes {
             process.since = process.next;
         }

@@ -170,14 +170,14 @@ impl DirectorySpread {
 
     /// Returns the partition map of a client that has looked up all names.
     pub fn known_partitions(&self) -> PartitionMaps {
-        let mut told = PartitionMaps::default();
+        let mut reported = PartitionMaps::default();
         for from in &self.split {
             if let Some((bits, _)) = self.parts.get(from) {
                 let part = self.map.partition_number(self.dir, *from);
-                told.record_partition(&self.map, part, HashRange { from: *from, bits: *bits });
+                reported.record_partition(&self.map, part, HashRange { from: *from, bits: *bits });
             }
         }
-        told
+        reported
     }
 
     /// Returns the largest share of a server, divided by an equal share.

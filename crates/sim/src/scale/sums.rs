@@ -37,7 +37,7 @@ pub struct ScaleSums {
     /// … of inodes that lie elsewhere than their names, …
     pub second: VirtualTime,
     /// … and of messages between servers.
-    pub told: VirtualTime,
+    pub peer: VirtualTime,
     /// CPU time of the clients, in ns.
     pub client: VirtualTime,
 }
@@ -62,7 +62,7 @@ impl ScaleSums {
 
     pub(super) fn count_message(&mut self, takes: VirtualTime) {
         self.messages += 1;
-        self.told += takes;
+        self.peer += takes;
     }
 
     /// Returns the difference to an earlier reading.
@@ -82,7 +82,7 @@ impl ScaleSums {
             own: self.own - before.own,
             corrected: self.corrected - before.corrected,
             second: self.second - before.second,
-            told: self.told - before.told,
+            peer: self.peer - before.peer,
             client: self.client - before.client,
         }
     }

@@ -325,22 +325,23 @@ impl VolumeBacking {
     fn take_sealed(&mut self, sealed: &[&[u8]]) -> Result<()> {
         self.sealed.values_mut().for_each(|known| known.current = false);
         for (rank, bytes) in (0..).zip(sealed).filter(|(_, bytes)| !bytes.is_empty()) {
-            let mut told = SealedPiece::decode(bytes, rank).map_err(|why| {
+            let mut reported = SealedPiece::decode(bytes, rank).map_err(|why| {
                 TiledError::with_detail("publish", &self.volume.path, Errno::INVAL, why)
             })?;
-            if !told.tiles.is_empty() {
-                self.sealed.insert(rank, told);
+            if !reported.tiles.is_empty() {
+                self.sealed.insert(rank, reported);
                 continue;
             }
             match self.sealed.get_mut(&rank) {
                 Some(known) => {
-                    known.current = (known.piece, known.changes) == (told.piece, told.changes);
+                    known.current =
+                        (known.piece, known.changes) == (reported.piece, reported.changes);
                 }
-                None if told.changes == 0 => {
+                None if reported.changes == 0 => {
                     // The piece has no tiles to publish until the file is closed.
-                    told.tiles = PieceTiles::new(rank).encode();
-                    told.published = true;
-                    self.sealed.insert(rank, told);
+                    reported.tiles = PieceTiles::new(rank).encode();
+                    reported.published = true;
+                    self.sealed.insert(rank, reported);
                 }
                 None => {}
             }

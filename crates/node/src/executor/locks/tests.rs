@@ -49,11 +49,11 @@ impl Desk {
             return None;
         };
         Some(result.map(|reply| match reply {
-            MetaReply::Locks { session, reply: told } => {
+            MetaReply::Locks { session, reply } => {
                 if session != 0 {
                     self.sessions.insert(client, session);
                 }
-                told
+                reply
             }
             other => panic!("{other:?}"),
         }))
