@@ -39,3 +39,25 @@ pub fn boot_time() -> i64 {
 pub fn draw_number() -> Result<u64, rustix::io::Errno> {
     getrandom::u64().map(|n| n.max(1)).map_err(|_| rustix::io::Errno::IO)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_clock_counts_microseconds_since_1970() {
+        let clock =
+            || SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_micros();
+        let (before, at, after) = (clock(), u128::from(now()), clock());
+        assert!((before..=after).contains(&at), "{at} is not in {before} to {after}");
+    }
+
+    /// The kernel computes the same from the same clocks, at another moment.
+    #[test]
+    fn the_machine_was_started_when_the_kernel_says() {
+        let stat = std::fs::read_to_string("/proc/stat").expect("proc is mounted");
+        let kernel = stat.lines().find_map(|line| line.strip_prefix("btime "));
+        let kernel: i64 = kernel.and_then(|text| text.parse().ok()).expect("a time");
+        assert!(boot_time().abs_diff(kernel) <= 2, "{} and {kernel}", boot_time());
+    }
+}
