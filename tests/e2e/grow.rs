@@ -250,7 +250,7 @@ fn listing(root: &Path) -> Vec<Vec<String>> {
     (0..DIRS).map(|n| names(root.join(dir(n)))).collect()
 }
 
-fn report(said: &Said) -> serde_json::Value {
+fn parse_report(said: &Said) -> serde_json::Value {
     serde_json::from_str(&said.out).unwrap_or_else(|e| panic!("{e}: {}\n{}", said.out, said.err))
 }
 
@@ -259,12 +259,12 @@ fn a_volume_grows_and_shrinks_while_all_work() {
     let cluster = Cluster::start(2);
     storm(&cluster, |all_got_on| {
         all_got_on();
-        let said = report(&cluster.tatami("node add", &["--nodes", "2", "--json"]));
+        let said = parse_report(&cluster.tatami("node add", &["--nodes", "2", "--json"]));
         assert_eq!(said["moved"], 2048, "{said}");
         assert_eq!(shards(&cluster), [1024; 4]);
         all_got_on();
         cluster.fsck();
-        let said = report(&cluster.tatami("node drain", &["--json", "1", "node2"]));
+        let said = parse_report(&cluster.tatami("node drain", &["--json", "1", "node2"]));
         assert_eq!(said["moved"], 2048, "{said}");
         assert_eq!(shards(&cluster), [2048, 0, 0, 2048]);
         all_got_on();
@@ -365,7 +365,7 @@ fn nodes_get_executors_and_lose_them_while_all_work() {
     assert_eq!(of_nodes(&cluster, "executors"), [2, 2]);
     let rebalance = |executors: &str| {
         let said = cluster.tatami("node rebalance", &["--json", "--executors", executors]);
-        let said = report(&said);
+        let said = parse_report(&said);
         assert_eq!(numbers(&said, "shards"), [2048, 2048], "{said}");
         let all = u64::from(executors.parse::<u8>().expect("a number"));
         assert_eq!(numbers(&said, "executors"), [all; 2], "{said}");
@@ -374,7 +374,7 @@ fn nodes_get_executors_and_lose_them_while_all_work() {
     storm(&cluster, |all_got_on| {
         all_got_on();
         assert_eq!(rebalance("3"), 2 * 682);
-        let listed = report(&cluster.tatami("node list", &["--json"]));
+        let listed = parse_report(&cluster.tatami("node list", &["--json"]));
         assert_eq!(numbers(&listed, "executors"), [3, 3], "{listed}");
         assert_eq!(of_nodes(&cluster, "executors"), [3, 3]);
         all_got_on();
@@ -415,9 +415,9 @@ fn a_node_that_comes_gets_as_many_executors_as_the_others() {
         fs::create_dir(m.join(dir(n))).expect("mkdir");
         put(m.join(dir(n)).join("f"), n.to_string());
     }
-    let said = report(&cluster.tatami("node add", &["--json"]));
+    let said = parse_report(&cluster.tatami("node add", &["--json"]));
     assert_eq!((&said["moved"], numbers(&said, "executors")), (&2048.into(), vec![2, 2]));
-    let said = report(&cluster.tatami("node drain", &["node0", "--json"]));
+    let said = parse_report(&cluster.tatami("node drain", &["node0", "--json"]));
     assert_eq!(
         (numbers(&said, "shards"), numbers(&said, "executors")),
         (vec![0, 4096], vec![0, 2])
@@ -440,7 +440,7 @@ fn a_large_directory_is_on_all_executors_of_a_node() {
     fs::create_dir(&large).expect("mkdir");
     (0..FILES).for_each(|n| put(large.join(format!("file{n}")), ""));
     assert_eq!(names(&large).len(), FILES);
-    let said = report(&cluster.tatami("dir", &["--json", ":/large"]));
+    let said = parse_report(&cluster.tatami("dir", &["--json", ":/large"]));
     let parts = said["directories"][0]["partitions"].as_array().expect("partitions");
     let executors: BTreeSet<_> = parts.iter().map(|part| part["executor"].as_u64()).collect();
     assert_eq!(executors, BTreeSet::from([Some(0), Some(1), Some(2)]), "{said}");

@@ -75,7 +75,7 @@ fn read_on(path: &Path) -> (Vec<u8>, Option<i32>) {
     }
 }
 
-fn report(cluster: &Cluster, options: &[&str]) -> (Option<i32>, Vec<Value>) {
+fn run_fsck(cluster: &Cluster, options: &[&str]) -> (Option<i32>, Vec<Value>) {
     let said = ask(cluster.command("fsck").arg("--json").args(options));
     let report: Value = serde_json::from_str(&said.out).unwrap_or_else(|e| panic!("{e}: {said:?}"));
     (said.code, report["findings"].as_array().expect("a list").clone())
@@ -86,7 +86,7 @@ fn report(cluster: &Cluster, options: &[&str]) -> (Option<i32>, Vec<Value>) {
 fn told_of(cluster: &Cluster, options: &[&str], count: usize) -> (Option<i32>, Vec<Value>) {
     let end = Instant::now() + Duration::from_secs(120);
     loop {
-        let (code, findings) = report(cluster, options);
+        let (code, findings) = run_fsck(cluster, options);
         if findings.len() == count {
             return (code, findings);
         }
@@ -383,7 +383,7 @@ fn a_damaged_journal_is_named_by_the_check_and_left_by_a_repair() {
     let job = Job::create(&cluster, "f");
     let bytes = pattern(5, 0, SIZE);
     job.write_unpublished(&bytes);
-    assert_eq!(report(&cluster, &[]), (Some(0), Vec::new()));
+    assert_eq!(run_fsck(&cluster, &[]), (Some(0), Vec::new()));
     let object = Piece::of_journal(job.first + 1);
     let name = format!("{:016x}.{:08x}", job.ino.0, object.0);
     let path = objects(&cluster, job.ino.0).into_iter().find(|path| path.ends_with(&name));
@@ -410,25 +410,25 @@ fn a_damaged_journal_is_named_by_the_check_and_left_by_a_repair() {
             "{advice}"
         );
     };
-    is_named(report(&cluster, &[]));
+    is_named(run_fsck(&cluster, &[]));
     // The writer dies, and no process recovers its piece.
     drop(job);
     until(|| {
         let said = ask(cluster.command("recover").args(["--json", "--wait", "1", ":/f"]));
         said.code == Some(3)
     });
-    is_named(report(&cluster, &[]));
-    is_named(report(&cluster, &["--lost"]));
-    is_named(report(&cluster, &["--repair"]));
+    is_named(run_fsck(&cluster, &[]));
+    is_named(run_fsck(&cluster, &["--lost"]));
+    is_named(run_fsck(&cluster, &["--repair"]));
     let said = ask(&mut cluster.command("fsck"));
     assert!(said.out.contains("/f on node1") && said.out.contains("--accept-loss"), "{said:?}");
     assert!(!said.out.contains("fsck --repair"), "a repair is no way: {said:?}");
     cluster.down();
-    is_named(report(&cluster, &["--offline"]));
-    is_named(report(&cluster, &["--offline", "--repair"]));
+    is_named(run_fsck(&cluster, &["--offline"]));
+    is_named(run_fsck(&cluster, &["--offline", "--repair"]));
     cluster.up();
     cluster.tatami("recover", &["--accept-loss", ":/f"]);
-    assert_eq!(report(&cluster, &[]), (Some(0), Vec::new()));
+    assert_eq!(run_fsck(&cluster, &[]), (Some(0), Vec::new()));
     let left = get(cluster.mount(2).join("f"));
     let is_kept = |(left, right): (&u8, &u8)| left == right || *left == 0;
     assert!(left != bytes && left.iter().zip(&bytes).all(is_kept));
@@ -476,12 +476,12 @@ fn what_a_power_cut_took_of_a_journal_is_no_damage() {
     let path = objects(&cluster, job.ino.0).into_iter().find(|path| path.ends_with(&name));
     let on_disk = OpenOptions::new().write(true).open(path.expect("a journal")).expect("open");
     on_disk.write_all_at(&[0; 512], 512).expect("a hole");
-    let (code, findings) = report(&cluster, &[]);
+    let (code, findings) = run_fsck(&cluster, &[]);
     assert_eq!((code, &findings[0]["kind"]), (WRONG, &"damaged-journal".into()), "{findings:?}");
     // The journal's last change is older than the start of the machine.
     let before = std::time::SystemTime::UNIX_EPOCH + Duration::from_secs(1000);
     on_disk.set_modified(before).expect("older");
-    assert_eq!(report(&cluster, &[]), (Some(0), Vec::new()));
+    assert_eq!(run_fsck(&cluster, &[]), (Some(0), Vec::new()));
     drop(file);
     drop(data);
     drop(job);
@@ -502,7 +502,7 @@ fn what_a_power_cut_took_of_a_journal_is_no_damage() {
     }
     assert!(!lost.is_empty() && lost.len() <= 9, "{lost:?}");
     assert!(lost.iter().all(|tile| *tile >= SYNCED), "{lost:?}");
-    assert_eq!(report(&cluster, &[]), (Some(0), Vec::new()));
+    assert_eq!(run_fsck(&cluster, &[]), (Some(0), Vec::new()));
     let logs = (0..NODES).map(|node| cluster.dir().join(format!("node{node}/log")));
     let logs: String = logs.map(|log| fs::read_to_string(log).expect("a log")).collect();
     assert!(logs.contains("a power cut has taken"), "the loss is told");
@@ -584,9 +584,9 @@ fn a_stopped_volume_is_checked() {
     cluster.down();
     let stopped = ask(&mut cluster.command("fsck"));
     assert!(stopped.code == Some(8) && stopped.err.contains("fsck --offline"), "{stopped:?}");
-    assert_eq!(report(&cluster, &["--offline"]), (Some(0), Vec::new()));
+    assert_eq!(run_fsck(&cluster, &["--offline"]), (Some(0), Vec::new()));
     cut(&at, LEFT);
-    let (code, findings) = report(&cluster, &["--offline", "--repair"]);
+    let (code, findings) = run_fsck(&cluster, &["--offline", "--repair"]);
     assert!(code == WRONG && findings[0]["path"] == "/dir/file", "{findings:?}");
     cluster.up();
     eio(fs::read(a.join("dir/file")));

@@ -184,7 +184,7 @@ fn block_at(at: u64) -> Vec<u8> {
 
 /// Returns the process of a rank of `endless`, and the number of blocks that it has reported as
 /// written.
-fn report(log: &Path, rank: u64) -> Option<(i32, u64)> {
+fn read_progress(log: &Path, rank: u64) -> Option<(i32, u64)> {
     let bytes = fs::read(log.with_extension(rank.to_string())).ok()?;
     let words: Vec<u64> = bytes.as_chunks::<8>().0.iter().map(|w| u64::from_le_bytes(*w)).collect();
     match words[..] {
@@ -199,7 +199,7 @@ fn missing(file: &Path, log: &Path, ranks: u64) -> Result<(), String> {
     let file = fs::File::open(file).map_err(|e| e.to_string())?;
     let mut bytes = vec![0; BLOCK as usize];
     for rank in 0..ranks {
-        let (_, blocks) = report(log, rank).ok_or("a rank has not begun")?;
+        let (_, blocks) = read_progress(log, rank).ok_or("a rank has not begun")?;
         for k in 0..blocks {
             let at = (k * ranks + rank) * BLOCK;
             file.read_exact_at(&mut bytes, at).map_err(|e| format!("block {k} of {rank}: {e}"))?;
@@ -221,7 +221,7 @@ fn endless(cluster: &Cluster, mpi: &str, ranks: u64, log: &Path, arguments: [&st
     command.arg(format!("@/{file}")).arg(log).args([blocks, how, sync]);
     let child = command.spawn().expect("mpirun");
     let start = Instant::now();
-    while !(0..ranks).all(|rank| report(log, rank).is_some_and(|(_, blocks)| blocks > 10)) {
+    while !(0..ranks).all(|rank| read_progress(log, rank).is_some_and(|(_, blocks)| blocks > 10)) {
         assert!(start.elapsed() < Duration::from_secs(120), "the ranks do not begin");
         pause(10);
     }
@@ -243,8 +243,10 @@ fn what_killed_ranks_have_written_is_there() {
         let name = format!("f{round}");
         let mut child = endless(&cluster, mpi, ranks, &log, [&name, "20000", how, sync]);
         pause(random.u64(0..300));
-        let mut processes: Vec<i32> =
-            (0..ranks).filter_map(|rank| report(&log, rank)).map(|(process, _)| process).collect();
+        let mut processes: Vec<i32> = (0..ranks)
+            .filter_map(|rank| read_progress(&log, rank))
+            .map(|(process, _)| process)
+            .collect();
         random.shuffle(&mut processes);
         for process in processes {
             kill_hard(process);

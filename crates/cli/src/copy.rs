@@ -2,7 +2,7 @@
 
 use crate::copy_trees::{
     CopySink, CopyTrees, FileFacts, append_name, copy_bytes, is_standard_stream, last_name,
-    volume_identity,
+    volume_identity, write_failure,
 };
 use crate::error::{CommandFailure, CommandResult, keep_first};
 use crate::files::open_volume;
@@ -177,7 +177,12 @@ fn copy_path(args: &CpArgs, sides: &CopyTrees, from: &AnyPath, to: AnyPath) -> C
             _ => {
                 let what = format!("{from} was not copied: it is a special file");
                 let failure = CommandFailure::new(what);
-                bar.suspend(|| keep_first(&mut result, failure.try_this("--skip-special")));
+                bar.suspend(|| {
+                    keep_first(
+                        &mut result,
+                        failure.try_this("leave such files out: --skip-special"),
+                    )
+                });
             }
         }
     }
@@ -206,7 +211,7 @@ fn copy_file(
     match &mut sink {
         CopySink::Local(file) => {
             copy_bytes(paths, facts.size, &mut *source, &mut **file, bar)?;
-            file.flush().map_err(|e| to.operation_failure("cannot write", Errno::from(e)))?;
+            file.flush().map_err(|e| write_failure(to, e))?;
         }
         CopySink::Volume(file) => copy_bytes(paths, facts.size, &mut *source, file.as_mut(), bar)?,
     }

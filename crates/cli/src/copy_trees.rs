@@ -1,6 +1,6 @@
 //! The two sides of a copy: the same operations on the volume and on this machine.
 
-use crate::error::CommandResult;
+use crate::error::{CommandFailure, CommandResult};
 use crate::files::CHUNK;
 use crate::term;
 use crate::volume_path::{AnyPath, last_component};
@@ -288,9 +288,17 @@ pub fn copy_bytes(
             Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
             Err(e) => return Err(from.operation_failure("cannot read", Errno::from(e))),
         };
-        sink.write_all(&buffer[..n])
-            .map_err(|e| to.operation_failure("cannot write", Errno::from(e)))?;
+        sink.write_all(&buffer[..n]).map_err(|e| write_failure(to, e))?;
         bar.inc(n as u64);
+    }
+}
+
+/// Returns the failure of a write to `to`. A reader of standard output that has gone is reported to
+/// nobody, as after `SIGPIPE`.
+pub fn write_failure(to: &AnyPath, error: std::io::Error) -> CommandFailure {
+    match is_standard_stream(to) {
+        true => error.into(),
+        false => to.operation_failure("cannot write", Errno::from(error)),
     }
 }
 

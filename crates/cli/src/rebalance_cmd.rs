@@ -143,9 +143,9 @@ pub fn add_nodes(args: &AddArgs) -> CommandResult {
     volume.epoch += u64::from(count);
     volume.nodes.extend(entries.iter().cloned());
     save_volume(&place, &volume)?;
-    let report = volume.map();
+    let map = volume.map();
     for entry in volume.nodes.iter().take(first) {
-        send_map(&place, &volume, entry, &report)?;
+        send_map(&place, &volume, entry, &map)?;
     }
     let added: BTreeSet<u16> = entries.iter().map(|entry| entry.id).collect();
     if args.address.is_some() {
@@ -156,7 +156,7 @@ pub fn add_nodes(args: &AddArgs) -> CommandResult {
         daemon::start_daemon(&place, entry)?.wait_ready()?;
         daemon::record_in_use(&place, entry)?;
         // The other nodes may have received a newer shard map meanwhile.
-        send_map(&place, &volume, entry, &report)?;
+        send_map(&place, &volume, entry, &map)?;
     }
     spinner.finish_and_clear();
     let moved = if args.no_rebalance {

@@ -101,7 +101,7 @@ mod tests {
         ObjectState { exists: true, size, blocks, mtime, changed: mtime, ..ObjectState::default() }
     }
 
-    fn reported(attr: Attr, state: &ObjectState) -> (u64, i64, i64) {
+    fn merged_times(attr: Attr, state: &ObjectState) -> (u64, i64, i64) {
         let now = merge_object_state(attr, state);
         (now.size, now.mtime.sec, now.ctime.sec)
     }
@@ -113,18 +113,30 @@ mod tests {
             object_changed: Timestamp::from_sec(10),
             ..attr(5, mtime, ctime)
         };
-        assert_eq!(reported(known(10, 10), &state(9, 20)), (9, 20, 20));
-        assert_eq!(reported(known(10, 10), &state(5, 20)), (5, 20, 20), "written in place");
-        assert_eq!(reported(known(10, 10), &state(3, 20)), (3, 20, 20), "cut");
-        assert_eq!(reported(known(10, 10), &state(5, 10)), (5, 10, 10), "known");
-        assert_eq!(reported(known(1, 30), &state(5, 10)), (5, 1, 30), "set by a user, later");
-        assert_eq!(reported(known(1, 30), &state(9, 10)), (9, 1, 30));
-        assert_eq!(reported(known(10, 30), &state(5, 20)), (5, 20, 30), "another mode, later");
-        assert_eq!(reported(known(90, 30), &state(5, 40)), (5, 40, 40), "set to lie in the future");
-        assert_eq!(reported(attr(0, 10, 10), &state(0, 5)), (0, 10, 10), "a file that was lent");
-        assert_eq!(reported(known(10, 10), &ObjectState::default()), (5, 10, 10));
+        assert_eq!(merged_times(known(10, 10), &state(9, 20)), (9, 20, 20));
+        assert_eq!(merged_times(known(10, 10), &state(5, 20)), (5, 20, 20), "written in place");
+        assert_eq!(merged_times(known(10, 10), &state(3, 20)), (3, 20, 20), "cut");
+        assert_eq!(merged_times(known(10, 10), &state(5, 10)), (5, 10, 10), "known");
+        assert_eq!(merged_times(known(1, 30), &state(5, 10)), (5, 1, 30), "set by a user, later");
+        assert_eq!(merged_times(known(1, 30), &state(9, 10)), (9, 1, 30));
+        assert_eq!(merged_times(known(10, 30), &state(5, 20)), (5, 20, 30), "another mode, later");
+        assert_eq!(
+            merged_times(known(90, 30), &state(5, 40)),
+            (5, 40, 40),
+            "set to lie in the future"
+        );
+        assert_eq!(
+            merged_times(attr(0, 10, 10), &state(0, 5)),
+            (0, 10, 10),
+            "a file that was lent"
+        );
+        assert_eq!(merged_times(known(10, 10), &ObjectState::default()), (5, 10, 10));
         let set_on_its_mount = ObjectState { mtime: Timestamp::from_sec(90), ..state(5, 20) };
-        assert_eq!(reported(known(70, 30), &set_on_its_mount), (5, 70, 30), "and then on another");
+        assert_eq!(
+            merged_times(known(70, 30), &set_on_its_mount),
+            (5, 70, 30),
+            "and then on another"
+        );
     }
 
     #[test]

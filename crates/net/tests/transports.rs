@@ -115,8 +115,8 @@ fn a_deadline_holds_however_slowly_bytes_come() {
                     break e;
                 }
             };
-            // At the writer's own end: a shutdown of the other end does not wake a writer
-            // whose peer announced a full TCP window.
+            // The writer may wait for room in the TCP window. A shutdown of its own end wakes it;
+            // one of the other end does not.
             near.shutdown(rustix::net::Shutdown::Both);
             error
         });

@@ -158,15 +158,15 @@ fn a_writer_tells_size_and_time_at_close() {
     let mut s = Shard::new();
     let (f, ..) = s.create_open(ROOT, "f", Access::WRITE).expect("create");
     let mtime = s.time();
-    let replies =
+    let committed =
         tell(&mut s, f.ino, DataState { size: 7, blocks: 8, mtime, changed: mtime }, false)
             .expect("commit");
-    assert_eq!((replies.size, replies.blocks, replies.mtime), (7, 8, mtime));
-    assert_eq!(replies.ctime, f.ctime.advanced_to(mtime), "two changes have two times");
+    assert_eq!((committed.size, committed.blocks, committed.mtime), (7, 8, mtime));
+    assert_eq!(committed.ctime, f.ctime.advanced_to(mtime), "two changes have two times");
     // The same report again changes nothing.
     let again = tell(&mut s, f.ino, DataState { size: 7, blocks: 8, mtime, changed: mtime }, true)
         .expect("commit");
-    assert_eq!((again.mtime, again.ctime, again.size), (mtime, replies.ctime, 7));
+    assert_eq!((again.mtime, again.ctime, again.size), (mtime, committed.ctime, 7));
     let too_big = DataState { size: u64::MAX, blocks: 0, mtime, changed: mtime };
     assert_eq!(tell(&mut s, f.ino, too_big, false), Err(Errno::EFBIG));
     assert_eq!(s.commit(ROOT, Some(1), true), Err(Errno::EINVAL));
@@ -179,11 +179,11 @@ fn a_copied_time_survives_the_close() {
     let (f, ..) = s.create_open(ROOT, "f", Access::WRITE).expect("create");
     let old = Timestamp::from_sec(5);
     let set = s.setattr(f.ino, times(None, Some(SetTime::At(old)))).expect("utimens");
-    let replies =
+    let committed =
         tell(&mut s, f.ino, DataState { size: 7, blocks: 8, mtime: old, changed: set.ctime }, true)
             .expect("commit");
     assert_eq!(
-        (replies.mtime, replies.ctime),
+        (committed.mtime, committed.ctime),
         (old, set.ctime.advanced_to(old)),
         "ctime never goes back"
     );
@@ -192,7 +192,7 @@ fn a_copied_time_survives_the_close() {
     let state = DataState { size: 9, blocks: 8, mtime: future, changed: s.time().plus_sec(5) };
     let again = tell(&mut s, f.ino, state, true).expect("commit");
     assert_eq!((again.size, again.mtime), (9, old));
-    assert_eq!(again.ctime, replies.ctime.advanced_to(old));
+    assert_eq!(again.ctime, committed.ctime.advanced_to(old));
 }
 
 #[test]
@@ -206,26 +206,26 @@ fn the_last_change_is_never_before_the_last_modification() {
             let at = s.time().plus_sec(if ahead { 5 } else { -5 });
             let at = Timestamp { nsec: step, ..at };
             let state = DataState { size: 7, blocks: 8, mtime: at, changed: at };
-            let replies = tell(&mut s, f.ino, state, false).expect("commit");
+            let committed = tell(&mut s, f.ino, state, false).expect("commit");
             let mut shown = before.clone();
             shown.apply_object_state(&state);
             let told_times = |attr: &Attr| (attr.mtime, attr.ctime);
-            assert_eq!(told_times(&replies), told_times(&shown), "as a client has shown it");
-            assert!(replies.ctime >= replies.mtime, "{replies:?}");
+            assert_eq!(told_times(&committed), told_times(&shown), "as a client has shown it");
+            assert!(committed.ctime >= committed.mtime, "{committed:?}");
             assert!(
-                replies.mtime > before.mtime && replies.ctime > before.ctime,
-                "{replies:?} {before:?}"
+                committed.mtime > before.mtime && committed.ctime > before.ctime,
+                "{committed:?} {before:?}"
             );
             let again = tell(&mut s, f.ino, state, false).expect("commit");
             assert_eq!(
                 (again.mtime, again.ctime),
-                (replies.mtime, replies.ctime),
+                (committed.mtime, committed.ctime),
                 "one change, one time"
             );
             let moded = s.chmod(f.ino, 0o600 + step as u16 % 8).expect("chmod");
-            assert!(moded.ctime > replies.ctime && moded.mtime == replies.mtime);
+            assert!(moded.ctime > committed.ctime && moded.mtime == committed.mtime);
             let now = s.setattr(f.ino, times(None, Some(SetTime::Now))).expect("touch");
-            assert!(now.mtime > replies.mtime && now.mtime == now.ctime, "{now:?}");
+            assert!(now.mtime > committed.mtime && now.mtime == now.ctime, "{now:?}");
             before = now;
         }
         s.assert_sound();
@@ -309,7 +309,7 @@ fn attributes_tell_whether_others_write() {
     let mut s = Shard::new();
     let f = s.create_open(ROOT, "f", Access::BOTH).expect("create").0;
     assert!(!f.maybe_written_elsewhere, "it is the client's own");
-    let replies = |s: &mut Shard, client: ClientId| {
+    let maybe_written = |s: &mut Shard, client: ClientId| {
         s.as_client(client);
         let all = [
             s.getattr(f.ino).expect("attr").maybe_written_elsewhere,
@@ -324,16 +324,22 @@ fn attributes_tell_whether_others_write() {
         assert!(all.iter().all(|one| *one == all[0]), "{all:?}");
         all[0]
     };
-    assert_eq!((replies(&mut s, A), replies(&mut s, B)), (false, true));
+    assert_eq!((maybe_written(&mut s, A), maybe_written(&mut s, B)), (false, true));
     let before = s.getattr(f.ino).expect("attr").version;
     assert!(s.as_client(B).open(f.ino, Access::WRITE).expect("open").0.maybe_written_elsewhere);
     assert!(s.meta.changed_inodes().contains(&f.ino), "A must hear that it is not alone any more");
     assert_ne!(s.getattr(f.ino).expect("attr").version, before);
-    assert_eq!((replies(&mut s, A), replies(&mut s, B), replies(&mut s, C)), (true, true, true));
+    assert_eq!(
+        (maybe_written(&mut s, A), maybe_written(&mut s, B), maybe_written(&mut s, C)),
+        (true, true, true)
+    );
     s.as_client(B).open(f.ino, Access::WRITE).expect("open");
     assert!(s.meta.changed_inodes().is_empty(), "once more is no news");
     s.as_client(A).commit(f.ino, Some(3), true).expect("commit");
-    assert_eq!((replies(&mut s, A), replies(&mut s, B)), (true, false));
+    assert_eq!((maybe_written(&mut s, A), maybe_written(&mut s, B)), (true, false));
     s.as_client(B).commit(f.ino, None, true).expect("commit");
-    assert_eq!((replies(&mut s, A), replies(&mut s, B), replies(&mut s, C)), (false, false, false));
+    assert_eq!(
+        (maybe_written(&mut s, A), maybe_written(&mut s, B), maybe_written(&mut s, C)),
+        (false, false, false)
+    );
 }

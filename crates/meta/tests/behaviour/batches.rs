@@ -53,14 +53,14 @@ impl Shard {
     }
 }
 
-fn ino(result: &BatchResult) -> Ino {
+fn inode_of(result: &BatchResult) -> Ino {
     match result {
         BatchResult::Created { attr, .. } | BatchResult::Attr(attr) => attr.ino,
         other => panic!("no inode: {other:?}"),
     }
 }
 
-fn failed(result: &BatchResult) -> Option<Errno> {
+fn errno_of(result: &BatchResult) -> Option<Errno> {
     match result {
         BatchResult::Failed(errno) => Some(*errno),
         _ => None,
@@ -88,14 +88,14 @@ fn each_act_does_what_the_operation_does() {
         open.clone(),
         find(d, "f"),
     ]);
-    assert_eq!(ino(&made[4]), ino(&made[0]), "an operation sees those before it");
+    assert_eq!(inode_of(&made[4]), inode_of(&made[0]), "an operation sees those before it");
     assert_eq!(s.names(d), ["f", "link", "open", "sub"]);
-    let f = ino(&made[0]);
+    let f = inode_of(&made[0]);
     let attr = s.lookup(d, "f").expect("lookup");
     assert_eq!((attr.ino, attr.mode, attr.nlink), (f, 0o644, 1));
     let dir = s.getattr(d).expect("directory");
     assert_eq!((dir.size, dir.nlink), (4, 3));
-    let opened = ino(&made[3]);
+    let opened = inode_of(&made[3]);
     assert!(
         matches!(&made[3], BatchResult::Created { cap: Some(cap), created: true, .. } if cap.ino == opened)
     );
@@ -143,7 +143,7 @@ fn each_act_fails_by_itself() {
         find(d, "nothing"),
         file(d, "b"),
     ]);
-    let errors: Vec<_> = replies.iter().map(failed).collect();
+    let errors: Vec<_> = replies.iter().map(errno_of).collect();
     let expected = [
         None,
         Some(Errno::EEXIST),
@@ -186,7 +186,7 @@ fn each_act_needs_permission() {
         unlink(sticky, "mine"),
         find(closed, "hidden"),
     ]);
-    let errors: Vec<_> = replies.iter().map(failed).collect();
+    let errors: Vec<_> = replies.iter().map(errno_of).collect();
     let (no, ok) = (Some(Errno::EACCES), None);
     assert_eq!(errors, [ok, no, no, ok, Some(Errno::EPERM), ok, ok, no]);
     // A client that may list the directory may clear it, as far as it may remove the entries.

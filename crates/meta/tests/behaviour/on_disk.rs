@@ -288,8 +288,8 @@ fn a_flipped_bit_in_the_middle_of_a_closed_log_is_told_and_can_be_accepted() {
         FjallStore::open(dir.path(), StoreOptions::default()).map(|_| ()).expect_err("refused");
     let StoreError::Lost { at, .. } = &refused else { panic!("{refused}") };
     assert_eq!(*at as usize, 36 + batch * 334);
-    let replies = refused.to_string();
-    assert!(replies.contains(LOG) && replies.contains("--accept-loss"), "{replies}");
+    let message = refused.to_string();
+    assert!(message.contains(LOG) && message.contains("--accept-loss"), "{message}");
     assert!(!log.with_extension("log.cut").exists(), "nothing is done before somebody decides");
     let mut store = accepting(dir.path());
     assert!(
@@ -330,13 +330,13 @@ fn what_another_thread_synced_is_missed_as_well_and_no_more() {
     drop(store);
     // The first batch went to a table; the others take 24 + 6 + 1 + 300 bytes each, behind the
     // header of 36.
-    for (bad, replies) in [(2, true), (5, true), (6, false), (7, false)] {
+    for (bad, is_lost) in [(2, true), (5, true), (6, false), (7, false)] {
         let copy = dir.path().join(format!("bad-{bad}"));
         copy_tree(&live, &copy);
         flip(&copy.join(LOG), 36 + (bad - 2) * 331 + 100, 1);
         let opened = FjallStore::open(&copy, StoreOptions { boot: 5, ..StoreOptions::default() });
-        assert_eq!(matches!(opened, Err(StoreError::Lost { .. })), replies, "batch {bad}");
-        assert_eq!(opened.is_ok(), !replies, "batch {bad}");
+        assert_eq!(matches!(opened, Err(StoreError::Lost { .. })), is_lost, "batch {bad}");
+        assert_eq!(opened.is_ok(), !is_lost, "batch {bad}");
     }
 }
 
@@ -412,7 +412,7 @@ fn a_flipped_bit_in_any_file_of_a_store_is_told_or_does_no_harm() {
     // Reserved blocks need not be copied each time.
     let log = std::fs::OpenOptions::new().write(true).open(live.join(LOG)).expect("log");
     log.set_len(36 + 50 * 334).expect("cut");
-    let (mut replies, mut kinds) = (std::collections::BTreeMap::new(), 0);
+    let (mut counts, mut kinds) = (std::collections::BTreeMap::new(), 0);
     for file in files(&live) {
         let name = file.strip_prefix(&live).expect("below").to_owned();
         let bytes = std::fs::read(&file).expect("read");
@@ -444,7 +444,7 @@ fn a_flipped_bit_in_any_file_of_a_store_is_told_or_does_no_harm() {
                 Ok(Ok(found)) => assert!(found == expected, "{what}: it is read as something else"),
                 Ok(Err(e)) => {
                     assert!(e.to_string().contains("copy"), "{what}: no path: {e}");
-                    *replies.entry(name.clone()).or_insert(0) += 1;
+                    *counts.entry(name.clone()).or_insert(0) += 1;
                 }
                 Err(_) => panic!("{what}: a panic"),
             }
@@ -453,7 +453,7 @@ fn a_flipped_bit_in_any_file_of_a_store_is_told_or_does_no_harm() {
     }
     assert!(kinds >= 8, "there are {kinds} files");
     for part in [LOG, "keyspaces/1/tables/0", "keyspaces/1/current", "version"] {
-        assert!(replies.contains_key(Path::new(part)), "nothing told of {part}: {replies:?}");
+        assert!(counts.contains_key(Path::new(part)), "nothing told of {part}: {counts:?}");
     }
 }
 

@@ -447,9 +447,9 @@ proptest! {
                 }
                 Step::Publish { piece, offset, len, close } => {
                     stamp += 1;
-                    let replies = s.publish(ino, vec![part(piece, run(piece, stamp, offset, len), close)]);
-                    prop_assert_eq!(replies.is_ok(), open.contains(&piece));
-                    if replies.is_ok() {
+                    let published = s.publish(ino, vec![part(piece, run(piece, stamp, offset, len), close)]);
+                    prop_assert_eq!(published.is_ok(), open.contains(&piece));
+                    if published.is_ok() {
                         pieces.insert(piece, Some((stamp, offset, offset + len)));
                         if close {
                             open.remove(&piece);

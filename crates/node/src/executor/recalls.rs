@@ -372,7 +372,7 @@ mod tests {
         answer
     }
 
-    fn reported(client: ClientId) -> RoundAnswer {
+    fn read_by(client: ClientId) -> RoundAnswer {
         answer(client, MetaOp::GetAttr { ino: INO }, Vec::new())
     }
 
@@ -397,7 +397,7 @@ mod tests {
     }
 
     fn give(recalls: &mut ServerRecalls) {
-        let mut round = vec![reported(A)];
+        let mut round = vec![read_by(A)];
         recalls.process_round(&mut round);
         assert!(is_granted(&round[0]));
     }
@@ -484,7 +484,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let mut recalls = recalls(&dir);
         // The client asked before a transaction that came in the same round.
-        let mut round = vec![reported(A)];
+        let mut round = vec![read_by(A)];
         let left = recalls.process_spread_round(&mut round, vec![out(&[INO], &[])], |_| false);
         assert_eq!((left.len(), round.len()), (1, 1));
         assert!(!is_granted(&round[0]));
