@@ -318,7 +318,9 @@ impl Client {
             BatchResult::WrongShard | BatchResult::Busy => undone.stuck.push(at),
             // The first entry of a directory moves it to its owner shard; later entries concern one
             // executor only, so they can be batched again.
-            BatchResult::NeedsOtherNodes if matches!(sent, BatchOp::Create { .. }) => {
+            BatchResult::NeedsOtherNodes
+                if matches!(sent, BatchOp::Create { .. } | BatchOp::Link { .. }) =>
+            {
                 undone.stuck.push(at)
             }
             BatchResult::NeedsOtherNodes => undone.alone.push(at),

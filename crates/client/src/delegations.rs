@@ -716,7 +716,12 @@ fn affected_inodes(op: &MetaOp) -> impl Iterator<Item = Ino> {
         MetaOp::Link { ino, .. } => [Some(op.target_inode()), Some(*ino)],
         _ => [Some(op.target_inode()), None],
     };
-    inos.into_iter().flatten().chain(batch_operations(op).iter().skip(1).map(BatchOp::target_inode))
+    let batch = batch_operations(op).iter();
+    let linked = batch.clone().filter_map(|operation| match operation {
+        BatchOp::Link { ino, .. } => Some(*ino),
+        _ => None,
+    });
+    inos.into_iter().flatten().chain(batch.skip(1).map(BatchOp::target_inode)).chain(linked)
 }
 
 /// Returns the entry after the operation, as the reply shows it.

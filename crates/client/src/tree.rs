@@ -140,9 +140,13 @@ impl VolumeTree {
 
     /// Moves a path; an existing target is replaced.
     pub fn rename(&self, from: &[u8], to: &[u8]) -> Result<(), Errno> {
+        self.rename_as(from, to, RenameMode::Replace)
+    }
+
+    /// Moves a path; `mode` is for an existing target.
+    pub fn rename_as(&self, from: &[u8], to: &[u8], mode: RenameMode) -> Result<(), Errno> {
         let (old, name) = self.resolve_parent(from)?;
         let (new, new_name) = self.resolve_parent(to)?;
-        let mode = RenameMode::Replace;
         self.client.rename(&self.cred, old, name, new, new_name, mode, false).map(drop)
     }
 
@@ -152,7 +156,12 @@ impl VolumeTree {
         if found.kind == InodeKind::Dir {
             return Err(Errno::EISDIR);
         }
-        let (attr, cap) = self.client.open(&self.cred, found.ino, Access::READ)?;
+        self.open_inode(found.ino)
+    }
+
+    /// Opens a file for reading, by its inode number.
+    pub fn open_inode(&self, ino: Ino) -> Result<FileHandle, Errno> {
+        let (attr, cap) = self.client.open(&self.cred, ino, Access::READ)?;
         let data = self.client.open_data(&attr, cap)?;
         Ok(self.make_handle(data, attr, false))
     }

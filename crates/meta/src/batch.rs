@@ -114,7 +114,7 @@ impl<S: Store> Meta<S> {
         if let Some(elsewhere) = self.check_shard_owner(operation.target_inode().owner_shard())? {
             return Ok((elsewhere, false));
         }
-        if let BatchOp::Create { parent, .. } = operation
+        if let BatchOp::Create { parent, .. } | BatchOp::Link { parent, .. } = operation
             && is_crowded(&mut self.state, *parent)?
         {
             return Err(OperationFailure::Locked(Vec::new()));
@@ -186,6 +186,13 @@ fn execute_batch_op<S: Store>(
         }
         BatchOp::Unlink { parent, name, keep } => entry::unlink(txn, *parent, name, *keep),
         BatchOp::Rmdir { parent, name, keep } => entry::rmdir(txn, *parent, name, *keep),
+        BatchOp::Tmpfile { parent, name, layout, mode, umask, open } => {
+            // The same partition that the link will be sent to.
+            let dir = txn.load_inode(*parent)?;
+            txn.check_name_range(*parent, &dir, name)?;
+            entry::tmpfile(txn, key, *parent, *layout, *mode, *umask, *open)
+        }
+        BatchOp::Link { ino, parent, name } => entry::link(txn, *ino, *parent, name),
     }
 }
 

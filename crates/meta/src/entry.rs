@@ -3,6 +3,7 @@
 use crate::attr;
 use crate::error::{MetaOutcome, OperationFailure};
 use crate::inode::Inode;
+use crate::keepers;
 use crate::keys::{self, ParsedKey};
 use crate::operation::Txn;
 use crate::permission::{self, EntryName, want};
@@ -244,7 +245,8 @@ pub(crate) fn link<S: Store>(
     if inode.is_dir() {
         return Err(Errno::EPERM.into());
     }
-    if inode.nlink == 0 {
+    let is_first = inode.nlink == 0;
+    if is_first {
         // Only a file made without a name may get its first one, from a client that has it open.
         let ours = keys::orphan(txn.ctx.client, ino);
         if !inode.linkable || txn.get(&ours)?.is_none() {
@@ -255,6 +257,10 @@ pub(crate) fn link<S: Store>(
     txn.attach_entry(parent, name, ino)?;
     // Only the first link may start without a name: a file that is unlinked later stays unlinked.
     txn.edit_inode(ino)?.linkable = false;
+    if is_first {
+        // The name keeps the file from now on. A client that still writes it has a writer record.
+        keepers::drop_keeper(txn, ino, txn.ctx.client)?;
+    }
     Ok(MetaReply::Attr(txn.load_inode(ino)?.to_attr(ino)))
 }
 

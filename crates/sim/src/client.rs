@@ -101,6 +101,7 @@ fn to_batch(op: MetaOp) -> MetaOp {
         MetaOp::Unlink { parent, name, keep } => BatchOp::Unlink { parent, name, keep },
         MetaOp::Rmdir { parent, name, keep } => BatchOp::Rmdir { parent, name, keep },
         MetaOp::GetAttr { ino } => BatchOp::GetAttr { ino },
+        MetaOp::Link { ino, parent, name } => BatchOp::Link { ino, parent, name },
         op => return op,
     };
     // The second operation sees the effect of the first one.

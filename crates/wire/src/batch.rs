@@ -11,7 +11,7 @@
 use crate::attr::{DataState, InodeTemplate};
 use crate::bytes::Bytes;
 use crate::partition::{HashRange, name_hash};
-use crate::{Access, Attr, Cap, Errno, Ino, InodeKind, SetAttr};
+use crate::{Access, Attr, Cap, Errno, Ino, InodeKind, Layout, SetAttr};
 use serde::{Deserialize, Serialize};
 
 /// Most operations in one batch.
@@ -48,6 +48,12 @@ pub enum BatchOp {
     Unlink { parent: Ino, name: Bytes, keep: bool },
     /// See [`MetaOp::Rmdir`](crate::meta::MetaOp::Rmdir).
     Rmdir { parent: Ino, name: Bytes, keep: bool },
+    /// See [`MetaOp::Tmpfile`](crate::meta::MetaOp::Tmpfile). `name` is the name that a later
+    /// `Link` gives the file: the inode is made where the entry will lie, so that the link concerns
+    /// one executor.
+    Tmpfile { parent: Ino, name: Bytes, layout: Layout, mode: u16, umask: u16, open: Access },
+    /// See [`MetaOp::Link`](crate::meta::MetaOp::Link).
+    Link { ino: Ino, parent: Ino, name: Bytes },
 }
 
 impl BatchOp {
@@ -56,7 +62,9 @@ impl BatchOp {
         let (BatchOp::LookupEntry { parent, name }
         | BatchOp::Create { parent, name, .. }
         | BatchOp::Unlink { parent, name, .. }
-        | BatchOp::Rmdir { parent, name, .. }) = self
+        | BatchOp::Rmdir { parent, name, .. }
+        | BatchOp::Tmpfile { parent, name, .. }
+        | BatchOp::Link { parent, name, .. }) = self
         else {
             return;
         };
@@ -67,7 +75,10 @@ impl BatchOp {
 
     /// Returns an upper bound for the encoded length, in bytes.
     pub fn encoded_bound(&self) -> usize {
-        let name = self.named_entry().map_or(0, |(_, name)| name.len());
+        let name = match self {
+            BatchOp::Tmpfile { name, .. } => name.len(),
+            _ => self.named_entry().map_or(0, |(_, name)| name.len()),
+        };
         let target = match self {
             BatchOp::Create { node: InodeTemplate::Symlink(target), .. } => target.len(),
             _ => 0,

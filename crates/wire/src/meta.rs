@@ -580,6 +580,10 @@ impl From<BatchOp> for MetaOp {
             BatchOp::Commit { ino, state, close } => MetaOp::Commit { ino, state, close },
             BatchOp::Unlink { parent, name, keep } => MetaOp::Unlink { parent, name, keep },
             BatchOp::Rmdir { parent, name, keep } => MetaOp::Rmdir { parent, name, keep },
+            BatchOp::Tmpfile { parent, name: _, layout, mode, umask, open } => {
+                MetaOp::Tmpfile { parent, layout, mode, umask, open }
+            }
+            BatchOp::Link { ino, parent, name } => MetaOp::Link { ino, parent, name },
         }
     }
 }

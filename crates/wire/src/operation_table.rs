@@ -172,6 +172,8 @@ fn traits_of_batch_operation(op: &BatchOp) -> OperationTraits<'_> {
         Create { parent, name, .. }            => row(Users, Changes, ShardOf(*parent), Named(*parent, name)),
         Unlink { parent, name, .. }            => row(Users, Changes, ShardOf(*parent), Named(*parent, name)),
         Rmdir { parent, name, .. }             => row(Users, Changes, ShardOf(*parent), Named(*parent, name)),
+        Link { parent, name, .. }              => row(Users, Changes, ShardOf(*parent), Named(*parent, name)),
+        Tmpfile { parent, .. }                 => row(Users, Changes, ShardOf(*parent), Unnamed),
         GetAttr { ino }                        => row(Users, Reads,   ShardOf(*ino), Unnamed),
         SetAttr { ino, .. }                    => row(Users, Changes, ShardOf(*ino), Unnamed),
         Commit { ino, .. }                     => row(Users, Changes, ShardOf(*ino), Unnamed),
@@ -279,6 +281,15 @@ mod tests {
             BatchOp::Commit { ino, state: None, close: true },
             BatchOp::Unlink { parent, name: name(), keep: false },
             BatchOp::Rmdir { parent, name: name(), keep: false },
+            BatchOp::Tmpfile {
+                parent,
+                name: name(),
+                layout: crate::Layout::whole(crate::NodeId(0)),
+                mode: 0,
+                umask: 0,
+                open: crate::Access::WRITE,
+            },
+            BatchOp::Link { ino, parent, name: name() },
         ];
         for operation in operations {
             let single = MetaOp::from(operation.clone());

@@ -123,6 +123,49 @@ fn each_act_does_what_the_operation_does() {
     s.assert_sound();
 }
 
+/// A file that is written before it has a name, as `tatami cp` does.
+#[test]
+fn files_without_a_name_are_made_committed_and_linked() {
+    let mut s = Shard::new();
+    let d = s.dir(ROOT, "d").ino;
+    let unnamed = |n: &str| BatchOp::Tmpfile {
+        parent: d,
+        name: name(n),
+        layout: LAYOUT,
+        mode: 0o666,
+        umask: 0o022,
+        open: Access::WRITE,
+    };
+    let made = s.as_client(A).run_batch(vec![unnamed("a"), unnamed("b"), unnamed("lost")]);
+    let [a, b, lost] = [0, 1, 2].map(|at| inode_of(&made[at]));
+    assert!(s.names(d).is_empty());
+    assert!(matches!(&made[0], BatchResult::Created { cap: Some(_), attr, .. }
+        if (attr.nlink, attr.mode) == (0, 0o644)));
+    let mtime = s.time();
+    let state = Some(DataState { size: 9, blocks: 8, mtime, changed: mtime });
+    let link = |ino, n: &str| BatchOp::Link { ino, parent: d, name: name(n) };
+    let done = s.run_batch(vec![
+        BatchOp::Commit { ino: a, state, close: true },
+        link(a, "a"),
+        link(b, "a"),
+        link(b, "b"),
+    ]);
+    assert!(matches!(&done[1], BatchResult::Attr(attr) if (attr.size, attr.nlink) == (9, 1)));
+    assert_eq!(errno_of(&done[2]), Some(Errno::EEXIST));
+    assert!(matches!(&done[3], BatchResult::Attr(_)));
+    s.assert_sound();
+    // The name keeps the file, and nothing else does: it goes with the name.
+    s.unlink(d, "a", false).expect("unlink");
+    assert_eq!(s.getattr(a), Err(Errno::ESTALE));
+    // Its writer still has the other one open.
+    s.as_client(B).unlink(d, "b", false).expect("unlink");
+    assert_eq!(s.getattr(b).map(|attr| attr.nlink), Ok(0));
+    // The end of a client removes what got no name.
+    s.apply(MetaOp::ExpireClient { client: A }).expect("expired");
+    assert_eq!([b, lost].map(|ino| s.getattr(ino)), [Err(Errno::ESTALE), Err(Errno::ESTALE)]);
+    s.assert_sound();
+}
+
 #[test]
 fn each_act_fails_by_itself() {
     let mut s = Shard::new();

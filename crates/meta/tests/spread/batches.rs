@@ -4,10 +4,11 @@
 use crate::checking::{assert_sound, create};
 use crate::cluster::{Cluster, LAYOUT, ROOT, executor, name};
 use crate::same::dir;
+use crate::splitting::partitions;
 use std::collections::BTreeSet;
 use tatami_wire::batch::{BatchOp, BatchResult, RetainedEntry};
 use tatami_wire::meta::{InodeTemplate, MetaOp, MetaReply};
-use tatami_wire::{Cred, Errno, Ino};
+use tatami_wire::{Access, Cred, Errno, Ino};
 
 fn file(parent: Ino, n: &str) -> BatchOp {
     let (name, node) = (name(n), InodeTemplate::File(LAYOUT));
@@ -117,6 +118,75 @@ fn a_split_directory_is_told_of() {
             BatchResult::WrongPartition { .. } | BatchResult::Attr(_)
         ))
     );
+    assert_sound(&mut cluster);
+}
+
+/// The inode is made where the entry will lie, so that the link needs no other node. A link from
+/// elsewhere needs one, and has the same effect.
+#[test]
+fn a_file_without_a_name_lies_where_its_name_will() {
+    let mut cluster = Cluster::new(3, 16, 17);
+    cluster.split_above(8);
+    let d = dir(&mut cluster, ROOT, Some(1));
+    for n in 0..60 {
+        create(&mut cluster, d, &format!("file{n}"));
+    }
+    cluster.quiet();
+    let unnamed = |parent, n: &str| BatchOp::Tmpfile {
+        parent,
+        name: name(n),
+        layout: LAYOUT,
+        mode: 0o644,
+        umask: 0,
+        open: Access::WRITE,
+    };
+    assert!(partitions(&mut cluster, d).len() > 1);
+    let mut linked = 0;
+    for n in 0..30 {
+        let n = format!("new{n}");
+        let made = run_batch(&mut cluster, 1, vec![unnamed(d, &n)]);
+        let part = match made[0] {
+            BatchResult::WrongPartition { part, .. } => part,
+            _ => d,
+        };
+        let made = run_batch(&mut cluster, 1, vec![unnamed(part, &n)]);
+        let BatchResult::Created { attr, .. } = &made[0] else { panic!("{made:?}") };
+        let messages = cluster.messages;
+        let link = BatchOp::Link { ino: attr.ino, parent: part, name: name(&n) };
+        match &run_batch(&mut cluster, 1, vec![link])[0] {
+            BatchResult::Attr(attr) => assert_eq!(attr.nlink, 1),
+            // The partition has grown enough to wait for its next split.
+            other => assert_eq!(*other, BatchResult::Busy),
+        }
+        linked += usize::from(cluster.messages == messages);
+    }
+    assert_eq!(linked, 30, "no link needed another node");
+    cluster.quiet();
+    let tmpfile = MetaOp::Tmpfile {
+        parent: ROOT,
+        layout: LAYOUT,
+        mode: 0o644,
+        umask: 0,
+        open: Access::WRITE,
+    };
+    let Ok(MetaReply::Created { attr, .. }) = cluster.call(1, &Cred::ROOT, tmpfile) else {
+        panic!("no file")
+    };
+    let other = dir(&mut cluster, ROOT, Some(2));
+    create(&mut cluster, other, "first");
+    assert_ne!(cluster.map.owner(attr.ino.owner_shard()), cluster.map.owner(other.owner_shard()));
+    let link = MetaOp::Link { ino: attr.ino, parent: other, name: name("far") };
+    assert!(
+        matches!(cluster.call(1, &Cred::ROOT, link), Ok(MetaReply::Attr(attr)) if attr.nlink == 1)
+    );
+    cluster.quiet();
+    let unlink = MetaOp::Unlink { parent: other, name: name("far"), keep: false };
+    let commit = MetaOp::Commit { ino: attr.ino, state: None, close: true };
+    assert!(cluster.call(1, &Cred::ROOT, commit).is_ok());
+    assert!(cluster.call(1, &Cred::ROOT, unlink).is_ok());
+    cluster.quiet();
+    let gone = cluster.call(1, &Cred::ROOT, MetaOp::GetAttr { ino: attr.ino });
+    assert_eq!(gone, Err(Errno::ESTALE), "nothing keeps it");
     assert_sound(&mut cluster);
 }
 

@@ -62,7 +62,10 @@ fn check_request(
             return Err(Errno::EINVAL);
         }
         MetaOp::Batch { operations } => {
-            let unknown = |op: &BatchOp| matches!(op, BatchOp::Create { node: InodeTemplate::File(layout), .. } if !is_known(layout));
+            let unknown = |op: &BatchOp| {
+                matches!(op, BatchOp::Create { node: InodeTemplate::File(layout), .. }
+                    | BatchOp::Tmpfile { layout, .. } if !is_known(layout))
+            };
             if operations.iter().any(unknown) {
                 return Err(Errno::EINVAL);
             }
