@@ -31,6 +31,7 @@ mod silent;
 mod sim;
 mod space;
 mod spread;
+mod syncing;
 mod tiled;
 mod unlinked;
 mod visibility;

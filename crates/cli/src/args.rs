@@ -1,8 +1,8 @@
 //! The command line as a whole. The arguments of a command are defined beside its code.
 
 use crate::{
-    config_cmd, copy, dir_cmd, down, exec, files, fsck_cmd, manual, mount_cmd, mpi_cmd, node_cmd,
-    recover_cmd, relayout_cmd, status, up, usage_cmd, where_cmd,
+    config_cmd, copy, dir_cmd, down, exec, files, fsck_cmd, manual, mount_cmd, move_cmd, mpi_cmd,
+    node_cmd, recover_cmd, relayout_cmd, status, sync_cmd, up, usage_cmd, where_cmd,
 };
 
 /// A parallel file system from the local disks of a job's nodes
@@ -148,8 +148,32 @@ Examples:
   tar c run-17 | tatami cp - :/run-17.tar
 
 Paths with a colon in front are in the volume. Write a local file with such a name
-as ./:name. With -r, the volume's own mounts and its directory are left out.")]
+as ./:name. With -r, the volume's own mounts and its directory are left out.
+
+A new file gets its name when it is complete. After Ctrl-C, no file is incomplete, and
+the same command with --update copies the rest.")]
     Cp(copy::CpArgs),
+    /// Make a copy equal to its original: copies what differs in size or time
+    #[command(after_help = "\
+Examples:
+  tatami sync results :/run-17
+  tatami sync :/run-17 results
+  tatami sync --checksum --delete :/run-17 :/copy
+  tatami sync -n results :/run-17         what would be done
+
+The entries of a source directory get the same names below the destination, and its
+modes and times. (As rsync -rlpt SOURCE/ DESTINATION.) Nothing is removed without --delete.
+After Ctrl-C, no file is incomplete, and the same command copies the rest.")]
+    Sync(sync_cmd::SyncArgs),
+    /// Rename or move files of the volume, into it or out of it
+    #[command(after_help = "\
+Examples:
+  tatami mv :/run-17 :/run-17.old
+  tatami mv :/a :/b :/dir/
+  tatami mv results :/run-18         copies, and then removes the original
+
+Within the volume this renames. Otherwise a source is removed when all of it is copied.")]
+    Mv(move_cmd::MvArgs),
     /// Print files of the volume, without a mount
     #[command(after_help = "Examples:\n  tatami cat :/run-17/log | tail")]
     Cat(files::CatArgs),

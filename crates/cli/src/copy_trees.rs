@@ -1,16 +1,23 @@
 //! The two sides of a copy: the same operations on the volume and on this machine.
 
-use crate::error::{CommandFailure, CommandResult};
-use crate::files::CHUNK;
-use crate::term;
-use crate::volume_path::{AnyPath, last_component};
-use indicatif::ProgressBar;
-use std::collections::BTreeSet;
-use std::io::{Read, Write};
+use crate::copy_stream::{CopySink, CopySource, is_standard_stream};
+use crate::mounts;
+use crate::volume_dir::VolumeDir;
+use crate::volume_path::{AnyPath, last_component, read_umask};
+use rustix::process::{getegid, geteuid};
+use std::collections::{BTreeSet, HashMap};
+use std::fs::{File, Metadata};
+use std::io::Write;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
-use tatami_client::tree::{FileHandle, VolumeTree, join_path};
-use tatami_wire::{Errno, Ino, InodeKind, SetAttr, Timestamp};
+use tatami_client::RemovalEvent;
+use tatami_client::tree::{VolumeTree, join_path};
+use tatami_wire::{Attr, Errno, Ino, InodeKind, SetAttr, Timestamp, XattrClass};
+
+/// Symbolic links followed in one path before it counts as a loop, as in Linux.
+const LINKS_MAX: usize = 40;
+/// The permission bit with which the owner may write.
+const OWNER_WRITES: u16 = 0o200;
 
 /// The attributes of a file that a copy needs.
 #[derive(Clone, Copy)]
@@ -19,6 +26,13 @@ pub struct FileFacts {
     pub mode: u16,
     pub size: u64,
     pub mtime: Timestamp,
+    /// Storage, in units of 512 bytes.
+    pub blocks: u64,
+    pub nlink: u64,
+    pub uid: u32,
+    pub gid: u32,
+    /// It may have extended attributes, or an ACL.
+    pub has_xattrs: bool,
     /// Equal for two paths of one file.
     pub identity: (u64, u64),
 }
@@ -32,6 +46,19 @@ impl FileFacts {
             ..SetAttr::default()
         }
     }
+
+    /// Whether the file has holes: it takes less storage than its length needs.
+    pub fn is_sparse(&self) -> bool {
+        self.blocks.saturating_mul(512) < self.size
+    }
+
+    /// Whether a copy over this file must keep its inode: a new file in its place would lose
+    /// another name, attributes, or the owner, or it is a device or a pipe.
+    pub fn must_keep_inode(&self) -> bool {
+        let is_ours =
+            geteuid().is_root() || (self.uid, self.gid) == (geteuid().as_raw(), getegid().as_raw());
+        self.kind != InodeKind::File || self.nlink > 1 || self.has_xattrs || !is_ours
+    }
 }
 
 /// [`FileFacts::identity`] of standard input and output. No device has this number.
@@ -40,17 +67,6 @@ const STANDARD_STREAM: (u64, u64) = (u64::MAX - 1, 0);
 /// The identity of an inode of the volume, for [`FileFacts::identity`].
 pub fn volume_identity(ino: Ino) -> (u64, u64) {
     (u64::MAX, ino.0)
-}
-
-/// The path that names standard input as a source, and standard output as a destination.
-pub fn is_standard_stream(path: &AnyPath) -> bool {
-    matches!(path, AnyPath::Local(path) if path.as_os_str() == "-")
-}
-
-/// A file being written, in the volume or on this machine.
-pub enum CopySink {
-    Local(Box<dyn Write>),
-    Volume(Box<FileHandle>),
 }
 
 /// The same operations on the volume and on this machine.
@@ -64,6 +80,14 @@ pub struct CopyTrees<'a> {
     pub volume_dir: Option<(u64, u64)>,
 }
 
+impl<'a> CopyTrees<'a> {
+    pub fn new(place: &VolumeDir, tree: &'a VolumeTree) -> CopyTrees<'a> {
+        let volume_dir = place.dir.metadata().ok().map(|m| (m.dev(), m.ino()));
+        let mounts = mounts::list_devices(&place.dir);
+        CopyTrees { tree, umask: read_umask(), mounts, volume_dir }
+    }
+}
+
 impl CopyTrees<'_> {
     pub fn read_facts(&self, path: &AnyPath, follow: bool) -> Result<FileFacts, Errno> {
         match path {
@@ -72,27 +96,65 @@ impl CopyTrees<'_> {
                 mode: 0o666,
                 size: 0,
                 mtime: Timestamp::default(),
+                blocks: 0,
+                nlink: 1,
+                uid: 0,
+                gid: 0,
+                has_xattrs: false,
                 identity: STANDARD_STREAM,
             }),
-            AnyPath::Volume(path) => {
-                let a = self.tree.stat(path, follow)?;
-                let identity = volume_identity(a.ino);
-                Ok(FileFacts { kind: a.kind, mode: a.mode, size: a.size, mtime: a.mtime, identity })
-            }
+            AnyPath::Volume(path) => Ok(facts_of_attr(&self.tree.stat(path, follow)?)),
             AnyPath::Local(path) => {
                 let m = if follow { path.metadata()? } else { path.symlink_metadata()? };
-                Ok(FileFacts {
-                    kind: InodeKind::from_mode(m.mode()).ok_or(Errno::EINVAL)?,
-                    mode: (m.mode() & 0o7777) as u16,
-                    size: m.size(),
-                    mtime: Timestamp { sec: m.mtime(), nsec: m.mtime_nsec() as u32 },
-                    identity: match self.mounts.contains(&m.dev()) {
-                        true => volume_identity(Ino(m.ino())),
-                        false => (m.dev(), m.ino()),
-                    },
-                })
+                self.facts_of_metadata(&m)
             }
         }
+    }
+
+    fn facts_of_metadata(&self, m: &Metadata) -> Result<FileFacts, Errno> {
+        Ok(FileFacts {
+            kind: InodeKind::from_mode(m.mode()).ok_or(Errno::EINVAL)?,
+            mode: (m.mode() & 0o7777) as u16,
+            size: m.size(),
+            mtime: Timestamp { sec: m.mtime(), nsec: m.mtime_nsec() as u32 },
+            blocks: m.blocks(),
+            nlink: m.nlink(),
+            uid: m.uid(),
+            gid: m.gid(),
+            // Read where it matters: it would take a system call for each file.
+            has_xattrs: false,
+            identity: match self.mounts.contains(&m.dev()) {
+                true => volume_identity(Ino(m.ino())),
+                false => (m.dev(), m.ino()),
+            },
+        })
+    }
+
+    /// Returns the attributes of all entries of a directory, by name. Links are not followed.
+    pub fn list_facts(&self, path: &AnyPath) -> Result<HashMap<Vec<u8>, FileFacts>, Errno> {
+        let mut found = HashMap::new();
+        if let AnyPath::Volume(dir) = path {
+            for entry in self.tree.read_dir(dir, true)? {
+                let facts = match &entry.attr {
+                    Some(attr) => facts_of_attr(attr),
+                    None => match self.tree.stat(&join_path(dir, &entry.name), false) {
+                        Ok(attr) => facts_of_attr(&attr),
+                        Err(Errno::ENOENT) => continue,
+                        Err(e) => return Err(e),
+                    },
+                };
+                found.insert(entry.name.into_vec(), facts);
+            }
+            return Ok(found);
+        }
+        for name in self.list_names(path)? {
+            match self.read_facts(&append_name(path, &name), false) {
+                Ok(facts) => drop(found.insert(name, facts)),
+                Err(Errno::ENOENT) => {} // removed meanwhile
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(found)
     }
 
     pub fn list_names(&self, path: &AnyPath) -> Result<Vec<Vec<u8>>, Errno> {
@@ -152,32 +214,185 @@ impl CopyTrees<'_> {
         }
     }
 
-    pub fn open_source(&self, path: &AnyPath) -> Result<Box<dyn Read>, Errno> {
+    /// Opens a source. `facts` are its attributes, if they are known: a file of the volume is then
+    /// opened by its number, which saves the requests for each name of the path.
+    pub fn open_source(
+        &self,
+        path: &AnyPath,
+        facts: Option<&FileFacts>,
+    ) -> Result<CopySource, Errno> {
         Ok(match path {
-            path if is_standard_stream(path) => Box::new(std::io::stdin()),
-            AnyPath::Volume(path) => Box::new(self.tree.open(path)?),
-            AnyPath::Local(path) => Box::new(std::fs::File::open(path)?),
+            path if is_standard_stream(path) => CopySource::Stream(Box::new(std::io::stdin())),
+            AnyPath::Volume(path) => {
+                let known = facts.filter(|f| is_of_volume(f) && f.kind == InodeKind::File);
+                let opened = match known {
+                    Some(facts) => self.tree.open_inode(Ino(facts.identity.1)),
+                    None => Err(Errno::ENOENT),
+                };
+                // Another file may have its name by now.
+                let file = match opened {
+                    Err(Errno::ENOENT | Errno::ESTALE) => self.tree.open(path),
+                    opened => opened,
+                };
+                CopySource::Volume(Box::new(file?))
+            }
+            AnyPath::Local(path) => CopySource::Local(File::open(path)?),
         })
     }
 
-    pub fn create_sink(&self, path: &AnyPath, mode: u16) -> Result<CopySink, Errno> {
-        Ok(match path {
-            path if is_standard_stream(path) => CopySink::Local(Box::new(std::io::stdout())),
-            AnyPath::Volume(path) => {
-                CopySink::Volume(Box::new(self.tree.create(path, mode & 0o777, self.umask)?))
+    /// Creates the destination of a copy. `old` is what is there now, behind links.
+    pub fn create_sink(
+        &self,
+        path: &AnyPath,
+        mode: u16,
+        old: Option<&FileFacts>,
+    ) -> Result<CopySink, Errno> {
+        if is_standard_stream(path) {
+            return Ok(CopySink::Stream(Box::new(std::io::stdout())));
+        }
+        let keeps_inode = match old {
+            Some(old) if !old.must_keep_inode() => {
+                let is_writable = geteuid().is_root() || old.mode & OWNER_WRITES != 0;
+                if !is_writable {
+                    return Err(Errno::EACCES);
+                }
+                self.has_local_xattrs(path)
             }
-            AnyPath::Local(path) => CopySink::Local(Box::new(
+            Some(_) => true,
+            None => false,
+        };
+        let mode = mode & 0o777;
+        // A link at the end stays: the file that it leads to is replaced.
+        let end = if old.is_some() { self.resolve_links(path)? } else { path.clone() };
+        Ok(match (end, keeps_inode) {
+            (AnyPath::Volume(path), false) => {
+                let new = self.tree.create_unnamed(&path, mode, self.umask)?;
+                CopySink::VolumeNew(Box::new(new))
+            }
+            (AnyPath::Volume(path), true) => {
+                CopySink::VolumeOld(Box::new(self.tree.create(&path, mode, self.umask)?))
+            }
+            (AnyPath::Local(path), false) => CopySink::create_local(&path, u32::from(mode))?,
+            (AnyPath::Local(path), true) => CopySink::LocalOld(
                 std::fs::OpenOptions::new()
                     .write(true)
                     .create(true)
                     .truncate(true)
-                    .mode(u32::from(mode & 0o777))
+                    .mode(u32::from(mode))
                     .open(path)?,
-            )),
+            ),
         })
     }
 
-    pub fn mkdir(&self, path: &AnyPath, mode: u16) -> Result<(), Errno> {
+    /// Completes a destination: sets its attributes, and gives a new file its name. `old` is the
+    /// file that it replaces, and `preserved` the source whose mode and time it gets.
+    pub fn finish_sink(
+        &self,
+        sink: CopySink,
+        old: Option<&FileFacts>,
+        preserved: Option<&FileFacts>,
+        may_replace: bool,
+    ) -> Result<(), Errno> {
+        let set = attrs_of_copy(old, preserved);
+        match sink {
+            CopySink::Stream(mut stream) => Ok(stream.flush()?),
+            CopySink::VolumeNew(file) => file.publish(set, may_replace),
+            CopySink::VolumeOld(file) => {
+                let ino = file.attr().ino;
+                file.close()?;
+                let (client, cred) = (self.tree.client(), self.tree.cred());
+                match preserved {
+                    Some(facts) => client.setattr(cred, ino, facts.preserved_attrs()).map(drop),
+                    None => Ok(()),
+                }
+            }
+            CopySink::LocalNew(file, path) => {
+                let set = set.unwrap_or_default();
+                if let (Some(uid), Some(gid)) = (set.uid, set.gid) {
+                    std::os::unix::fs::fchown(file.as_file(), Some(uid), Some(gid))?;
+                }
+                if let Some(mode) = set.mode {
+                    let mode = std::fs::Permissions::from_mode(u32::from(mode));
+                    file.as_file().set_permissions(mode)?;
+                }
+                if let Some(facts) = preserved {
+                    set_local_time(file.as_file(), facts.mtime)?;
+                }
+                let named = match may_replace {
+                    true => file.persist(path),
+                    false => file.persist_noclobber(path),
+                };
+                named.map(drop).map_err(|e| e.error.into())
+            }
+            CopySink::LocalOld(file) => {
+                if let Some(facts) = preserved {
+                    let mode = std::fs::Permissions::from_mode(u32::from(facts.mode));
+                    file.set_permissions(mode)?;
+                    set_local_time(&file, facts.mtime)?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Whether a file of this machine has extended attributes. Where they cannot be read, it counts
+    /// as having some.
+    fn has_local_xattrs(&self, path: &AnyPath) -> bool {
+        match path {
+            AnyPath::Volume(_) => false,
+            AnyPath::Local(path) => {
+                let mut none: [u8; 0] = [];
+                match rustix::fs::listxattr(path, &mut none) {
+                    Ok(length) => length > 0,
+                    Err(rustix::io::Errno::OPNOTSUPP) => false,
+                    Err(_) => true,
+                }
+            }
+        }
+    }
+
+    /// Follows the links at the end of a path.
+    fn resolve_links(&self, path: &AnyPath) -> Result<AnyPath, Errno> {
+        let mut at = match path {
+            AnyPath::Local(path) => return Ok(AnyPath::Local(path.canonicalize()?)),
+            AnyPath::Volume(path) => path.clone(),
+        };
+        for _ in 0..LINKS_MAX {
+            if self.tree.stat(&at, false)?.kind != InodeKind::Symlink {
+                return Ok(AnyPath::Volume(at));
+            }
+            let target = self.tree.read_link(&at)?;
+            at = match parent_of(&AnyPath::Volume(at)) {
+                Some(AnyPath::Volume(parent)) if !target.starts_with(b"/") => {
+                    join_path(&parent, &target)
+                }
+                _ => target,
+            };
+        }
+        Err(Errno::ELOOP)
+    }
+
+    /// Removes a path with everything below it.
+    pub fn remove_path(&self, path: &AnyPath) -> Result<(), Errno> {
+        match path {
+            AnyPath::Volume(path) => {
+                let mut first = None;
+                self.tree.remove_all(path, false, &mut |event| {
+                    if let RemovalEvent::Failed(_, errno) = event {
+                        first.get_or_insert(errno);
+                    }
+                })?;
+                first.map_or(Ok(()), Err)
+            }
+            AnyPath::Local(path) if path.symlink_metadata()?.is_dir() => {
+                Ok(std::fs::remove_dir_all(path)?)
+            }
+            AnyPath::Local(path) => Ok(std::fs::remove_file(path)?),
+        }
+    }
+
+    /// Makes a directory. Returns false if it was there.
+    pub fn mkdir(&self, path: &AnyPath, mode: u16) -> Result<bool, Errno> {
         // The copy must be able to fill it, regardless of the mode of the original.
         let mode = (mode & 0o777) | 0o700;
         let made = match path {
@@ -190,16 +405,21 @@ impl CopyTrees<'_> {
             .map_err(Errno::from),
         };
         match made {
-            Err(Errno::EEXIST) if self.read_facts(path, true)?.kind == InodeKind::Dir => Ok(()),
-            other => other,
+            Ok(()) => Ok(true),
+            Err(Errno::EEXIST) if self.read_facts(path, true)?.kind == InodeKind::Dir => Ok(false),
+            Err(e) => Err(e),
         }
     }
 
-    pub fn copy_link(&self, from: &AnyPath, to: &AnyPath) -> Result<(), Errno> {
-        let target = match from {
+    pub fn read_link(&self, path: &AnyPath) -> Result<Vec<u8>, Errno> {
+        Ok(match path {
             AnyPath::Volume(path) => self.tree.read_link(path)?,
             AnyPath::Local(path) => std::fs::read_link(path)?.into_os_string().into_vec(),
-        };
+        })
+    }
+
+    pub fn copy_link(&self, from: &AnyPath, to: &AnyPath) -> Result<(), Errno> {
+        let target = self.read_link(from)?;
         match to {
             AnyPath::Volume(path) => self.tree.symlink(path, &target).map(drop),
             AnyPath::Local(path) => {
@@ -215,18 +435,51 @@ impl CopyTrees<'_> {
             AnyPath::Local(path) => {
                 let mode = std::fs::Permissions::from_mode(u32::from(facts.mode));
                 std::fs::set_permissions(path, mode)?;
-                let time = rustix::fs::Timespec {
-                    tv_sec: facts.mtime.sec,
-                    tv_nsec: i64::from(facts.mtime.nsec),
-                };
-                let omit = rustix::fs::Timespec { tv_sec: 0, tv_nsec: libc::UTIME_OMIT };
-                let times = rustix::fs::Timestamps { last_access: omit, last_modification: time };
                 let flags = rustix::fs::AtFlags::empty();
-                rustix::fs::utimensat(rustix::fs::CWD, path, &times, flags)
+                rustix::fs::utimensat(rustix::fs::CWD, path, &times_of(facts.mtime), flags)
                     .map_err(|e| Errno(e.raw_os_error()))
             }
         }
     }
+}
+
+/// Returns the attributes that a new file gets: those of the source, if it is `preserved`, and
+/// otherwise those of the file `old` that it replaces, as if that had been written.
+pub fn attrs_of_copy(old: Option<&FileFacts>, preserved: Option<&FileFacts>) -> Option<SetAttr> {
+    let mut set = preserved.map(|facts| facts.preserved_attrs());
+    if let Some(old) = old {
+        let set = set.get_or_insert_default();
+        set.mode = set.mode.or(Some(old.mode));
+        if geteuid().is_root() {
+            (set.uid, set.gid) = (Some(old.uid), Some(old.gid));
+        }
+    }
+    set
+}
+
+fn facts_of_attr(a: &Attr) -> FileFacts {
+    FileFacts {
+        kind: a.kind,
+        mode: a.mode,
+        size: a.size,
+        mtime: a.mtime,
+        blocks: a.blocks,
+        nlink: a.nlink.into(),
+        uid: a.uid,
+        gid: a.gid,
+        has_xattrs: a.xattr_class != XattrClass::NoXattr,
+        identity: volume_identity(a.ino),
+    }
+}
+
+fn times_of(mtime: Timestamp) -> rustix::fs::Timestamps {
+    let time = rustix::fs::Timespec { tv_sec: mtime.sec, tv_nsec: i64::from(mtime.nsec) };
+    let omit = rustix::fs::Timespec { tv_sec: 0, tv_nsec: libc::UTIME_OMIT };
+    rustix::fs::Timestamps { last_access: omit, last_modification: time }
+}
+
+fn set_local_time(file: &File, mtime: Timestamp) -> Result<(), Errno> {
+    rustix::fs::futimens(file, &times_of(mtime)).map_err(|e| Errno(e.raw_os_error()))
 }
 
 /// Returns `path` with `name` appended, in the volume or on this machine.
@@ -260,48 +513,6 @@ fn is_of_volume(facts: &FileFacts) -> bool {
     facts.identity.0 == volume_identity(Ino::ROOT).0
 }
 
-/// Returns the last name of the path. It is empty for the root.
-pub fn last_name(path: &AnyPath) -> Vec<u8> {
-    match path {
-        AnyPath::Volume(path) => last_component(path).to_vec(),
-        AnyPath::Local(path) => last_component(path.as_os_str().as_bytes()).to_vec(),
-    }
-}
-
-/// Copies the bytes of one file. `size` is its expected size and bounds the buffer.
-///
-/// # Errors
-/// Those of reading and writing.
-pub fn copy_bytes(
-    (from, to): (&AnyPath, &AnyPath),
-    size: u64,
-    source: &mut dyn Read,
-    sink: &mut dyn Write,
-    bar: &ProgressBar,
-) -> CommandResult {
-    bar.set_message(term::escape_name(&last_name(from)));
-    let mut buffer = vec![0; CHUNK.min(size.max(64 << 10) as usize)];
-    loop {
-        let n = match source.read(&mut buffer) {
-            Ok(0) => return Ok(()),
-            Ok(n) => n,
-            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
-            Err(e) => return Err(from.operation_failure("cannot read", Errno::from(e))),
-        };
-        sink.write_all(&buffer[..n]).map_err(|e| write_failure(to, e))?;
-        bar.inc(n as u64);
-    }
-}
-
-/// Returns the failure of a write to `to`. A reader of standard output that has gone is reported to
-/// nobody, as after `SIGPIPE`.
-pub fn write_failure(to: &AnyPath, error: std::io::Error) -> CommandFailure {
-    match is_standard_stream(to) {
-        true => error.into(),
-        false => to.operation_failure("cannot write", Errno::from(error)),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -310,10 +521,8 @@ mod tests {
     fn names_are_put_below_either_side() {
         let volume = AnyPath::Volume(b"/a".to_vec());
         assert_eq!(append_name(&volume, b"b"), AnyPath::Volume(b"/a/b".to_vec()));
-        assert_eq!(last_name(&volume), b"a");
         let local = AnyPath::Local("/x".into());
         assert_eq!(append_name(&local, b"b"), AnyPath::Local("/x/b".into()));
-        assert_eq!(last_name(&AnyPath::Local("x/.".into())), b".");
     }
 
     #[test]

@@ -19,6 +19,8 @@ pub enum ExitStatus {
     Code(u8),
     /// The reader of the output has gone. The command prints no message, as after `SIGPIPE`.
     Quiet,
+    /// The user has interrupted the command.
+    Interrupted,
 }
 
 impl ExitStatus {
@@ -30,6 +32,7 @@ impl ExitStatus {
             ExitStatus::Degraded => 3,
             ExitStatus::Code(code) => code,
             ExitStatus::Quiet => 128 + 13,
+            ExitStatus::Interrupted => 128 + 2,
         }
     }
 }

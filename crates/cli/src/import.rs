@@ -1,204 +1,270 @@
-//! `tatami cp -r` into the volume: creates and closes the entries of a directory in batches.
+//! Copies into the volume: creates, closes and names the entries of a directory in batches.
 
-use crate::copy_trees::{CopyTrees, FileFacts, append_name, copy_bytes};
+use crate::copy_job::{CopyItem, CopyJob};
+use crate::copy_stream::{CopySink, CopySource, copy_bytes};
+use crate::copy_trees::{FileFacts, attrs_of_copy};
 use crate::error::CommandResult;
-use crate::volume_path::AnyPath;
-use indicatif::ProgressBar;
+use crate::volume_path::{AnyPath, last_component};
 use std::os::unix::ffi::OsStringExt;
-use tatami_client::tree::FileHandle;
-use tatami_client::{CreateItem, Created};
+use tatami_client::{CreateItem, UnnamedFile};
 use tatami_wire::batch::BatchOp;
 use tatami_wire::meta::InodeTemplate;
-use tatami_wire::{Access, Errno, Ino, InodeKind};
+use tatami_wire::{Errno, Ino, InodeKind};
 
 /// Entries created by one request. This is also the number of files open at a time.
 const ENTRIES_PER_REQUEST: usize = 256;
 
-/// A file or directory to copy.
-pub struct ImportItem {
-    pub from: AnyPath,
-    pub to: AnyPath,
-    pub facts: FileFacts,
-    /// The inode number of a directory that this copy has already made.
-    pub made: Option<Ino>,
-}
-
-/// Copies the entries of a directory of this machine to the directory `dir` of the volume. Returns
-/// the items that the caller must handle one by one: directories, which are made unless they
-/// existed, and entries that could not be made.
-///
-/// # Errors
-/// The first file that cannot be copied.
-pub fn import_items(
-    sides: &CopyTrees<'_>,
-    dir: Ino,
-    items: Vec<ImportItem>,
-    preserve: bool,
-    bar: &ProgressBar,
-) -> CommandResult<Vec<ImportItem>> {
-    let mut rest = Vec::new();
-    let mut items = items.into_iter().peekable();
-    while items.peek().is_some() {
-        let some: Vec<_> = items.by_ref().take(ENTRIES_PER_REQUEST).collect();
-        let (files, others): (Vec<_>, Vec<_>) =
-            some.into_iter().partition(|item| item.facts.kind == InodeKind::File);
-        rest.extend(make_dirs_and_links(sides, dir, others));
-        rest.extend(copy_files(sides, dir, files, preserve, bar)?);
-    }
-    Ok(rest)
-}
-
-/// Makes directories and symbolic links.
-fn make_dirs_and_links(sides: &CopyTrees<'_>, dir: Ino, items: Vec<ImportItem>) -> Vec<ImportItem> {
-    let (mut new, mut which, mut rest) = (Vec::new(), Vec::new(), Vec::new());
-    for item in items {
-        let node = match (item.facts.kind, &item.from) {
-            (InodeKind::Dir, _) => Some(InodeTemplate::Dir),
-            (InodeKind::Symlink, AnyPath::Local(path)) => std::fs::read_link(path)
-                .ok()
-                .map(|target| InodeTemplate::Symlink(target.into_os_string().into_vec().into())),
-            _ => None,
-        };
-        match node {
-            Some(node) => {
-                // The copy must be able to fill a directory, regardless of the mode of the
-                // original.
-                let mode = match item.facts.kind {
-                    InodeKind::Dir => (item.facts.mode & 0o777) | 0o700,
-                    _ => 0o777,
-                };
-                new.push(CreateItem { name: entry_name(&item.to), node, mode });
-                which.push(item);
+impl CopyJob<'_> {
+    /// Copies the entries of a directory of this machine to the directory `dir` of the volume.
+    /// Returns the items that the caller must handle one by one: directories, which are made unless
+    /// they existed, and entries that exist or could not be made. `is_new`: the directory is empty.
+    ///
+    /// # Errors
+    /// What ends the whole copy.
+    pub fn import_items(
+        &mut self,
+        dir: Ino,
+        is_new: bool,
+        items: Vec<CopyItem>,
+    ) -> CommandResult<Vec<CopyItem>> {
+        let (mut new, mut rest) = (Vec::new(), Vec::new());
+        for item in items {
+            match &item.old {
+                None => new.push(item),
+                Some(old) if is_replaced(&item, old) => match self.must_copy(&item, old) {
+                    Ok(true) => new.push(item),
+                    Ok(false) => {
+                        self.totals.unchanged += 1;
+                        self.bar.inc(item.facts.size);
+                        self.update_attrs(&item, old)
+                            .or_else(|failure| self.record_failure(failure))?;
+                    }
+                    Err(failure) => self.record_failure(failure)?,
+                },
+                Some(_) => rest.push(item),
             }
-            None => rest.push(item),
         }
+        // The first entry moves a new directory to the executor of its own shard. Until then no
+        // batch can be run there.
+        let is_spread = self.sides.tree.client().map().first_shards().len() > 1;
+        let mut most = if is_new && is_spread { 1 } else { ENTRIES_PER_REQUEST };
+        let mut items = new.into_iter().peekable();
+        while items.peek().is_some() {
+            let some: Vec<_> = items.by_ref().take(most).collect();
+            most = ENTRIES_PER_REQUEST;
+            let (files, others): (Vec<_>, Vec<_>) =
+                some.into_iter().partition(|item| item.facts.kind == InodeKind::File);
+            rest.extend(self.make_dirs_and_links(dir, others)?);
+            rest.extend(self.copy_files(dir, files)?);
+        }
+        Ok(rest)
     }
-    for (mut item, made) in which.into_iter().zip(create_entries(sides, dir, new, None)) {
-        match (made, item.facts.kind) {
-            (Ok(made), InodeKind::Dir) => {
-                item.made = Some(made.attr.ino);
+
+    /// Makes directories and symbolic links.
+    fn make_dirs_and_links(
+        &mut self,
+        dir: Ino,
+        items: Vec<CopyItem>,
+    ) -> CommandResult<Vec<CopyItem>> {
+        let (mut new, mut which, mut rest) = (Vec::new(), Vec::new(), Vec::new());
+        for item in items {
+            let node = match (item.facts.kind, &item.from) {
+                (InodeKind::Dir, _) => Some(InodeTemplate::Dir),
+                (InodeKind::Symlink, AnyPath::Local(path)) => {
+                    std::fs::read_link(path).ok().map(|target| {
+                        InodeTemplate::Symlink(target.into_os_string().into_vec().into())
+                    })
+                }
+                _ => None,
+            };
+            match node {
+                Some(node) => {
+                    // The copy must be able to fill a directory, regardless of the mode of the
+                    // original.
+                    let mode = match item.facts.kind {
+                        InodeKind::Dir => (item.facts.mode & 0o777) | 0o700,
+                        _ => 0o777,
+                    };
+                    new.push(CreateItem { name: entry_name(&item.to), node, mode });
+                    which.push(item);
+                }
+                None => rest.push(item),
+            }
+        }
+        let (client, cred) = (self.sides.tree.client(), self.sides.tree.cred());
+        let all = client.create_many(cred, dir, new, self.sides.umask, true, None);
+        for (mut item, made) in which.into_iter().zip(all) {
+            match (made, item.facts.kind) {
+                (Ok(made), InodeKind::Dir) => {
+                    item.made = Some(made.attr.ino);
+                    rest.push(item);
+                }
+                (Ok(_), _) => {
+                    self.totals.files += 1;
+                    self.print_step(|| format!("{} -> {}", item.from, item.to))?;
+                }
+                // The caller retries the item alone, which gives the right error.
+                (Err(_), _) => rest.push(self.look_again(item)),
+            }
+        }
+        Ok(rest)
+    }
+
+    /// Copies files that do not exist there. Returns those that must be copied one by one.
+    fn copy_files(&mut self, dir: Ino, items: Vec<CopyItem>) -> CommandResult<Vec<CopyItem>> {
+        let sides = self.sides;
+        let (mut rest, mut sources, mut which) = (Vec::new(), Vec::new(), Vec::new());
+        for item in items {
+            match sides.open_source(&item.from, Some(&item.facts)) {
+                Ok(source) => {
+                    sources.push(source);
+                    which.push(item);
+                }
+                Err(_) => rest.push(item),
+            }
+        }
+        let new = which.iter().map(|item| (entry_name(&item.to), item.facts.mode & 0o777));
+        let (client, cred) = (sides.tree.client(), sides.tree.cred());
+        let made = client.create_unnamed_many(cred, dir, new.collect(), sides.umask);
+        let (mut written, mut ended) = (Vec::new(), Ok(()));
+        for ((item, mut source), made) in which.into_iter().zip(sources).zip(made) {
+            let opened = made.and_then(|made| {
+                sides.tree.open_unnamed(dir, &entry_name(&item.to), made).map(Box::new)
+            });
+            // The caller copies it alone, which gives the right error. After Ctrl-C the files that
+            // were made are only deleted.
+            let Ok(file) = opened else {
                 rest.push(item);
+                continue;
+            };
+            if ended.is_err() {
+                continue;
             }
-            (Ok(_), _) => {}
-            // The caller retries the item alone, which gives the right error.
-            (Err(_), _) => rest.push(item),
+            match self.copy_into(&item, &mut source, file) {
+                Ok(file) => written.push((item, file)),
+                Err(failure) => ended = self.record_failure(failure),
+            }
+        }
+        // After Ctrl-C the files that were complete get their names.
+        rest.extend(self.name_files(written)?);
+        ended.map(|()| rest)
+    }
+
+    fn copy_into(
+        &mut self,
+        item: &CopyItem,
+        source: &mut CopySource,
+        file: Box<UnnamedFile>,
+    ) -> CommandResult<Box<UnnamedFile>> {
+        let size = (item.facts.size, item.facts.is_sparse());
+        let mut sink = CopySink::VolumeNew(file);
+        copy_bytes((&item.from, &item.to), size, source, &mut sink, &self.bar)?;
+        match sink {
+            CopySink::VolumeNew(file) => Ok(file),
+            _ => Err(item.to.operation_failure("cannot write", Errno::EIO)),
         }
     }
-    rest
+
+    /// Commits the sizes of complete files, with `preserve` their modes and times, and gives them
+    /// their names. Returns those whose name exists meanwhile.
+    fn name_files(
+        &mut self,
+        written: Vec<(CopyItem, Box<UnnamedFile>)>,
+    ) -> CommandResult<Vec<CopyItem>> {
+        let (client, cred) = (self.sides.tree.client(), self.sides.tree.cred());
+        let (mut files, mut commits) = (Vec::new(), Vec::new());
+        for (item, mut file) in written {
+            match file.close_deferred() {
+                Ok(commit) => {
+                    commits.push(commit);
+                    files.push((item, file));
+                }
+                Err(e) => self.record_failure(item.to.operation_failure("cannot write", e))?,
+            }
+        }
+        let done = client.run_batch(cred, commits);
+        let mut files = self.keep_done(files, done, "cannot write")?;
+        let preserves = self.rules.preserve;
+        let set_of =
+            |item: &CopyItem| attrs_of_copy(item.old.as_ref(), preserves.then_some(&item.facts));
+        let (to_set, rest): (Vec<_>, Vec<_>) =
+            files.into_iter().partition(|(item, _)| set_of(item).is_some());
+        files = rest;
+        if !to_set.is_empty() {
+            let sets = to_set.iter().map(|(item, file)| BatchOp::SetAttr {
+                ino: file.ino(),
+                set: set_of(item).unwrap_or_default(),
+            });
+            let done = client.run_batch(cred, sets.collect());
+            files.extend(self.keep_done(to_set, done, "cannot set times of")?);
+        }
+        let target = |file: &UnnamedFile| {
+            let (dir, name) = file.target();
+            (file.ino(), dir, name.to_vec())
+        };
+        let (replacing, files): (Vec<_>, Vec<_>) =
+            files.into_iter().partition(|(item, _)| item.old.is_some());
+        let mut linked =
+            client.replace_many(cred, replacing.iter().map(|(_, file)| target(file)).collect());
+        linked.extend(client.link_many(cred, files.iter().map(|(_, f)| target(f)).collect()));
+        let mut rest = Vec::new();
+        for ((item, file), linked) in replacing.into_iter().chain(files).zip(linked) {
+            match linked {
+                Ok(_) => {
+                    file.forget_file();
+                    self.totals.files += 1;
+                    self.totals.bytes += item.facts.size;
+                    self.print_step(|| format!("{} -> {}", item.from, item.to))?;
+                }
+                Err(Errno::EEXIST) => rest.push(self.look_again(item)),
+                Err(e) => self.record_failure(item.to.operation_failure("cannot make", e))?,
+            }
+        }
+        Ok(rest)
+    }
+
+    /// Keeps the files of which an operation succeeded, and records the failures of the others.
+    fn keep_done<T>(
+        &mut self,
+        files: Vec<(CopyItem, Box<UnnamedFile>)>,
+        done: Vec<Result<T, Errno>>,
+        what: &str,
+    ) -> CommandResult<Vec<(CopyItem, Box<UnnamedFile>)>> {
+        let mut kept = Vec::with_capacity(files.len());
+        let mut ended = Ok(());
+        for ((item, file), done) in files.into_iter().zip(done) {
+            match done {
+                Ok(_) => kept.push((item, file)),
+                Err(e) if ended.is_ok() => {
+                    ended = self.record_failure(item.to.operation_failure(what, e));
+                }
+                Err(_) => {}
+            }
+        }
+        ended.map(|()| kept)
+    }
+
+    /// Looks at the destination of an item that could not be made, for the copy one by one.
+    fn look_again(&self, mut item: CopyItem) -> CopyItem {
+        item.old = self.sides.read_facts(&item.to, false).ok();
+        item
+    }
 }
 
-fn create_entries(
-    sides: &CopyTrees<'_>,
-    dir: Ino,
-    new: Vec<CreateItem>,
-    open: Option<Access>,
-) -> Vec<Result<Created, Errno>> {
-    let (client, cred) = (sides.tree.client(), sides.tree.cred());
-    client.create_many(cred, dir, new, sides.umask, open.is_none(), open)
+/// Whether a file is replaced by a new one. Other kinds, and files that must keep their inode, are
+/// copied one by one.
+fn is_replaced(item: &CopyItem, old: &FileFacts) -> bool {
+    let is_writable = rustix::process::geteuid().is_root() || old.mode & 0o200 != 0;
+    item.facts.kind == InodeKind::File
+        && old.kind == InodeKind::File
+        && !old.must_keep_inode()
+        && is_writable
+        && item.facts.identity != old.identity
 }
 
 fn entry_name(path: &AnyPath) -> Vec<u8> {
     match path {
-        AnyPath::Volume(path) => crate::volume_path::last_component(path).to_vec(),
+        AnyPath::Volume(path) => last_component(path).to_vec(),
         AnyPath::Local(_) => Vec::new(),
     }
-}
-
-fn copy_files(
-    sides: &CopyTrees<'_>,
-    dir: Ino,
-    items: Vec<ImportItem>,
-    preserve: bool,
-    bar: &ProgressBar,
-) -> CommandResult<Vec<ImportItem>> {
-    let layout = sides.tree.client().new_layout();
-    let (mut rest, mut sources, mut which) = (Vec::new(), Vec::new(), Vec::new());
-    for item in items {
-        match sides.open_source(&item.from) {
-            Ok(source) => {
-                sources.push(source);
-                which.push(item);
-            }
-            Err(_) => rest.push(item),
-        }
-    }
-    let new = which.iter().map(|item| CreateItem {
-        name: entry_name(&item.to),
-        node: InodeTemplate::File(layout),
-        mode: item.facts.mode & 0o777,
-    });
-    let made = create_entries(sides, dir, new.collect(), Some(Access::WRITE));
-    let (mut written, mut result) = (Vec::new(), Ok(()));
-    for ((item, mut source), made) in which.into_iter().zip(sources).zip(made) {
-        // An existing symbolic link leads to the file to write, and an existing directory is an
-        // error. The caller handles both one by one.
-        let Some(made) = made.ok().filter(|made| made.attr.kind == InodeKind::File) else {
-            rest.push(item);
-            continue;
-        };
-        // After a failed copy, the files that were created still have to be closed.
-        match sides.tree.open_created(made) {
-            Ok(mut file) => {
-                if result.is_ok() {
-                    let paths = (&item.from, &item.to);
-                    result = copy_bytes(paths, item.facts.size, &mut *source, &mut file, bar);
-                }
-                written.push((item, file));
-            }
-            Err(e) => result = result.and(Err(item.to.operation_failure("cannot write", e))),
-        }
-    }
-    result.and(close_files(sides, written, preserve)).map(|()| rest)
-}
-
-/// Commits the sizes of complete files; with `preserve` also their modes and times.
-fn close_files(
-    sides: &CopyTrees<'_>,
-    written: Vec<(ImportItem, FileHandle)>,
-    preserve: bool,
-) -> CommandResult {
-    let mut result: CommandResult = Ok(());
-    let (mut items, mut commits) = (Vec::new(), Vec::new());
-    for (item, file) in written {
-        let (flushed, commit) = file.close_deferred();
-        result = result.and(flushed.map_err(|e| item.to.operation_failure("cannot write", e)));
-        commits.push(commit);
-        items.push(item);
-    }
-    let sets = items.iter().zip(&commits).map(|(item, commit)| BatchOp::SetAttr {
-        ino: commit.target_inode(),
-        set: item.facts.preserved_attrs(),
-    });
-    let sets: Vec<_> = if preserve { sets.collect() } else { Vec::new() };
-    let (client, cred) = (sides.tree.client(), sides.tree.cred());
-    for (what, operations) in [("cannot write", commits), ("cannot set times of", sets)] {
-        for (item, done) in items.iter().zip(client.run_batch(cred, operations)) {
-            result = result.and(done.map(drop).map_err(|e| item.to.operation_failure(what, e)));
-        }
-    }
-    result
-}
-
-/// Returns the items to copy from a directory of this machine: those of `names` that still exist.
-///
-/// # Errors
-/// The attributes of a name cannot be read.
-pub fn list_items(
-    sides: &CopyTrees<'_>,
-    from: &AnyPath,
-    to: &AnyPath,
-    names: &[Vec<u8>],
-) -> CommandResult<Vec<ImportItem>> {
-    let mut items = Vec::with_capacity(names.len());
-    for name in names {
-        let from = append_name(from, name);
-        match sides.read_facts(&from, false) {
-            Ok(facts) => {
-                items.push(ImportItem { from, to: append_name(to, name), facts, made: None })
-            }
-            Err(Errno::ENOENT) => {} // removed meanwhile
-            Err(e) => return Err(from.operation_failure("cannot copy", e)),
-        }
-    }
-    Ok(items)
 }

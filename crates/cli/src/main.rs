@@ -10,6 +10,8 @@ mod config_cmd;
 mod connect;
 mod container_cmd;
 mod copy;
+mod copy_job;
+mod copy_stream;
 mod copy_trees;
 mod daemon;
 mod daemon_files;
@@ -20,12 +22,14 @@ mod exec;
 mod files;
 mod fsck_cmd;
 mod import;
+mod interrupt;
 mod keys;
 mod listing;
 mod log;
 mod manual;
 mod mount_cmd;
 mod mounts;
+mod move_cmd;
 mod mpi_cmd;
 mod node_cmd;
 mod offline;
@@ -38,6 +42,7 @@ mod replace_file;
 mod session;
 mod start_process;
 mod status;
+mod sync_cmd;
 mod term;
 mod up;
 mod usage_cmd;
@@ -95,6 +100,8 @@ fn run(command: &CliCommand) -> CommandResult {
         CliCommand::Relayout(args) => relayout_cmd::run(args),
         CliCommand::Ls(args) => files::ls(args),
         CliCommand::Cp(args) => copy::cp(args),
+        CliCommand::Sync(args) => sync_cmd::run(args),
+        CliCommand::Mv(args) => move_cmd::run(args),
         CliCommand::Cat(args) => files::cat(args),
         CliCommand::Rm(args) => files::rm(args),
         CliCommand::Mkdir(args) => files::mkdir(args),

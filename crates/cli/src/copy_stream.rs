@@ -1,0 +1,278 @@
+//! The bytes of one file on their way: the source, the destination, and the holes between.
+//!
+//! A new file gets its name only when it is complete. So nobody finds half a copy, not even after
+//! SIGKILL or a power cut.
+
+use crate::error::{CommandFailure, CommandResult};
+use crate::files::CHUNK;
+use crate::interrupt::{check_interrupt, is_interrupted};
+use crate::term;
+use crate::volume_path::{AnyPath, last_component};
+use indicatif::ProgressBar;
+use rustix::io::Errno as SystemErrno;
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use tatami_client::UnnamedFile;
+use tatami_client::tree::FileHandle;
+use tatami_wire::Errno;
+use tatami_wire::object::SeekTarget;
+use tempfile::NamedTempFile;
+
+/// Bytes of a name that a temporary name keeps: with the rest it is at most 255 long.
+const STEM_MAX: usize = 200;
+/// Smallest buffer, in bytes.
+const BUFFER_MIN: u64 = 64 << 10;
+
+/// A file being read.
+pub enum CopySource {
+    Stream(Box<dyn Read>),
+    Local(File),
+    Volume(Box<FileHandle>),
+}
+
+/// A file being written.
+pub enum CopySink {
+    /// Standard output.
+    Stream(Box<dyn Write>),
+    /// A new file of this machine under a temporary name, and its name.
+    LocalNew(NamedTempFile, PathBuf),
+    /// An existing file of this machine that keeps its inode.
+    LocalOld(File),
+    /// A new file of the volume.
+    VolumeNew(Box<UnnamedFile>),
+    /// An existing file of the volume that keeps its inode.
+    VolumeOld(Box<FileHandle>),
+}
+
+impl CopySource {
+    /// Returns the next range of data at or after `from`. `None`: only a hole is left, or nothing.
+    fn find_data(&mut self, from: u64) -> Result<Option<(u64, u64)>, Errno> {
+        let found = match self {
+            CopySource::Stream(_) => return Err(Errno::EINVAL),
+            CopySource::Local(file) => {
+                let seek = |to| rustix::fs::seek(&*file, to).map_err(from_system);
+                seek(rustix::fs::SeekFrom::Data(from))
+                    .and_then(|start| Ok((start, seek(rustix::fs::SeekFrom::Hole(start))?)))
+            }
+            CopySource::Volume(file) => {
+                let data = file.data();
+                data.seek(SeekTarget::Data, from)
+                    .and_then(|start| Ok((start, data.seek(SeekTarget::Hole, start)?)))
+            }
+        };
+        match found {
+            Ok((start, end)) => Ok((end > start).then_some((start, end))),
+            Err(Errno::ENXIO) => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    fn seek_to(&mut self, offset: u64) -> io::Result<()> {
+        match self {
+            CopySource::Stream(_) => return Err(io::ErrorKind::NotSeekable.into()),
+            CopySource::Local(file) => file.seek(SeekFrom::Start(offset))?,
+            CopySource::Volume(file) => file.seek(SeekFrom::Start(offset))?,
+        };
+        Ok(())
+    }
+}
+
+impl Read for CopySource {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            CopySource::Stream(stream) => stream.read(buffer),
+            CopySource::Local(file) => file.read(buffer),
+            CopySource::Volume(file) => file.read(buffer),
+        }
+    }
+}
+
+impl CopySink {
+    /// Creates a new file of this machine. It gets the name `path` when it is finished.
+    pub fn create_local(path: &Path, mode: u32) -> io::Result<CopySink> {
+        let name = path.file_name().unwrap_or_default().as_bytes();
+        let stem = String::from_utf8_lossy(&name[..name.len().min(STEM_MAX)]).into_owned();
+        let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(mode);
+        let file = tempfile::Builder::new()
+            .prefix(&format!(".{stem}."))
+            .permissions(mode)
+            .tempfile_in(dir.unwrap_or(Path::new(".")))?;
+        Ok(CopySink::LocalNew(file, path.to_owned()))
+    }
+
+    /// Whether holes can be left in it.
+    fn has_holes(&self) -> bool {
+        !matches!(self, CopySink::Stream(_))
+    }
+
+    fn seek_to(&mut self, offset: u64) -> io::Result<()> {
+        match self {
+            CopySink::Stream(_) => return Err(io::ErrorKind::NotSeekable.into()),
+            CopySink::LocalNew(file, _) => file.seek(SeekFrom::Start(offset))?,
+            CopySink::LocalOld(file) => file.seek(SeekFrom::Start(offset))?,
+            CopySink::VolumeNew(file) => file.handle().seek(SeekFrom::Start(offset))?,
+            CopySink::VolumeOld(file) => file.seek(SeekFrom::Start(offset))?,
+        };
+        Ok(())
+    }
+
+    /// Sets the size of a file that ends in a hole.
+    fn set_size(&mut self, size: u64) -> Result<(), Errno> {
+        match self {
+            CopySink::Stream(_) => Err(Errno::EINVAL),
+            CopySink::LocalNew(file, _) => Ok(file.as_file().set_len(size)?),
+            CopySink::LocalOld(file) => Ok(file.set_len(size)?),
+            CopySink::VolumeNew(file) => file.handle().truncate(size),
+            CopySink::VolumeOld(file) => file.truncate(size),
+        }
+    }
+}
+
+impl Write for CopySink {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            CopySink::Stream(stream) => stream.write(bytes),
+            CopySink::LocalNew(file, _) => file.write(bytes),
+            CopySink::LocalOld(file) => file.write(bytes),
+            CopySink::VolumeNew(file) => file.handle().write(bytes),
+            CopySink::VolumeOld(file) => file.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            CopySink::Stream(stream) => stream.flush(),
+            CopySink::LocalNew(file, _) => file.flush(),
+            CopySink::LocalOld(file) => file.flush(),
+            // Closing it reports what could not be written.
+            CopySink::VolumeNew(_) | CopySink::VolumeOld(_) => Ok(()),
+        }
+    }
+}
+
+/// Copies the bytes of one file. `size` is its expected size, and bounds the buffer. With `sparse`,
+/// the file has holes, and the copy gets them, too.
+///
+/// # Errors
+/// Those of reading and writing; Ctrl-C.
+pub fn copy_bytes(
+    (from, to): (&AnyPath, &AnyPath),
+    (size, sparse): (u64, bool),
+    source: &mut CopySource,
+    sink: &mut CopySink,
+    bar: &ProgressBar,
+) -> CommandResult {
+    bar.set_message(term::escape_name(&last_name(from)));
+    let mut buffer = vec![0; CHUNK.min(size.max(BUFFER_MIN) as usize)];
+    if !sparse || !sink.has_holes() || matches!(source, CopySource::Stream(_)) {
+        return copy_range((from, to), u64::MAX, source, sink, &mut buffer, bar);
+    }
+    let read_failed = |e| from.operation_failure("cannot read", e);
+    let mut at = 0;
+    while let Some((start, end)) = source.find_data(at).map_err(read_failed)? {
+        source.seek_to(start).map_err(|e| read_failed(e.into()))?;
+        sink.seek_to(start).map_err(|e| write_failure(to, e))?;
+        bar.inc(start.saturating_sub(at));
+        copy_range((from, to), end - start, source, sink, &mut buffer, bar)?;
+        at = end;
+    }
+    bar.inc(size.saturating_sub(at));
+    if at < size {
+        sink.set_size(size).map_err(|e| to.operation_failure("cannot write", e))?;
+    }
+    Ok(())
+}
+
+/// Copies up to `left` bytes from and to the current positions.
+fn copy_range(
+    (from, to): (&AnyPath, &AnyPath),
+    mut left: u64,
+    source: &mut CopySource,
+    sink: &mut CopySink,
+    buffer: &mut [u8],
+    bar: &ProgressBar,
+) -> CommandResult {
+    while left > 0 {
+        check_interrupt()?;
+        let part = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+        let n = match source.read(&mut buffer[..part]) {
+            Ok(0) => break,
+            Ok(n) => n,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted && !is_interrupted() => continue,
+            Err(_) if is_interrupted() => return check_interrupt(),
+            Err(e) => return Err(from.operation_failure("cannot read", Errno::from(e))),
+        };
+        sink.write_all(&buffer[..n]).map_err(|e| write_failure(to, e))?;
+        bar.inc(n as u64);
+        left -= n as u64;
+    }
+    Ok(())
+}
+
+/// Returns whether two files have the same bytes.
+///
+/// # Errors
+/// Those of reading; Ctrl-C.
+pub fn have_same_bytes(
+    (from, to): (&AnyPath, &AnyPath),
+    mut one: CopySource,
+    mut other: CopySource,
+) -> CommandResult<bool> {
+    let (mut a, mut b) = (vec![0; CHUNK], vec![0; CHUNK]);
+    loop {
+        check_interrupt()?;
+        let n = read_full(&mut one, &mut a)
+            .map_err(|e| from.operation_failure("cannot read", Errno::from(e)))?;
+        let m = read_full(&mut other, &mut b)
+            .map_err(|e| to.operation_failure("cannot read", Errno::from(e)))?;
+        if a[..n] != b[..m] {
+            return Ok(false);
+        }
+        if n == 0 {
+            return Ok(true);
+        }
+    }
+}
+
+/// Reads until the buffer is full or the file ends.
+fn read_full(source: &mut CopySource, buffer: &mut [u8]) -> io::Result<usize> {
+    let mut filled = 0;
+    while filled < buffer.len() {
+        match source.read(&mut buffer[filled..]) {
+            Ok(0) => break,
+            Ok(n) => filled += n,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted && !is_interrupted() => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(filled)
+}
+
+/// Returns the failure of a write to `to`. A reader of standard output that has gone is reported to
+/// nobody, as after `SIGPIPE`.
+pub fn write_failure(to: &AnyPath, error: io::Error) -> CommandFailure {
+    match is_standard_stream(to) {
+        true => error.into(),
+        false => to.operation_failure("cannot write", Errno::from(error)),
+    }
+}
+
+/// The path that names standard input as a source, and standard output as a destination.
+pub fn is_standard_stream(path: &AnyPath) -> bool {
+    matches!(path, AnyPath::Local(path) if path.as_os_str() == "-")
+}
+
+/// Returns the last name of the path. It is empty for the root.
+pub fn last_name(path: &AnyPath) -> Vec<u8> {
+    match path {
+        AnyPath::Volume(path) => last_component(path).to_vec(),
+        AnyPath::Local(path) => last_component(path.as_os_str().as_bytes()).to_vec(),
+    }
+}
+
+fn from_system(errno: SystemErrno) -> Errno {
+    Errno(errno.raw_os_error())
+}
