@@ -3,6 +3,7 @@
 use crate::daemon;
 use crate::error::{CommandFailure, CommandResult, FailureContext};
 use crate::mountinfo;
+use crate::mountpoints;
 use crate::mounts::{self, MountRecord};
 use crate::term::{self, TermOutput};
 use crate::users;
@@ -42,6 +43,7 @@ pub fn run(args: &DownArgs) -> CommandResult {
         spinner.set_message(format!("unmounting {}", record.path.display()));
         unmounted += usize::from(mountinfo::mount_at(&record.path).is_some());
         mounts::end_mount(&place.dir, &record.path, args.force, &how)?;
+        mountpoints::remove_made(&place, &record.path);
     }
     let stopped = stop_nodes(&place, &volume, args.force, &spinner)?;
     spinner.finish_and_clear();

@@ -214,7 +214,7 @@ pub static KEYS: [ConfigKey; 19] = [
         range: KeyRange::Bool,
         unit: "",
         default: ["true", "true"],
-        doc: "Whether `tatami up` mounts the volume. `up --no-mount` sets it to false.",
+        doc: "Whether `tatami up` mounts the volume. `up --no-mount` and `up --mount` override it.",
     },
     ConfigKey {
         name: name::MOUNT_PATH,

@@ -3,6 +3,7 @@
 use crate::error::{CommandFailure, CommandResult, FailureContext};
 use crate::keys::name;
 use crate::mountinfo;
+use crate::mountpoints::{self, MadeMountpoint};
 use crate::mounts::{self, MountRecord, MountpointState};
 use crate::process::ProcessRecord;
 use crate::start_process::{self, ReadyPipe, StartingProcess};
@@ -78,7 +79,16 @@ pub fn mount_volume(args: &MountArgs) -> CommandResult {
     let entry = home_node(&place, &volume, args)?;
     // Wrong options are reported here: the background process would report them in a log.
     check_options(&args.options)?;
-    start_mount(&place, entry, &resolve_path(&args.mountpoint)?, &args.options)?.wait_ready()?;
+    let path = resolve_path(&args.mountpoint)?;
+    // A mount point of `up` went away with its mount.
+    let made = match mountpoints::is_made(&place, &path) {
+        true => mountpoints::make_mountpoint(&place, &path)?,
+        false => None,
+    };
+    start_mount(&place, entry, &path, &args.options)?.wait_ready()?;
+    if let Some(made) = made {
+        made.close_below();
+    }
     Ok(())
 }
 
@@ -297,7 +307,9 @@ pub fn unmount_paths(args: &UmountArgs) -> CommandResult {
     for path in &args.mountpoints {
         let ended = resolve_path(path).and_then(|path| {
             let how = format!("tatami umount --force {}", path.display());
-            mounts::end_mount(&place.dir, &path, args.force, &how)
+            mounts::end_mount(&place.dir, &path, args.force, &how)?;
+            mountpoints::remove_made(&place, &path);
+            Ok(())
         });
         if let Err(e) = ended {
             if result.is_err() {
@@ -311,7 +323,7 @@ pub fn unmount_paths(args: &UmountArgs) -> CommandResult {
 }
 
 /// Mounts a node at the path that `up` has chosen, unless it is already mounted there. Returns
-/// `None` if it was.
+/// `None` if it was. The second value is the mount point, if `up` has made it.
 ///
 /// # Errors
 /// Another mount is on this path, or the mount process cannot start.
@@ -319,7 +331,7 @@ pub fn ensure_mounted(
     place: &VolumeDir,
     entry: &NodeEntry,
     path: &Path,
-) -> CommandResult<Option<StartingProcess>> {
+) -> CommandResult<Option<(StartingProcess, Option<MadeMountpoint>)>> {
     match mounts::inspect_mountpoint(&place.dir, path) {
         MountpointState::Served(record) if record.dir == place.dir && record.node == entry.id => {
             return Ok(None);
@@ -343,16 +355,13 @@ pub fn ensure_mounted(
         }
         MountpointState::NotMounted => {}
     }
-    std::fs::create_dir_all(path).map_err(|e| {
-        CommandFailure::new(format!("cannot make the mount point {}", path.display()))
-            .because(e)
-            .try_this("choose another path: tatami up --mount PATH")
-    })?;
+    let made = mountpoints::make_mountpoint(place, path)?;
     if std::fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_some()) {
         let what = path.display();
         term::print_note(&format!("{what} is not empty: the mount hides its entries"));
     }
-    start_mount(place, entry, &resolve_path(path)?, &[]).map(Some)
+    let starting = start_mount(place, entry, &resolve_path(path)?, &[])?;
+    Ok(Some((starting, made)))
 }
 
 /// Returns the path at which `up` mounts each node.

@@ -6,6 +6,7 @@ use crate::daemon_files;
 use crate::error::{CommandFailure, CommandResult, FailureContext};
 use crate::keys::{KEYS, name};
 use crate::mount_cmd;
+use crate::mountpoints;
 use crate::mounts;
 use crate::ports;
 use crate::rebalance_cmd;
@@ -24,6 +25,10 @@ use tatami_wire::{
     Cred, EXECUTORS_MAX, ExecutorId, Ino, NodeId, SHARDS_MAX, SetAttr, ShardId, ShardMap, VolumeId,
 };
 
+/// Mode of the root directory with `--users`: as of `/tmp`, all create, and the owner removes.
+const OPEN_TO_ALL: u16 = 0o1777;
+/// The permission bits with which others than the owner create files.
+const OTHERS_WRITE: u16 = 0o022;
 /// Most nodes on one machine: each has a daemon and a mount.
 const NODES_MAX: u16 = 256;
 
@@ -41,13 +46,16 @@ pub struct UpArgs {
     #[arg(long, value_name = "N",
           value_parser = clap::value_parser!(u8).range(1..=i64::from(EXECUTORS_MAX)))]
     executors: Option<u8>,
-    /// Mount point: with one node PATH, with several PATH/node0, PATH/node1 and so on [default:
-    /// /mnt/tatami as root, else DIR/mnt]
+    /// Mount point: with one node PATH, with several PATH/node0, PATH/node1 and so on. Later calls
+    /// mount there, too [default: /mnt/tatami as root, else DIR/mnt]
     #[arg(long, short = 'm', value_name = "PATH", conflicts_with = "no_mount")]
     mount: Option<PathBuf>,
-    /// Start the daemons only
+    /// Start the daemons only. A later call without this mounts the volume
     #[arg(long)]
     no_mount: bool,
+    /// Let all users create files in the root directory of the volume: mode 1777, as /tmp
+    #[arg(long)]
+    users: bool,
     /// If metadata are damaged, continue with the readable records; acknowledged changes are lost.
     /// The damaged files are kept beside the new ones, as NAME.cut
     #[arg(long)]
@@ -78,7 +86,7 @@ pub fn run(args: &UpArgs) -> CommandResult {
     let mut damage = None;
     let outcome = started.start_nodes(&spinner).and_then(|()| {
         damage = daemon::resolve_damage(&place, &volume, &volume.nodes, args.accept_loss)?;
-        chown_root(&place)?;
+        prepare_root(&place, args.users)?;
         match place.config.bool_value(name::MOUNT_ENABLED) {
             true => started.start_mounts(&paths, &spinner),
             false => Ok(()),
@@ -86,7 +94,7 @@ pub fn run(args: &UpArgs) -> CommandResult {
     });
     spinner.finish_and_clear();
     match (outcome, damage) {
-        (Ok(()), None) => print_summary(&place, &volume, fresh, &started),
+        (Ok(()), None) => print_summary(&place, &volume, fresh, &started, args),
         (Err(e), None) => Err(started.stop_started(e)),
         // The intact part of the namespace stays served. Another failure is most likely a
         // consequence of the damage, so it is only a note.
@@ -113,14 +121,13 @@ fn open_configured(args: &UpArgs) -> CommandResult<VolumeDir> {
         let text =
             path.to_str().ok_or_else(|| CommandFailure::usage("--mount: the path is not UTF-8"))?;
         set(name::MOUNT_PATH, text.to_owned());
-        set(name::MOUNT_ENABLED, "true".into());
     }
-    if args.no_mount {
-        set(name::MOUNT_ENABLED, "false".into());
-    }
+    // Of this call alone.
     let made_with = [
         (name::VOLUME_NAME, args.name.clone()),
         (name::VOLUME_EXECUTORS, args.executors.map(|n| n.to_string())),
+        (name::MOUNT_ENABLED, args.mount.as_ref().map(|_| "true".to_owned())),
+        (name::MOUNT_ENABLED, args.no_mount.then(|| "false".to_owned())),
     ];
     for (name, value) in made_with {
         let key = crate::keys::find_key(name).expect("a key of the table");
@@ -132,6 +139,10 @@ fn open_configured(args: &UpArgs) -> CommandResult<VolumeDir> {
     if !remember.is_empty() {
         make_dir(&place.dir)?;
         place.remember_settings(&remember)?;
+    }
+    // Earlier versions remembered that a call had mounted nothing.
+    if place.remembered_setting(name::MOUNT_ENABLED).is_some() {
+        place.forget_setting(name::MOUNT_ENABLED)?;
     }
     Ok(place)
 }
@@ -252,21 +263,35 @@ fn assign_shards(wanted: &str, count: u16, executors: u8) -> CommandResult<Vec<E
 }
 
 /// Makes an ordinary user the owner of the root directory of a new volume. Without that, the user
-/// could create nothing in it.
-fn chown_root(place: &VolumeDir) -> CommandResult {
+/// could create nothing in it. With `for_all`, all users can.
+fn prepare_root(place: &VolumeDir, for_all: bool) -> CommandResult {
     let me = crate::volume_path::current_cred();
-    if me.is_root() {
+    if me.is_root() && !for_all {
         return Ok(());
     }
     let client = place.connect_client(None)?;
     let failed =
-        |e| crate::volume_path::volume_failure("cannot change the owner of the root directory", e);
+        |e| crate::volume_path::volume_failure("cannot set up the root directory of the volume", e);
     let root = client.getattr(&Cred::ROOT, Ino::ROOT).map_err(failed)?;
-    if root.uid == 0 {
-        let set = SetAttr { uid: Some(me.uid), gid: Some(me.gid), ..SetAttr::default() };
+    let mut set = SetAttr::default();
+    if root.uid == 0 && !me.is_root() {
+        (set.uid, set.gid) = (Some(me.uid), Some(me.gid));
+    }
+    if for_all && root.mode != OPEN_TO_ALL {
+        set.mode = Some(OPEN_TO_ALL);
+    }
+    if set != SetAttr::default() {
         client.setattr(&Cred::ROOT, Ino::ROOT, set).map_err(failed)?;
     }
     Ok(())
+}
+
+/// Returns whether nobody but root can create files in the root directory of the volume.
+fn is_for_root_only(place: &VolumeDir) -> bool {
+    let root = place.connect_client(None).and_then(|client| {
+        client.getattr(&Cred::ROOT, Ino::ROOT).map_err(|e| CommandFailure::new(e.to_string()))
+    });
+    root.is_ok_and(|root| root.uid == 0 && root.mode & OTHERS_WRITE == 0)
 }
 
 /// Returns a configuration file that explains every key and sets none.
@@ -460,10 +485,15 @@ impl StartedParts<'_> {
                 }
             }
         }
-        for (path, process) in starting {
+        for (path, (process, made)) in starting {
             spinner.set_message(format!("mounting {}", path.display()));
             match process.wait_ready() {
-                Ok(()) => self.mounts.push(path.clone()),
+                Ok(()) => {
+                    if let Some(made) = made {
+                        made.close_below();
+                    }
+                    self.mounts.push(path.clone());
+                }
                 Err(e) => failure = failure.or(Some(e)),
             }
         }
@@ -475,6 +505,7 @@ impl StartedParts<'_> {
             if let Err(e) = mounts::end_mount(&self.place.dir, &path, true, "") {
                 term::print_note(&e.report());
             }
+            mountpoints::remove_made(self.place, &path);
         }
         for entry in self.nodes.drain(..).rev() {
             if let Err(e) = daemon::stop_daemon(self.place, self.volume, &entry, true) {
@@ -490,6 +521,7 @@ fn print_summary(
     volume: &VolumeFile,
     fresh: bool,
     started: &StartedParts,
+    args: &UpArgs,
 ) -> CommandResult {
     let mut out = TermOutput::new();
     let nodes = volume.nodes.len();
@@ -511,6 +543,15 @@ fn print_summary(
         writeln!(out, "  not mounted; without a mount: tatami ls{} :/", place.dir_flag())?;
     }
     let flag = place.dir_flag();
+    if fresh && is_for_root_only(place) {
+        writeln!(
+            out,
+            "  only root can create files in it; for all users: tatami up{flag} --users"
+        )?;
+    }
+    if args.mount.is_some() && !mounted.is_empty() {
+        writeln!(out, "  later calls of `tatami up` mount there, too")?;
+    }
     writeln!(out, "\nNext:")?;
     if let Some(record) = mounted.first() {
         let file = record.path.join("hello");
