@@ -6,6 +6,7 @@
 mod away;
 mod bulk;
 mod copying;
+mod coreutils;
 mod crash;
 mod delegations;
 mod files;

@@ -10,7 +10,6 @@ use crate::{
 #[command(
     name = "tatami",
     version,
-    disable_help_subcommand = true,
     max_term_width = 100,
     after_help = "\
 Start here:
@@ -40,6 +39,7 @@ Examples:
   tatami up --nodes 4 --mount /mnt/tatami    four nodes, mounted at /mnt/tatami/node0 …
   tatami up --executors 4                    one node that serves names with four threads
   tatami up --dir ~/fs --no-mount            daemons only
+  tatami up --users                          all users may create files in it
 
 The first call creates the volume: tatami.toml (the configuration, each key documented),
 volume.toml (the nodes), key (the secret of the volume), node0 … (the data).

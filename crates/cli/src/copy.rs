@@ -32,6 +32,9 @@ pub struct CpArgs {
     /// Leave a file out if it exists
     #[arg(short, long, conflicts_with = "update")]
     no_clobber: bool,
+    /// The directory to put all PATHs into
+    #[arg(short, long, value_name = "DIR", conflicts_with = "no_target_directory")]
+    target_directory: Option<AnyPath>,
     /// The destination is no directory to copy into
     #[arg(short = 'T', long)]
     no_target_directory: bool,
@@ -43,7 +46,7 @@ pub struct CpArgs {
     skip_special: bool,
     /// The sources, and last the destination. At least one is in the volume, with a colon in front;
     /// - is standard input or output
-    #[arg(required = true, num_args = 2.., value_name = "PATH")]
+    #[arg(required = true, num_args = 1.., value_name = "PATH")]
     paths: Vec<AnyPath>,
 }
 
@@ -52,19 +55,20 @@ pub struct CpArgs {
 /// # Errors
 /// A source that cannot be copied; the others are copied. Ctrl-C.
 pub fn cp(args: &CpArgs) -> CommandResult {
-    let (to, from) = args.paths.split_last().expect("clap asks for two");
+    let (to, from) = split_paths(args.target_directory.as_ref(), &args.paths)?;
     let recursive = args.recursive || args.archive;
-    if args.paths.iter().all(|p| matches!(p, AnyPath::Local(_))) {
+    if is_local(to) && from.iter().all(is_local) {
         return Err(CommandFailure::usage("none of the paths is in the volume")
             .try_this("put a colon in front: tatami cp FILE :/DIR/; within this machine, use cp"));
     }
-    if recursive && args.paths.iter().any(is_standard_stream) {
+    if recursive && (is_standard_stream(to) || from.iter().any(is_standard_stream)) {
         return Err(CommandFailure::usage("- is a stream of bytes, no directory")
             .try_this("leave -r out, or write ./- for a file of that name"));
     }
     let (place, tree) = open_volume(&args.at)?;
     let sides = CopyTrees::new(&place, &tree);
-    let targets = Targets::find(&sides, from.len(), to, args.no_target_directory, recursive)?;
+    let (as_file, needs_dir) = (args.no_target_directory, args.target_directory.is_some());
+    let targets = Targets::find(&sides, from.len(), to, as_file, needs_dir, recursive)?;
     let rules = CopyRules {
         recursive,
         preserve: args.preserve || args.archive,
@@ -89,6 +93,27 @@ pub fn cp(args: &CpArgs) -> CommandResult {
     job.finish()
 }
 
+/// Returns the destination and the sources: `-t` names the destination first, else it comes last.
+///
+/// # Errors
+/// One path alone.
+pub fn split_paths<'a>(
+    target: Option<&'a AnyPath>,
+    paths: &'a [AnyPath],
+) -> CommandResult<(&'a AnyPath, &'a [AnyPath])> {
+    match (target, paths) {
+        (Some(to), from) => Ok((to, from)),
+        (None, [from @ .., to]) if !from.is_empty() => Ok((to, from)),
+        _ => Err(CommandFailure::usage("a source and a destination are needed")
+            .try_this("put the destination last, or use -t DIR")),
+    }
+}
+
+/// Whether a path is on this machine.
+pub fn is_local(path: &AnyPath) -> bool {
+    matches!(path, AnyPath::Local(_))
+}
+
 /// Where the sources of `cp` and `mv` go.
 pub struct Targets<'a> {
     to: &'a AnyPath,
@@ -98,6 +123,7 @@ pub struct Targets<'a> {
 
 impl<'a> Targets<'a> {
     /// Looks at the destination of `sources` paths. `as_file`: it is never copied into.
+    /// `needs_dir`: it must be a directory that exists.
     ///
     /// # Errors
     /// The destination must be a directory and is none.
@@ -106,6 +132,7 @@ impl<'a> Targets<'a> {
         sources: usize,
         to: &'a AnyPath,
         as_file: bool,
+        needs_dir: bool,
         may_be_new: bool,
     ) -> CommandResult<Targets<'a>> {
         let into = match sides.read_facts(to, true) {
@@ -122,7 +149,7 @@ impl<'a> Targets<'a> {
                 "{sources} sources need a directory, and -T makes {to} a file"
             )));
         }
-        if !into && (sources > 1 || (wants_dir && !may_be_new)) {
+        if !into && (needs_dir || sources > 1 || (wants_dir && !may_be_new)) {
             let failure = CommandFailure::new(format!("{to} is not a directory"));
             let remedy = match to {
                 AnyPath::Volume(_) => format!("tatami mkdir -p {to}"),

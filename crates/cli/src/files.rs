@@ -1,7 +1,7 @@
 //! `tatami ls | cat | rm | mkdir | stat | df`: files of the volume without a mount.
 
 use crate::error::{CommandFailure, CommandResult, keep_first};
-use crate::listing;
+use crate::listing::{self, FileListing, ListingOrder, ListingStyle};
 use crate::status;
 use crate::term::{self, DIM, TermOutput, TextTable};
 use crate::volume_dir::{VolumeArgs, VolumeDir};
@@ -22,16 +22,40 @@ pub const CHUNK: usize = 4 << 20;
 pub struct LsArgs {
     #[command(flatten)]
     at: VolumeArgs,
+    /// Also list names that begin with a dot, . and ..
+    #[arg(short, long)]
+    all: bool,
+    /// Also list names that begin with a dot, but not . and ..
+    #[arg(short = 'A', long)]
+    almost_all: bool,
     /// Print mode, links, owner, group, size, time
     #[arg(short)]
     long: bool,
+    /// Print one name a line: on a terminal, names are printed in columns
+    #[arg(short = '1')]
+    one_per_line: bool,
+    /// Sort by time, the newest first
+    #[arg(short)]
+    time: bool,
+    /// Sort by size, the largest first
+    #[arg(short = 'S', conflicts_with = "time")]
+    size: bool,
+    /// Reverse the order
+    #[arg(short, long)]
+    reverse: bool,
+    /// Print the inode number before each name
+    #[arg(short, long)]
+    inode: bool,
+    /// Append / to directories, @ to symbolic links, * to programs, | to pipes, = to sockets
+    #[arg(short = 'F', long)]
+    classify: bool,
     /// Also list subdirectories
     #[arg(short = 'R', long)]
     recursive: bool,
     /// List directories themselves, not their entries
     #[arg(short = 'd', long)]
     directory: bool,
-    /// Print sizes like 1.5 KiB
+    /// Print sizes like 1.5K with -l
     #[arg(short = 'h', long)]
     human_readable: bool,
     /// Print one JSON object
@@ -54,24 +78,49 @@ pub fn ls(args: &LsArgs) -> CommandResult {
     let mut out = TermOutput::new();
     let mut result = Ok(());
     let mut json = Vec::new();
-    let mut todo: Vec<AnyPath> = args.paths.iter().rev().cloned().collect();
     let titled = args.paths.len() > 1 || args.recursive;
     let mut first = true;
-    while let Some(any) = todo.pop() {
-        let found = any.require_volume().and_then(|path| {
-            listing::read_listing(&tree, path, args.directory)
+    let style = args.listing_style();
+    // As in ls(1): the files among the arguments come first, in one listing.
+    let (mut files, mut todo) = (FileListing::of_arguments(), Vec::new());
+    for any in &args.paths {
+        let read = any.require_volume().and_then(|path| {
+            listing::read_listing(&tree, path, args.directory, args.all)
                 .map_err(|e| any.operation_failure("cannot list", e))
         });
-        let found = match found {
+        match read {
+            Ok(found) if found.is_dir => todo.push((any.clone(), Some(found))),
+            Ok(found) => files.rows.extend(found.rows),
+            Err(e) => keep_first(&mut result, e),
+        }
+    }
+    if !files.rows.is_empty() {
+        todo.push((AnyPath::Volume(Vec::new()), Some(files)));
+        todo.rotate_right(1);
+    }
+    todo.reverse();
+    while let Some((any, found)) = todo.pop() {
+        let read = match found {
+            Some(found) => Ok(found),
+            None => any.require_volume().and_then(|path| {
+                listing::read_listing(&tree, path, false, args.all)
+                    .map_err(|e| any.operation_failure("cannot list", e))
+            }),
+        };
+        let mut found = match read {
             Ok(found) => found,
             Err(e) => {
                 keep_first(&mut result, e);
                 continue;
             }
         };
+        listing::select_rows(&mut found, &style);
         if args.recursive && found.is_dir {
-            let dirs = found.rows.iter().rev().filter(|row| row.attr.kind == InodeKind::Dir);
-            todo.extend(dirs.map(|row| AnyPath::Volume(join_path(&found.path, &row.name))));
+            let dirs = found.rows.iter().rev().filter(|row| {
+                row.attr.kind == InodeKind::Dir && !matches!(row.name.as_slice(), b"." | b"..")
+            });
+            let below = dirs.map(|row| AnyPath::Volume(join_path(&found.path, &row.name)));
+            todo.extend(below.map(|path| (path, None)));
         }
         if args.json {
             json.extend(found.rows.iter().map(|row| row.to_json(&found)));
@@ -81,13 +130,33 @@ pub fn ls(args: &LsArgs) -> CommandResult {
             writeln!(out, "{}{any}:", if first { "" } else { "\n" })?;
         }
         first = false;
-        listing::print_listing(&mut out, &found, args.long, args.human_readable)?;
+        listing::print_listing(&mut out, &found, &style)?;
     }
     if args.json {
         out.write_json(&serde_json::json!({ "entries": json }))?;
     }
     out.flush()?;
     result
+}
+
+impl LsArgs {
+    fn listing_style(&self) -> ListingStyle {
+        let width = if self.one_per_line || self.long { None } else { term::output_width() };
+        ListingStyle {
+            long: self.long,
+            human: self.human_readable,
+            inode: self.inode,
+            classify: self.classify,
+            hidden: self.all || self.almost_all || self.directory,
+            order: match (self.time, self.size) {
+                (true, _) => ListingOrder::Time,
+                (_, true) => ListingOrder::Size,
+                _ => ListingOrder::Name,
+            },
+            reverse: self.reverse,
+            width,
+        }
+    }
 }
 
 /// Opens the volume and returns its directory and its tree.
@@ -103,6 +172,9 @@ pub fn open_volume(at: &VolumeArgs) -> CommandResult<(VolumeDir, VolumeTree)> {
 pub struct CatArgs {
     #[command(flatten)]
     at: VolumeArgs,
+    /// Ignored, as in cat(1): bytes are printed as they come
+    #[arg(short, hide = true)]
+    unbuffered: bool,
     /// Paths in the volume, with a colon in front
     #[arg(required = true)]
     paths: Vec<AnyPath>,
@@ -149,6 +221,9 @@ pub struct RmArgs {
     /// Remove directories with all their entries
     #[arg(short = 'r', short_alias = 'R', long)]
     recursive: bool,
+    /// Remove empty directories
+    #[arg(short = 'd', long = "empty-dirs")]
+    dirs: bool,
     /// Ignore paths that do not exist
     #[arg(short, long)]
     force: bool,
@@ -179,6 +254,13 @@ pub fn rm(args: &RmArgs) -> CommandResult {
             continue;
         }
         let removed = match tree.stat(path, false) {
+            Ok(attr) if attr.kind == InodeKind::Dir && args.dirs && !args.recursive => {
+                let removed = tree.remove_dir(path);
+                if removed.is_ok() && args.verbose {
+                    writeln!(out, "removed {any}")?;
+                }
+                removed
+            }
             Ok(attr) if attr.kind == InodeKind::Dir && !args.recursive => {
                 let e = any.operation_failure("cannot remove", Errno::EISDIR);
                 keep_first(&mut result, e.try_this(format!("tatami rm -r {any}")));

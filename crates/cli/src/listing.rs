@@ -29,11 +29,50 @@ pub struct FileListing {
     pub rows: Vec<ListingRow>,
 }
 
-/// Reads the entries of a directory, or one row for the path itself if `itself` is set.
+/// How a listing is printed.
+pub struct ListingStyle {
+    pub long: bool,
+    /// Sizes like 1.5K.
+    pub human: bool,
+    pub inode: bool,
+    pub classify: bool,
+    /// Names that begin with a dot are listed, too.
+    pub hidden: bool,
+    pub order: ListingOrder,
+    pub reverse: bool,
+    /// The columns of the terminal; `None`: one name a line.
+    pub width: Option<usize>,
+}
+
+/// The order of the names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ListingOrder {
+    Name,
+    Time,
+    Size,
+}
+
+/// Blanks between two columns of names.
+const GAP: usize = 2;
+
+impl FileListing {
+    /// Returns an empty listing, for the files among the arguments of a command.
+    pub fn of_arguments() -> FileListing {
+        FileListing { path: Vec::new(), is_dir: false, rows: Vec::new() }
+    }
+}
+
+/// Reads the entries of a directory, or one row for the path itself if `itself` is set. With `dots`
+/// a directory has the rows `.` and `..`.
 ///
 /// # Errors
 /// Those of the volume.
-pub fn read_listing(tree: &VolumeTree, path: &[u8], itself: bool) -> Result<FileListing, Errno> {
+pub fn read_listing(
+    tree: &VolumeTree,
+    path: &[u8],
+    itself: bool,
+    dots: bool,
+) -> Result<FileListing, Errno> {
     // As in ls(1), a link to a directory lists the directory.
     let own = tree.stat(path, false)?;
     let is_link = own.kind == InodeKind::Symlink;
@@ -41,6 +80,10 @@ pub fn read_listing(tree: &VolumeTree, path: &[u8], itself: bool) -> Result<File
     let is_dir = followed.kind == InodeKind::Dir && !itself;
     let mut rows = Vec::new();
     if is_dir {
+        for name in [b".".as_slice(), b".."].into_iter().filter(|_| dots) {
+            let attr = tree.stat(&join_path(path, name), true)?;
+            rows.push(ListingRow { name: name.to_vec(), attr, target: None });
+        }
         for entry in tree.read_dir(path, true)? {
             let below = join_path(path, &entry.name);
             let attr = match entry.attr {
@@ -61,6 +104,26 @@ pub fn read_listing(tree: &VolumeTree, path: &[u8], itself: bool) -> Result<File
         rows.push(ListingRow { name: path.to_vec(), attr, target });
     }
     Ok(FileListing { path: path.to_vec(), is_dir, rows })
+}
+
+/// Leaves out hidden names, and sorts the rows.
+pub fn select_rows(found: &mut FileListing, style: &ListingStyle) {
+    if found.is_dir && !style.hidden {
+        found.rows.retain(|row| !row.name.starts_with(b"."));
+    }
+    let by_name = |a: &ListingRow, b: &ListingRow| a.name.cmp(&b.name);
+    match style.order {
+        ListingOrder::Name => found.rows.sort_by(by_name),
+        ListingOrder::Time => {
+            found.rows.sort_by(|a, b| b.attr.mtime.cmp(&a.attr.mtime).then(by_name(a, b)));
+        }
+        ListingOrder::Size => {
+            found.rows.sort_by(|a, b| b.attr.size.cmp(&a.attr.size).then(by_name(a, b)));
+        }
+    }
+    if style.reverse {
+        found.rows.reverse();
+    }
 }
 
 fn link_target(tree: &VolumeTree, path: &[u8], attr: &Attr) -> Option<Vec<u8>> {
@@ -183,6 +246,65 @@ impl AccountNames {
     }
 }
 
+/// Returns the mark that `-F` appends to a name.
+fn kind_mark(attr: &Attr) -> &'static str {
+    match attr.kind {
+        InodeKind::Dir => "/",
+        InodeKind::Symlink => "@",
+        InodeKind::Fifo => "|",
+        InodeKind::Socket => "=",
+        InodeKind::File if attr.mode & 0o111 != 0 => "*",
+        InodeKind::File | InodeKind::CharDev | InodeKind::BlockDev => "",
+    }
+}
+
+impl ListingStyle {
+    /// Returns the name with what the options add. In a long listing a link shows its target.
+    fn format_name(&self, row: &ListingRow, is_entry: bool) -> String {
+        let mut name = term::escape_name(&row.name);
+        if !is_entry {
+            // A path as the user writes it.
+            name.insert(0, ':');
+        }
+        if self.inode {
+            name = format!("{} {name}", row.attr.ino.0);
+        }
+        if let Some(target) = row.target.as_ref().filter(|_| self.long) {
+            return format!("{name} -> {}", term::escape_name(target));
+        }
+        if self.classify {
+            name.push_str(kind_mark(&row.attr));
+        }
+        name
+    }
+}
+
+/// Arranges names in columns, down and then across, as many as fit `width`.
+fn arrange_columns(names: &[String], width: usize) -> String {
+    let lengths: Vec<usize> = names.iter().map(|name| name.chars().count()).collect();
+    let widths_of = |lines: usize| -> Vec<usize> {
+        lengths.chunks(lines).map(|part| part.iter().max().copied().unwrap_or(0)).collect()
+    };
+    let fits = |lines: &usize| {
+        let widths = widths_of(*lines);
+        widths.iter().sum::<usize>() + GAP * (widths.len() - 1) <= width
+    };
+    let lines = (1..=names.len()).find(fits).unwrap_or(names.len());
+    let widths = widths_of(lines.max(1));
+    let mut text = String::new();
+    for line in 0..lines {
+        let mut row = String::new();
+        for (column, width) in widths.iter().enumerate() {
+            let Some(name) = names.get(column * lines + line) else { continue };
+            row.push_str(name);
+            row.push_str(&" ".repeat(width - lengths[column * lines + line] + GAP));
+        }
+        text.push_str(row.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
 /// Prints a listing, short or long.
 ///
 /// # Errors
@@ -190,12 +312,14 @@ impl AccountNames {
 pub fn print_listing(
     out: &mut TermOutput,
     found: &FileListing,
-    long: bool,
-    human: bool,
+    style: &ListingStyle,
 ) -> CommandResult {
-    if !long {
-        for row in &found.rows {
-            writeln!(out, "{}", term::escape_name(&row.name))?;
+    if !style.long {
+        let names: Vec<String> =
+            found.rows.iter().map(|row| style.format_name(row, found.is_dir)).collect();
+        match style.width {
+            Some(width) => write!(out, "{}", arrange_columns(&names, width))?,
+            None => names.iter().try_for_each(|name| writeln!(out, "{name}"))?,
         }
         return Ok(());
     }
@@ -209,13 +333,9 @@ pub fn print_listing(
                 InodeKind::CharDev | InodeKind::BlockDev => {
                     format!("{}, {}", libc::major(row.attr.rdev), libc::minor(row.attr.rdev))
                 }
-                _ if human => term::format_size(row.attr.size),
+                _ if style.human => term::format_short_size(row.attr.size),
                 _ => row.attr.size.to_string(),
             };
-            let mut name = term::escape_name(&row.name);
-            if let Some(target) = &row.target {
-                name = format!("{name} -> {}", term::escape_name(target));
-            }
             [
                 mode_text(&row.attr),
                 row.attr.nlink.to_string(),
@@ -223,7 +343,7 @@ pub fn print_listing(
                 groups.name_of(row.attr.gid),
                 size,
                 time_text(row.attr.mtime),
-                name,
+                style.format_name(row, found.is_dir),
             ]
         })
         .collect();
@@ -309,6 +429,16 @@ mod tests {
         ] {
             assert_eq!(mode_text(&attr(kind, mode)), text);
         }
+    }
+
+    #[test]
+    fn names_fill_columns_as_in_ls() {
+        let names = |all: &[&str]| all.iter().map(|n| (*n).to_owned()).collect::<Vec<_>>();
+        let all = names(&["a", "bbb", "cc", "d", "eeee"]);
+        assert_eq!(arrange_columns(&all, 80), "a  bbb  cc  d  eeee\n");
+        assert_eq!(arrange_columns(&all, 12), "a    d\nbbb  eeee\ncc\n");
+        assert_eq!(arrange_columns(&all, 1), "a\nbbb\ncc\nd\neeee\n");
+        assert_eq!(arrange_columns(&[], 80), "");
     }
 
     #[test]

@@ -28,6 +28,7 @@ mod listing;
 mod log;
 mod manual;
 mod mount_cmd;
+mod mountpoints;
 mod mounts;
 mod move_cmd;
 mod mpi_cmd;

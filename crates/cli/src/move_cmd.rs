@@ -1,6 +1,6 @@
 //! `tatami mv`: renames within the volume; moves between the volume and this machine.
 
-use crate::copy::Targets;
+use crate::copy::{self, Targets, is_local};
 use crate::copy_job::{CopyJob, CopyRules, ExistingRule};
 use crate::copy_stream::is_standard_stream;
 use crate::copy_trees::CopyTrees;
@@ -22,6 +22,9 @@ pub struct MvArgs {
     /// Leave a path alone if its destination exists
     #[arg(short, long)]
     no_clobber: bool,
+    /// The directory to put all PATHs into
+    #[arg(short, long, value_name = "DIR", conflicts_with = "no_target_directory")]
+    target_directory: Option<AnyPath>,
     /// The destination is no directory to move into
     #[arg(short = 'T', long)]
     no_target_directory: bool,
@@ -32,7 +35,7 @@ pub struct MvArgs {
     #[arg(short, long, hide = true)]
     force: bool,
     /// The sources, and last the destination. At least one is in the volume, with a colon in front
-    #[arg(required = true, num_args = 2.., value_name = "PATH")]
+    #[arg(required = true, num_args = 1.., value_name = "PATH")]
     paths: Vec<AnyPath>,
 }
 
@@ -41,19 +44,20 @@ pub struct MvArgs {
 /// # Errors
 /// A source that cannot be moved; the others are moved. Ctrl-C.
 pub fn run(args: &MvArgs) -> CommandResult {
-    let (to, from) = args.paths.split_last().expect("clap asks for two");
-    if args.paths.iter().all(|p| matches!(p, AnyPath::Local(_))) {
+    let (to, from) = copy::split_paths(args.target_directory.as_ref(), &args.paths)?;
+    if is_local(to) && from.iter().all(is_local) {
         return Err(CommandFailure::usage("none of the paths is in the volume").try_this(
             "put a colon in front: tatami mv :/FILE :/DIR/; within this machine, use mv",
         ));
     }
-    if args.paths.iter().any(is_standard_stream) {
+    if is_standard_stream(to) || from.iter().any(is_standard_stream) {
         return Err(CommandFailure::usage("- is a stream of bytes, and cannot be moved")
             .try_this("tatami cp - :/FILE"));
     }
     let (place, tree) = open_volume(&args.at)?;
     let sides = CopyTrees::new(&place, &tree);
-    let targets = Targets::find(&sides, from.len(), to, args.no_target_directory, true)?;
+    let (as_file, needs_dir) = (args.no_target_directory, args.target_directory.is_some());
+    let targets = Targets::find(&sides, from.len(), to, as_file, needs_dir, true)?;
     catch_interrupts();
     let mut out = TermOutput::new();
     let mut result = Ok(());

@@ -161,6 +161,34 @@ pub fn format_size(bytes: u64) -> String {
     format!("{value:.1} {}", UNITS[unit])
 }
 
+/// Formats bytes as ls(1) and du(1) do with `-h`: `1.5K`, rounded up, without a blank for scripts
+/// that split columns.
+pub fn format_short_size(bytes: u64) -> String {
+    const UNITS: [char; 6] = ['K', 'M', 'G', 'T', 'P', 'E'];
+    if bytes < 1024 {
+        return bytes.to_string();
+    }
+    let mut unit = 0;
+    let mut scale = 1024_u64;
+    // 1023.5 units and more round up to one of the next.
+    while unit + 1 < UNITS.len() && bytes.div_ceil(scale) >= 1024 {
+        scale *= 1024;
+        unit += 1;
+    }
+    let tenths = u128::from(bytes) * 10;
+    let tenths = tenths.div_ceil(u128::from(scale));
+    match tenths {
+        0..100 => format!("{}.{}{}", tenths / 10, tenths % 10, UNITS[unit]),
+        _ => format!("{}{}", bytes.div_ceil(scale), UNITS[unit]),
+    }
+}
+
+/// Returns the columns of the terminal on standard output; `None` if it is none.
+pub fn output_width() -> Option<usize> {
+    let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
+    (io::stdout().is_terminal() && size.ws_col > 0).then_some(usize::from(size.ws_col))
+}
+
 /// Formats seconds for people: `2 h 5 min`.
 pub fn format_duration(seconds: u64) -> String {
     match seconds {
@@ -241,6 +269,25 @@ mod tests {
         assert_eq!(format_size(u64::MAX), "16.0 EiB");
         assert_eq!(format_duration(59), "59 s");
         assert_eq!(format_duration(7500), "2 h 5 min");
+    }
+
+    /// The expected values are those of coreutils 9.1.
+    #[test]
+    fn short_sizes_are_those_of_ls() {
+        for (bytes, text) in [
+            (0, "0"),
+            (1023, "1023"),
+            (1024, "1.0K"),
+            (1025, "1.1K"),
+            (10_000, "9.8K"),
+            (10_188, "10K"),
+            (10_241, "11K"),
+            (1_048_575, "1.0M"),
+            (1_047_552, "1023K"),
+            (u64::MAX, "16E"),
+        ] {
+            assert_eq!(format_short_size(bytes), text, "{bytes}");
+        }
     }
 
     #[test]

@@ -19,9 +19,18 @@ pub struct DuArgs {
     /// Only the given paths, not the directories below
     #[arg(short, long)]
     summarize: bool,
-    /// Print sizes like 1.5 KiB, not in units of 1,024 bytes
+    /// Print sizes like 1.5K, not in units of 1,024 bytes
     #[arg(short = 'h', long)]
     human_readable: bool,
+    /// Sum the lengths of files, and print bytes
+    #[arg(short, long)]
+    bytes: bool,
+    /// Also print the sum of all paths
+    #[arg(short = 'c', long)]
+    total: bool,
+    /// Print directories down to this many levels below each path
+    #[arg(short = 'd', long, value_name = "N", conflicts_with = "summarize")]
+    max_depth: Option<usize>,
     /// Sum the lengths of files, not their space on disk
     #[arg(long)]
     apparent_size: bool,
@@ -44,6 +53,7 @@ pub fn run(args: &DuArgs) -> CommandResult {
     let mut out = TermOutput::new();
     let mut result = Ok(());
     let mut json = Vec::new();
+    let mut total = UsageSum::default();
     let mut sessions = VolumeSessions::new(&args.at);
     for any in &args.paths {
         let FoundPath { tree, path, .. } = sessions.find_path(any)?;
@@ -65,8 +75,14 @@ pub fn run(args: &DuArgs) -> CommandResult {
             let what = format!("cannot look into :{}", term::escape_name(path));
             keep_first(&mut result, volume_failure(&what, *errno));
         }
-        let skipped = if args.summarize { usage.paths.len().saturating_sub(1) } else { 0 };
-        for (path, used) in &usage.paths[skipped..] {
+        let Some((top, whole)) = usage.paths.last() else { continue };
+        total.size = total.size.saturating_add(whole.size);
+        total.blocks = total.blocks.saturating_add(whole.blocks);
+        let depth = if args.summarize { Some(0) } else { args.max_depth };
+        for (path, used) in &usage.paths {
+            if depth.is_some_and(|depth| levels_below(top, path) > depth) {
+                continue;
+            }
             if args.json {
                 json.push(serde_json::json!({
                     "path": String::from_utf8_lossy(path), "files": used.files,
@@ -77,6 +93,9 @@ pub fn run(args: &DuArgs) -> CommandResult {
             }
         }
     }
+    if args.total && !args.json {
+        writeln!(out, "{}\ttotal", format_amount(args, &total))?;
+    }
     if args.json {
         out.write_json(&serde_json::json!({ "volume": sessions.volume_name(), "paths": json }))?;
     }
@@ -85,6 +104,19 @@ pub fn run(args: &DuArgs) -> CommandResult {
 }
 
 fn format_amount(args: &DuArgs, used: &UsageSum) -> String {
-    let bytes = if args.apparent_size { used.size } else { used.blocks.saturating_mul(BLOCK) };
-    if args.human_readable { term::format_size(bytes) } else { bytes.div_ceil(1024).to_string() }
+    let bytes = match args.apparent_size || args.bytes {
+        true => used.size,
+        false => used.blocks.saturating_mul(BLOCK),
+    };
+    match (args.human_readable, args.bytes) {
+        (true, _) => term::format_short_size(bytes),
+        (_, true) => bytes.to_string(),
+        _ => bytes.div_ceil(1024).to_string(),
+    }
+}
+
+/// Returns how many names `path` has below `top`.
+fn levels_below(top: &[u8], path: &[u8]) -> usize {
+    let names = |path: &[u8]| path.split(|b| *b == b'/').filter(|name| !name.is_empty()).count();
+    names(path).saturating_sub(names(top))
 }
