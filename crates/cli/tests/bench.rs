@@ -20,7 +20,8 @@ fn the_suite_takes_the_figures_that_are_asked_for() {
     let dir = tempfile::Builder::new().prefix("ttb").tempdir_in("/tmp").expect("a directory");
     let said: Said = suite(
         dir.path(),
-        "remote read,passthrough write cached 4k,mount create,large directory restart",
+        "remote read,passthrough write cached 4k,copy one file out,mount create,\
+         large directory restart",
     )
     .output()
     .expect("tatami can be run")
@@ -33,6 +34,7 @@ fn the_suite_takes_the_figures_that_are_asked_for() {
     let some = [
         "passthrough write, cached, 4k",
         "remote read 1m",
+        "copy one file out, cp",
         "mount create, CPU, floor",
         "large directory, restart of the server",
     ];
@@ -45,6 +47,7 @@ fn the_suite_takes_the_figures_that_are_asked_for() {
         let wanted = [
             "passthrough write, cached, 4k",
             "remote read",
+            "copy one file out",
             "mount create",
             "large directory, restart",
         ];
@@ -57,7 +60,7 @@ fn the_suite_takes_the_figures_that_are_asked_for() {
 #[test]
 fn a_figure_that_cannot_exist_is_refused_at_once() {
     tatami(["bench", "suite", "--only", "write"])
-        .fails(2, &["passthrough, remote, mount, library, servers, large"]);
+        .fails(2, &["passthrough, remote, copy, mount, library, servers, large"]);
     let help = tatami(["bench", "suite", "--help"]);
     assert!(help.works().out.contains("--only <NAMES>"), "{help:?}");
 }

@@ -7,6 +7,7 @@
 //! reported as such; the suite fails only when something could not be run.
 
 mod context;
+mod copies;
 mod large;
 mod library_names;
 mod mount_names;
@@ -65,8 +66,12 @@ fn take_figures(
 ) -> Result<Vec<Figure>, BenchError> {
     type Figures = fn(&SuiteContext) -> Result<Vec<Figure>, BenchError>;
     type Parts<'a> = &'a [(&'static str, Figures)];
-    let [local, far, mount, library, servers, large] = SUITE_PARTS;
-    let bytes: Parts<'_> = &[(local, passthrough::take_figures), (far, remote::take_figures)];
+    let [local, far, copy, mount, library, servers, large] = SUITE_PARTS;
+    let bytes: Parts<'_> = &[
+        (local, passthrough::take_figures),
+        (far, remote::take_figures),
+        (copy, copies::take_figures),
+    ];
     let names: Parts<'_> = &[
         (mount, mount_names::take_figures),
         (library, library_names::take_figures),
