@@ -18,6 +18,18 @@ const REASONS_MIN: usize = 30;
 /// Crates whose steps need reasons most: protocols, caches, atomics.
 const REASONED: [&str; 4] = ["meta", "node", "client", "tiled"];
 
+/// Most words of a sentence in the pages that newcomers, users and administrators read first.
+const SENTENCE_MAX: usize = 25;
+/// These pages: files, and folders with all their files.
+const FIRST_PAGES: [&str; 6] = [
+    "README.md",
+    "docs/start.md",
+    "docs/start/",
+    "docs/faq.md",
+    "docs/operating/",
+    "docs/concepts/",
+];
+
 /// Words that stand for a missing noun, and how often each group may be used in 10,000 words. The
 /// limits are twice the highest rates of TigerBeetle, SlateDB, redb, fjall, Mountpoint-S3 and
 /// Crucible.
@@ -134,6 +146,83 @@ fn lines_of_prose_fit_the_width() {
         }
     }
     report(&format!("lines of more than {COLUMNS_MAX} columns"), &long);
+}
+
+/// Splits the prose of a page into blocks: paragraphs and items of lists, without code, headings
+/// and tables. A code span counts as one word.
+fn text_blocks(page: &str) -> Vec<String> {
+    let (mut blocks, mut block, mut in_code) = (Vec::new(), String::new(), false);
+    for line in page.lines().map(str::trim) {
+        in_code ^= line.starts_with("```");
+        let is_item = line.starts_with("- ")
+            || line.starts_with("* ")
+            || line.split_once(". ").is_some_and(|(number, _)| number.parse::<u32>().is_ok());
+        let is_fence = line.starts_with("```");
+        let ends = in_code || is_fence || line.is_empty() || line.starts_with(['#', '|']);
+        if ends || is_item {
+            blocks.push(std::mem::take(&mut block));
+        }
+        if !ends {
+            block.push_str(line);
+            block.push(' ');
+        }
+    }
+    blocks.push(block);
+    blocks
+}
+
+/// Returns the sentences of a block of text.
+fn sentences(block: &str) -> Vec<String> {
+    let spans: String = block
+        .split('`')
+        .enumerate()
+        .map(|(at, part)| if at % 2 == 0 { part.to_owned() } else { "code".to_owned() })
+        .collect();
+    let (mut all, mut sentence) = (Vec::new(), Vec::new());
+    for word in spans.split_whitespace() {
+        sentence.push(word);
+        let end = word.trim_end_matches([')', '"', '\'', '*', '_']);
+        if end.ends_with(['.', '?', '!']) {
+            all.push(std::mem::take(&mut sentence).join(" "));
+        }
+    }
+    all.push(sentence.join(" "));
+    all
+}
+
+#[test]
+fn sentences_of_the_first_pages_are_short() {
+    let (mut long, mut seen) = (Vec::new(), 0);
+    for path in files_with(&["md"]) {
+        let name = path.display().to_string();
+        if !FIRST_PAGES
+            .iter()
+            .any(|page| name == *page || page.ends_with('/') && name.starts_with(page))
+        {
+            continue;
+        }
+        for sentence in text_blocks(&read(&path)).iter().flat_map(|block| sentences(block)) {
+            let has_letters = |word: &&str| word.contains(char::is_alphanumeric);
+            let words = sentence.split(' ').filter(has_letters).count();
+            seen += usize::from(words > 0);
+            if words > SENTENCE_MAX {
+                long.push(format!("{name}: {words} words: {sentence}"));
+            }
+        }
+    }
+    assert!(seen > 300, "only {seen} sentences were looked at");
+    report(&format!("sentences of more than {SENTENCE_MAX} words"), &long);
+}
+
+#[test]
+fn sentences_are_found_where_they_end() {
+    let page = "# Not this one\nOne `a. b` is. Two\nis\nhere: (yes).\n- An item\n```\ncode. code\n```\n| a | b |\n";
+    let all: Vec<_> = text_blocks(page)
+        .iter()
+        .flat_map(|block| sentences(block))
+        .filter(|sentence| !sentence.is_empty())
+        .collect();
+    assert_eq!(all, ["One code is.", "Two is here: (yes).", "- An item"]);
 }
 
 #[test]

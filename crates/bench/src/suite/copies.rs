@@ -1,6 +1,6 @@
-//! `tatami cp` and `sync` beside `cp` and `rsync`, which copy the same files on the plain disk: many
-//! small files, and one large file. Whole commands are timed, with their start, as users run them.
-//! What a command has to do beyond the disk: requests to the servers, and their disk.
+//! `tatami cp` and `sync` beside `cp` and `rsync`, which copy the same files on the plain disk:
+//! many small files, and one large file. Whole commands are timed, with their start, as users
+//! run them. What a command has to do beyond the disk: requests to the servers, and their disk.
 
 use super::context::SuiteContext;
 use super::pairs::run_alternating;
