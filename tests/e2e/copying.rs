@@ -168,3 +168,23 @@ fn a_stream_that_fails_is_an_error() {
     assert!(Path::new("/dev/full").exists());
     cluster.finish();
 }
+
+#[test]
+fn new_files_go_to_the_node_that_is_named() {
+    let cluster = Cluster::start(3);
+    let data = cluster.dir().join("data");
+    fs::create_dir(&data).expect("made");
+    put(data.join("f"), "bytes");
+    for (verb, args, to) in [
+        ("cp", vec!["-r", "--node", "2", text(&data)], ":/copied"),
+        ("sync", vec!["--node", "node2", text(&data)], ":/synced"),
+        ("mv", vec!["--node", "2", text(&data)], ":/moved"),
+    ] {
+        cluster.tatami(verb, &[args.as_slice(), &[to]].concat());
+        let found = cluster.tatami("stat", &[&format!("{to}/f")]);
+        assert!(found.out.contains("stored  node2"), "{found:?}");
+    }
+    let said = run_copy(&cluster, &["--node", "7", "/etc/hostname", ":/x"]);
+    assert!(said.code == Some(2) && said.err.contains("node0, node1"), "{said:?}");
+    cluster.finish();
+}

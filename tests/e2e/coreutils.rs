@@ -339,3 +339,26 @@ fn file_commands_are_as_their_page_says() {
     assert_eq!(there, printed, "print it anew: TATAMI_PRINT_PAGE=1 cargo test … coreutils::");
     cluster.finish();
 }
+
+/// On a terminal names fill its columns; elsewhere each has a line of its own.
+#[test]
+fn a_terminal_gets_columns() {
+    let cluster = Cluster::start(1);
+    let mount = cluster.mount(0);
+    run(&mut shell(&mount, "touch file-{1..40} .hidden"));
+    let on_terminal = |options: &str| {
+        let tatami = tatami_bin();
+        // util-linux's script(1) runs a command on a terminal of its own.
+        let line = format!("stty cols 60; {} ls {options}", tatami.display());
+        let mut command = program("script -qe /dev/null -c");
+        run(command.arg(line).env("TATAMI_DIR", cluster.dir()).env("TERM", "xterm")).out
+    };
+    let text = on_terminal("");
+    let lines: Vec<_> = text.lines().map(str::trim_end).collect();
+    assert!(lines.iter().all(|line| line.len() <= 60), "{text}");
+    assert!(lines.len() < 14, "{text}");
+    assert_eq!(text.split_whitespace().count(), 40);
+    assert_eq!(on_terminal("-1").lines().count(), 40);
+    assert_eq!(cluster.tatami("ls", &[]).out.lines().count(), 40);
+    cluster.finish();
+}

@@ -160,7 +160,7 @@ fn sync_copies_what_differs_and_nothing_else() {
     run(&mut shell(&data, "touch -d 2001-02-03T04:05:06.789 same sub"));
     // The first one makes the destination, with modes and times.
     let said = cluster.tatami("sync", &["-v", text(&data), ":/copy"]);
-    assert!(said.err.contains("5 files copied"), "{said:?}");
+    assert!(said.out.contains("5 files copied"), "{said:?}");
     let copy = m.join("copy");
     for name in ["same", "sub"] {
         let (one, other) = (stat(data.join(name)), stat(copy.join(name)));
@@ -180,6 +180,7 @@ fn sync_copies_what_differs_and_nothing_else() {
     // A dry run changes nothing.
     let dry = cluster.tatami("sync", &["-n", "--delete", text(&data), ":/copy"]);
     let mut steps: Vec<_> = dry.out.lines().collect();
+    assert!(steps.pop().is_some_and(|line| line.contains("would be: 3 files")), "{dry:?}");
     steps.sort_unstable();
     let from = |name: &str| format!("{} -> :/copy/{name}", data.join(name).display());
     let [longer, new, touched] = ["longer", "new", "touched"].map(from);
@@ -189,7 +190,7 @@ fn sync_copies_what_differs_and_nothing_else() {
     );
     assert_eq!(get(copy.join("longer")), b"bytes");
     let said = cluster.tatami("sync", &["-v", text(&data), ":/copy"]);
-    assert!(said.err.contains("3 files copied"), "{said:?}");
+    assert!(said.out.contains("3 files copied"), "{said:?}");
     assert_eq!(
         names(&copy),
         ["extra", "extras", "link", "longer", "new", "same", "sub", "touched"]
@@ -199,7 +200,7 @@ fn sync_copies_what_differs_and_nothing_else() {
     // The same size and time, other bytes.
     run(&mut shell(&data, "touch -r new stamp; echo NEW > new; touch -r stamp new; rm stamp"));
     let said = cluster.tatami("sync", &["-v", text(&data), ":/copy"]);
-    assert!(said.err.contains("0 files copied"), "{said:?}");
+    assert!(said.out.contains("0 files copied"), "{said:?}");
     cluster.tatami("sync", &["--checksum", "--delete", text(&data), ":/copy"]);
     assert_eq!(get(copy.join("new")), b"NEW\n");
     run(shell(cluster.dir(), "diff -r data \"$0\"").arg(&copy));

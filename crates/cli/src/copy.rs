@@ -4,7 +4,7 @@ use crate::copy_job::{CopyJob, CopyRules, ExistingRule};
 use crate::copy_stream::{is_standard_stream, last_name};
 use crate::copy_trees::{CopyTrees, append_name};
 use crate::error::{CommandFailure, CommandResult};
-use crate::files::open_volume;
+use crate::files::open_volume_at;
 use crate::interrupt::catch_interrupts;
 use crate::volume_dir::VolumeArgs;
 use crate::volume_path::AnyPath;
@@ -16,6 +16,9 @@ use tatami_wire::{Errno, InodeKind};
 pub struct CpArgs {
     #[command(flatten)]
     at: VolumeArgs,
+    /// Node for new files, by number or name [default: the first that answers]
+    #[arg(long, value_name = "NODE")]
+    node: Option<String>,
     /// Copy directories with all their entries
     #[arg(short = 'r', short_alias = 'R', long)]
     recursive: bool,
@@ -65,7 +68,7 @@ pub fn cp(args: &CpArgs) -> CommandResult {
         return Err(CommandFailure::usage("- is a stream of bytes, no directory")
             .try_this("leave -r out, or write ./- for a file of that name"));
     }
-    let (place, tree) = open_volume(&args.at)?;
+    let (place, tree) = open_volume_at(&args.at, args.node.as_deref())?;
     let sides = CopyTrees::new(&place, &tree);
     let (as_file, needs_dir) = (args.no_target_directory, args.target_directory.is_some());
     let targets = Targets::find(&sides, from.len(), to, as_file, needs_dir, recursive)?;

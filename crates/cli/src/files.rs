@@ -12,7 +12,7 @@ use std::collections::HashSet;
 use std::io::{Read, Write};
 use tatami_client::tree::{VolumeTree, join_path};
 use tatami_client::{RemovalEvent, VolumeSpace};
-use tatami_wire::{Errno, InodeKind};
+use tatami_wire::{Errno, InodeKind, NodeId};
 
 /// Bytes of one read: as much as one request carries.
 pub const CHUNK: usize = 4 << 20;
@@ -161,9 +161,21 @@ impl LsArgs {
 
 /// Opens the volume and returns its directory and its tree.
 pub fn open_volume(at: &VolumeArgs) -> CommandResult<(VolumeDir, VolumeTree)> {
+    open_volume_at(at, None)
+}
+
+/// As [`open_volume`], with a node by number or name as the home of new files.
+pub fn open_volume_at(
+    at: &VolumeArgs,
+    node: Option<&str>,
+) -> CommandResult<(VolumeDir, VolumeTree)> {
     let place = at.open()?;
     crate::log::start_logging(&place.config, false)?;
-    let tree = connect_tree(&place, None)?;
+    let node = match node {
+        Some(which) => Some(NodeId(place.find_node(&place.load_volume()?, which)?.id)),
+        None => None,
+    };
+    let tree = connect_tree(&place, node)?;
     Ok((place, tree))
 }
 

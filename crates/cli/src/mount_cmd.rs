@@ -355,6 +355,15 @@ pub fn ensure_mounted(
         }
         MountpointState::NotMounted => {}
     }
+    if let Some(above) = find_mount_above(place, path) {
+        let (node, above) = (&entry.name, above.display());
+        term::print_note(&format!(
+            "{node} is not mounted: {above} is a mount of this volume itself. To mount each node \
+             below it: tatami umount {above}; tatami up{}",
+            place.dir_flag()
+        ));
+        return Ok(None);
+    }
     let made = mountpoints::make_mountpoint(place, path)?;
     if std::fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_some()) {
         let what = path.display();
@@ -362,6 +371,14 @@ pub fn ensure_mounted(
     }
     let starting = start_mount(place, entry, &resolve_path(path)?, &[])?;
     Ok(Some((starting, made)))
+}
+
+/// Returns the mount of this volume in which `path` lies, such as the mount of the only node before
+/// others were added. A mount point there would be a directory of the volume.
+fn find_mount_above(place: &VolumeDir, path: &Path) -> Option<PathBuf> {
+    let mounted = MountRecord::list_volume(&place.dir);
+    let above = path.ancestors().skip(1).find(|dir| mounted.iter().any(|m| m.path == **dir));
+    above.map(Path::to_owned)
 }
 
 /// Returns the path at which `up` mounts each node.

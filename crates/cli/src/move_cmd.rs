@@ -5,7 +5,7 @@ use crate::copy_job::{CopyJob, CopyRules, ExistingRule};
 use crate::copy_stream::is_standard_stream;
 use crate::copy_trees::CopyTrees;
 use crate::error::{CommandFailure, CommandResult, keep_first};
-use crate::files::open_volume;
+use crate::files::open_volume_at;
 use crate::interrupt::catch_interrupts;
 use crate::term::TermOutput;
 use crate::volume_dir::VolumeArgs;
@@ -19,6 +19,9 @@ use tatami_wire::{Errno, InodeKind};
 pub struct MvArgs {
     #[command(flatten)]
     at: VolumeArgs,
+    /// Node for new files, by number or name [default: the first that answers]
+    #[arg(long, value_name = "NODE")]
+    node: Option<String>,
     /// Leave a path alone if its destination exists
     #[arg(short, long)]
     no_clobber: bool,
@@ -54,7 +57,7 @@ pub fn run(args: &MvArgs) -> CommandResult {
         return Err(CommandFailure::usage("- is a stream of bytes, and cannot be moved")
             .try_this("tatami cp - :/FILE"));
     }
-    let (place, tree) = open_volume(&args.at)?;
+    let (place, tree) = open_volume_at(&args.at, args.node.as_deref())?;
     let sides = CopyTrees::new(&place, &tree);
     let (as_file, needs_dir) = (args.no_target_directory, args.target_directory.is_some());
     let targets = Targets::find(&sides, from.len(), to, as_file, needs_dir, true)?;

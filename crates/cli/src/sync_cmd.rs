@@ -4,9 +4,8 @@ use crate::copy_job::{CopyJob, CopyRules, ExistingRule};
 use crate::copy_stream::is_standard_stream;
 use crate::copy_trees::CopyTrees;
 use crate::error::{CommandFailure, CommandResult};
-use crate::files::open_volume;
+use crate::files::open_volume_at;
 use crate::interrupt::catch_interrupts;
-use crate::term;
 use crate::volume_dir::VolumeArgs;
 use crate::volume_path::AnyPath;
 
@@ -15,6 +14,9 @@ use crate::volume_path::AnyPath;
 pub struct SyncArgs {
     #[command(flatten)]
     at: VolumeArgs,
+    /// Node for new files, by number or name [default: the first that answers]
+    #[arg(long, value_name = "NODE")]
+    node: Option<String>,
     /// Compare the bytes of files of equal size, instead of their times
     #[arg(short, long)]
     checksum: bool,
@@ -51,7 +53,7 @@ pub fn run(args: &SyncArgs) -> CommandResult {
         return Err(CommandFailure::usage("- is a stream of bytes, and has no size or time")
             .try_this("tatami cp - :/FILE"));
     }
-    let (place, tree) = open_volume(&args.at)?;
+    let (place, tree) = open_volume_at(&args.at, args.node.as_deref())?;
     let sides = CopyTrees::new(&place, &tree);
     let rules = CopyRules {
         recursive: true,
@@ -67,11 +69,7 @@ pub fn run(args: &SyncArgs) -> CommandResult {
     if let Err(failure) = job.copy_source(from, to) {
         return Err(job.totals.explain_interrupt(failure, "the same command copies the rest"));
     }
-    let totals = job.totals;
-    job.finish()?;
-    if args.verbose || args.dry_run {
-        let would = if args.dry_run { "would be: " } else { "" };
-        term::print_note(&format!("{would}{}", totals.describe()));
-    }
-    Ok(())
+    let (totals, would) = (job.totals, if args.dry_run { "would be: " } else { "" });
+    job.print_step(|| format!("{would}{}", totals.describe()))?;
+    job.finish()
 }

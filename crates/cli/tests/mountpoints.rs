@@ -108,3 +108,19 @@ fn the_first_start_says_who_may_create_files() {
     let said = open.run("ls", ["-ld", ":/"]);
     assert!(said.works().out.starts_with("drwxrwxrwt"), "{said:?}");
 }
+
+/// A volume of one node is mounted at PATH, one of several nodes below it.
+#[test]
+fn nodes_that_are_added_are_not_mounted_inside_the_volume() {
+    let volume = Volume::mounted(1);
+    std::fs::write(volume.path("mnt/file"), "bytes").expect("written");
+    volume.run("node add", ["--nodes", "1"]).works();
+    let said = volume.run("up", NOTHING);
+    assert!(said.works().err.contains("tatami umount"), "{said:?}");
+    assert!(!volume.path("mnt/node1").exists());
+    volume.run("umount", [volume.path("mnt").to_str().expect("UTF-8")]).works();
+    volume.run("up", NOTHING).works();
+    assert_eq!(std::fs::read(volume.path("mnt/node1/file")).expect("found"), b"bytes");
+    volume.run("down", NOTHING).works();
+    assert!(!volume.path("mnt").exists());
+}
