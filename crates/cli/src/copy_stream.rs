@@ -24,6 +24,10 @@ use tempfile::NamedTempFile;
 const STEM_MAX: usize = 200;
 /// Smallest buffer, in bytes.
 const BUFFER_MIN: u64 = 64 << 10;
+/// Bytes that the kernel copies at a time: as many as it does in some milliseconds.
+const IN_KERNEL_STEP: u64 = 16 << 20;
+/// Fewest bytes for which that is tried.
+const IN_KERNEL_MIN: u64 = 256 << 10;
 
 /// A file being read.
 pub enum CopySource {
@@ -168,7 +172,8 @@ pub fn copy_bytes(
     bar.set_message(term::escape_name(&last_name(from)));
     let mut buffer = vec![0; CHUNK.min(size.max(BUFFER_MIN) as usize)];
     if !sparse || !sink.has_holes() || matches!(source, CopySource::Stream(_)) {
-        return copy_range((from, to), u64::MAX, source, sink, &mut buffer, bar);
+        let range = (u64::MAX, size >= IN_KERNEL_MIN);
+        return copy_range((from, to), range, source, sink, &mut buffer, bar);
     }
     let read_failed = |e| from.operation_failure("cannot read", e);
     let mut at = 0;
@@ -176,7 +181,8 @@ pub fn copy_bytes(
         source.seek_to(start).map_err(|e| read_failed(e.into()))?;
         sink.seek_to(start).map_err(|e| write_failure(to, e))?;
         bar.inc(start.saturating_sub(at));
-        copy_range((from, to), end - start, source, sink, &mut buffer, bar)?;
+        let range = (end - start, end - start >= IN_KERNEL_MIN);
+        copy_range((from, to), range, source, sink, &mut buffer, bar)?;
         at = end;
     }
     bar.inc(size.saturating_sub(at));
@@ -186,10 +192,10 @@ pub fn copy_bytes(
     Ok(())
 }
 
-/// Copies up to `left` bytes from and to the current positions.
+/// Copies up to `left` bytes from and to the current positions; many bytes `in_kernel` if possible.
 fn copy_range(
     (from, to): (&AnyPath, &AnyPath),
-    mut left: u64,
+    (mut left, mut in_kernel): (u64, bool),
     source: &mut CopySource,
     sink: &mut CopySink,
     buffer: &mut [u8],
@@ -197,6 +203,19 @@ fn copy_range(
 ) -> CommandResult {
     while left > 0 {
         check_interrupt()?;
+        if in_kernel {
+            let most = usize::try_from(left.min(IN_KERNEL_STEP)).unwrap_or(buffer.len());
+            let copied = copy_in_kernel(source, sink, most);
+            match copied.map_err(|e| to.operation_failure("cannot write", e))? {
+                Some(n) if n > 0 => {
+                    bar.inc(n as u64);
+                    left -= n as u64;
+                    continue;
+                }
+                // The end, or the kernel cannot: reading shows which.
+                _ => in_kernel = false,
+            }
+        }
         let part = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
         let n = match source.read(&mut buffer[..part]) {
             Ok(0) => break,
@@ -210,6 +229,22 @@ fn copy_range(
         left -= n as u64;
     }
     Ok(())
+}
+
+/// Copies bytes without a buffer of this process, where both files are on disks of this machine.
+/// `None`: that is not so.
+fn copy_in_kernel(
+    source: &mut CopySource,
+    sink: &mut CopySink,
+    most: usize,
+) -> Result<Option<usize>, Errno> {
+    match (source, sink) {
+        (CopySource::Local(file), CopySink::VolumeNew(to)) => to.handle().copy_in(file, most),
+        (CopySource::Local(file), CopySink::VolumeOld(to)) => to.copy_in(file, most),
+        (CopySource::Volume(file), CopySink::LocalNew(to, _)) => file.copy_out(to.as_file(), most),
+        (CopySource::Volume(file), CopySink::LocalOld(to)) => file.copy_out(to, most),
+        _ => Ok(None),
+    }
 }
 
 /// Returns whether two files have the same bytes.

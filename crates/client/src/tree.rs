@@ -4,6 +4,7 @@
 //! as a kernel does, within the volume.
 
 use crate::{Client, Created, DataFile};
+use std::fs::File;
 use std::io;
 use std::sync::Arc;
 use tatami_wire::batch::BatchOp;
@@ -310,6 +311,32 @@ impl FileHandle {
         Ok(n)
     }
 
+    /// Copies up to `len` bytes from the position of `source`, a file of this machine, to that of
+    /// this one, in the kernel. `None`: the kernel cannot; the caller must read and write.
+    pub fn copy_in(&mut self, source: &File, len: usize) -> Result<Option<usize>, Errno> {
+        let Some(object) = self.data.local_file(true)? else { return Ok(None) };
+        self.data.check_changeable()?;
+        let mut to = self.position;
+        let copied = rustix::fs::copy_file_range(source, None, &*object, Some(&mut to), len);
+        let n = copied_bytes(copied)?;
+        if let Some(n) = n {
+            self.wrote = true;
+            self.position += n as u64;
+        }
+        Ok(n)
+    }
+
+    /// As [`FileHandle::copy_in`], from this file to `target`. It may copy less than there is, and
+    /// nothing at the end of the object: only a read then tells a lost byte from the end.
+    pub fn copy_out(&mut self, target: &File, len: usize) -> Result<Option<usize>, Errno> {
+        let Some(object) = self.data.local_file(false)? else { return Ok(None) };
+        let mut from = self.position;
+        let copied = rustix::fs::copy_file_range(&*object, Some(&mut from), target, None, len);
+        let n = copied_bytes(copied)?;
+        self.position += n.unwrap_or(0) as u64;
+        Ok(n.filter(|n| *n > 0))
+    }
+
     /// Cuts or extends the file.
     pub fn truncate(&mut self, size: u64) -> Result<(), Errno> {
         // The objects first, then the inode: an object is never shorter than its inode says.
@@ -370,6 +397,24 @@ impl Drop for FileHandle {
         if let Err(e) = self.commit_close() {
             tracing::warn!(ino = %self.attr.ino, error = %e, "file not closed well");
         }
+    }
+}
+
+/// Returns the copied bytes; `None` where this kernel or these file systems cannot copy so.
+fn copied_bytes(copied: rustix::io::Result<usize>) -> Result<Option<usize>, Errno> {
+    use rustix::io::Errno as SystemErrno;
+    match copied {
+        Ok(n) => Ok(Some(n)),
+        Err(
+            SystemErrno::XDEV
+            | SystemErrno::INVAL
+            | SystemErrno::NOSYS
+            | SystemErrno::OPNOTSUPP
+            // A descriptor that is open for one direction, or appends.
+            | SystemErrno::BADF
+            | SystemErrno::INTR,
+        ) => Ok(None),
+        Err(e) => Err(Errno(e.raw_os_error())),
     }
 }
 
