@@ -47,6 +47,7 @@ mod sync_cmd;
 mod term;
 mod up;
 mod usage_cmd;
+mod user_name;
 mod users;
 mod volume_dir;
 mod volume_path;

@@ -9,11 +9,13 @@ use crate::mountinfo::{self, FS_TYPE, MountEntry};
 use crate::process::{ProcessRecord, RunningProcess};
 use crate::replace_file::replace_file;
 use crate::term;
+use crate::user_name::describe_user;
 use crate::users;
 use rustix::fs::Mode;
-use rustix::process::Signal;
+use rustix::process::{Signal, geteuid};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tatami_cluster::mount_note::{note_dirs, seal_note, unseal_note};
@@ -185,21 +187,99 @@ pub fn busy_failure(path: &Path, how: &str) -> CommandFailure {
     ))
 }
 
+/// A mount of another user.
+pub struct ForeignMount {
+    /// The mount point.
+    pub path: PathBuf,
+    /// The user that mounted it.
+    pub owner: u32,
+}
+
+/// Returns the mounts of the volume in `dir` that belong to other users. Their records may be in
+/// directories that this user cannot read, so the processes that serve them tell.
+pub fn list_foreign(dir: &Path) -> Vec<ForeignMount> {
+    let me = geteuid().as_raw();
+    let of_tatami = mountinfo::mount_table().into_iter().filter(|m| m.fs_type == FS_TYPE);
+    let foreign = of_tatami.filter_map(|m| {
+        let owner = m.owner.filter(|owner| *owner != me)?;
+        find_server(&m.path, owner, Some(dir))?;
+        Some(ForeignMount { path: m.path, owner })
+    });
+    foreign.collect()
+}
+
+/// Finds the process of user `owner` that serves the mount on `path`, by its command line. With
+/// `dir`, only a mount of the volume in that directory.
+fn find_server(path: &Path, owner: u32, dir: Option<&Path>) -> Option<RunningProcess> {
+    let serves = |line: &[u8]| {
+        let words: Vec<&[u8]> = line.split(|b| *b == 0).collect();
+        let is_dir = |pair: &[&[u8]]| match pair {
+            [b"--dir", of] => dir.is_none_or(|dir| dir.as_os_str().as_bytes() == *of),
+            _ => false,
+        };
+        words.get(1) == Some(&&b"mount"[..])
+            && words.contains(&path.as_os_str().as_bytes())
+            && words.windows(2).any(is_dir)
+    };
+    let processes = std::fs::read_dir("/proc").ok()?.flatten();
+    let found = processes.filter_map(|entry| {
+        let pid: i32 = entry.file_name().to_str()?.parse().ok()?;
+        // Read before the command line: a process that takes over the number is another one.
+        let record = ProcessRecord::of_process(pid);
+        let line = std::fs::read(entry.path().join("cmdline")).ok()?;
+        let running = serves(&line).then(|| record.find_running())??;
+        (running.owner() == Some(owner)).then_some(running)
+    });
+    found.into_iter().next()
+}
+
+fn foreign_failure(path: &Path, owner: u32) -> CommandFailure {
+    let (shown, user) = (path.display(), describe_user(owner));
+    CommandFailure::new(format!("not permitted: {shown} is a mount of {user}"))
+        .because("only the superuser and the user that mounted it may unmount it")
+        .try_this(format!(
+            "ask {user} for this: tatami umount {shown}; or: sudo tatami umount {shown}"
+        ))
+}
+
+/// Returns a failure because `path` is no mount point.
+fn not_mounted_failure(path: &Path) -> CommandFailure {
+    let shown = path.display();
+    let failure = CommandFailure::new(format!("no volume is mounted on {shown}"));
+    match mountinfo::mount_containing(path).filter(|m| m.fs_type == FS_TYPE) {
+        Some(above) => {
+            let above = above.path.display();
+            failure
+                .because(format!("{shown} lies in the mount {above}"))
+                .try_this(format!("tatami umount {above}"))
+        }
+        None => failure.try_this("tatami status lists the mounts"),
+    }
+}
+
 /// Ends the mount on `path` of the volume in `dir`, and waits until its process has written all
 /// data to its node. With `force` it is detached even while in use. Unused copies of it in other
 /// mount namespaces end with it.
 ///
 /// # Errors
-/// It is busy, or no mount of Tatami, or the process does not end.
+/// It is busy, or no mount of Tatami, or one of another user; or the process does not end.
 pub fn end_mount(dir: &Path, path: &Path, force: bool, how: &str) -> CommandResult {
     let record = MountRecord::find_record(dir, path);
-    let running = record.as_ref().and_then(MountRecord::running_process);
+    let recorded = record.as_ref().and_then(MountRecord::running_process);
+    // The superuser has no record of other users' mounts.
+    let running = recorded.or_else(|| {
+        let foreign = mountinfo::mount_at(path).filter(|m| m.fs_type == FS_TYPE)?;
+        find_server(path, foreign.owner?, None)
+    });
     let mut copies = users::find_users(path);
     copies.retain(|user| user.has_copy_only);
     match mountinfo::mount_at(path) {
         Some(m) if m.fs_type == FS_TYPE => match tatami_mount::unmount_path(path, force) {
             Ok(()) | Err(UnmountError::NotMounted { .. }) => {}
             Err(UnmountError::Busy { .. }) => return Err(busy_failure(path, how)),
+            Err(UnmountError::NotPermitted { .. }) => {
+                return Err(foreign_failure(path, m.owner.unwrap_or_default()));
+            }
             Err(e) => {
                 return Err(
                     CommandFailure::new(format!("cannot unmount {}", path.display())).because(e)
@@ -209,13 +289,24 @@ pub fn end_mount(dir: &Path, path: &Path, force: bool, how: &str) -> CommandResu
         Some(m) => {
             let what =
                 format!("{} is a mount of type {}, not of Tatami", path.display(), m.fs_type);
-            return Err(CommandFailure::new(what).try_this(format!("umount {}", path.display())));
-        }
-        None if record.is_none() => {
-            let what = format!("no volume is mounted on {}", path.display());
             return Err(CommandFailure::new(what).try_this("tatami status lists the mounts"));
         }
+        None if record.is_none() => return Err(not_mounted_failure(path)),
         None => {}
+    }
+    // This user can neither end the process of another one nor hurry it.
+    let me = geteuid();
+    if let Some(process) = &running
+        && let Some(owner) = process.owner()
+        && owner != me.as_raw()
+        && !me.is_root()
+    {
+        let what = format!("{} is unmounted already", path.display());
+        return Err(CommandFailure::new(what).because(format!(
+            "its process {}, of {}, sends the rest of the data",
+            process.pid,
+            describe_user(owner)
+        )));
     }
     if let Some(process) = running {
         if !copies.is_empty() {

@@ -54,7 +54,11 @@ fn read_stat(pid: i32) -> Option<(char, u64)> {
 impl ProcessRecord {
     /// Returns the record of this process.
     pub fn of_self() -> ProcessRecord {
-        let pid = rustix::process::getpid().as_raw_nonzero().get();
+        ProcessRecord::of_process(rustix::process::getpid().as_raw_nonzero().get())
+    }
+
+    /// Returns the record of the process that has this number now.
+    pub fn of_process(pid: i32) -> ProcessRecord {
         ProcessRecord { pid, start: read_stat(pid).map_or(0, |(_, start)| start), boot: boot_id() }
     }
 
@@ -106,6 +110,11 @@ impl RunningProcess {
         if let Err(error) = pidfd_send_signal(&self.fd, signal) {
             tracing::debug!(pid = self.pid, %error, "no signal sent");
         }
+    }
+
+    /// Returns the user whose process it is, if it still lives.
+    pub fn owner(&self) -> Option<u32> {
+        std::fs::symlink_metadata(format!("/proc/{}", self.pid)).map(|meta| meta.uid()).ok()
     }
 
     /// Returns whether the process is stopped, by SIGSTOP or by a debugger.

@@ -20,6 +20,8 @@ pub struct MountEntry {
     pub fs_type: String,
     /// Mounting and unmounting elsewhere propagates to it (it is shared, or a slave).
     pub propagates: bool,
+    /// The user that mounted it, for a FUSE file system.
+    pub owner: Option<u32>,
 }
 
 /// Returns all mounts that this process sees, in mount order.
@@ -82,12 +84,15 @@ fn parse_line(line: &[u8]) -> Option<MountEntry> {
         options.by_ref().any(|f| f.starts_with(b"shared:") || f.starts_with(b"master:"));
     options.for_each(drop);
     let fs_type = fields.next()?;
+    let settings = fields.nth(1).unwrap_or_default();
+    let owner = settings.split(|b| *b == b',').find_map(|o| o.strip_prefix(b"user_id="));
     Some(MountEntry {
         device: String::from_utf8_lossy(device).into_owned(),
         root: unescape_path(root),
         path: unescape_path(path),
         fs_type: String::from_utf8_lossy(fs_type).into_owned(),
         propagates,
+        owner: owner.and_then(|uid| str::from_utf8(uid).ok()?.parse().ok()),
     })
 }
 
@@ -137,11 +142,12 @@ mod tests {
 
     #[test]
     fn a_line_is_read_with_its_escapes() {
-        let text = br"29 1 0:25 / /mnt/a\040b\134c rw,nosuid shared:7 master:1 - fuse.tatami t rw";
+        let text = br"29 1 0:25 / /mnt/a\040b\134c rw,nosuid shared:7 master:1 - fuse.tatami t rw,user_id=5";
         let mounted = parse_line(text).expect("a good line");
         assert_eq!(mounted.path, Path::new("/mnt/a b\\c"));
         assert_eq!((mounted.device.as_str(), mounted.fs_type.as_str()), ("0:25", FS_TYPE));
         assert!(mounted.propagates);
+        assert_eq!(mounted.owner, Some(5));
         assert!(parse_line(b"1 2 0:3 / /x rw - ext4 d rw").is_some_and(|m| !m.propagates));
         assert_eq!(parse_line(b""), None);
         assert_eq!(parse_line(b"1 2 3"), None);

@@ -8,6 +8,7 @@ use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType,
 };
+use rustix::process::getuid;
 use std::ffi::CString;
 use std::io::IoSliceMut;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -86,6 +87,8 @@ pub enum UnmountError {
     Busy { path: PathBuf },
     #[error("nothing is mounted on {path}")]
     NotMounted { path: PathBuf },
+    #[error("only the superuser and the user that mounted {path} may unmount it")]
+    NotPermitted { path: PathBuf },
     #[error("unmounting {path}: {said}")]
     Failed { path: PathBuf, said: String },
 }
@@ -179,7 +182,13 @@ pub fn unmount_path(path: &Path, lazily: bool) -> Result<(), UnmountError> {
         Ok(()) => Ok(()),
         Err(Errno::BUSY) => Err(UnmountError::Busy { path: path.to_owned() }),
         Err(Errno::INVAL | Errno::NOENT) => Err(UnmountError::NotMounted { path: path.to_owned() }),
-        Err(Errno::PERM) => unmount_by_helper(path, lazily),
+        Err(Errno::PERM) => match find_mount(path) {
+            // The helper reports another user's mount as one that does not exist.
+            Ok(Some(found)) if found.owner.is_some_and(|uid| uid != getuid().as_raw()) => {
+                Err(UnmountError::NotPermitted { path: path.to_owned() })
+            }
+            _ => unmount_by_helper(path, lazily),
+        },
         Err(errno) => Err(UnmountError::Failed { path: path.to_owned(), said: errno.to_string() }),
     }
 }
@@ -189,7 +198,7 @@ fn mount_directly(path: &Path, settings: &MountSettings) -> Result<Device, FuseM
     let mut data = format!(
         "fd={},rootmode=40000,user_id={},group_id={}",
         device.raw_descriptor(),
-        rustix::process::getuid().as_raw(),
+        getuid().as_raw(),
         rustix::process::getgid().as_raw(),
     );
     for (wanted, option) in [
@@ -305,6 +314,8 @@ pub struct MountTableEntry {
     pub kind: String,
     /// Device number, as `major:minor`.
     pub device: String,
+    /// The user that mounted it, for a FUSE file system.
+    pub owner: Option<u32>,
 }
 
 /// Returns the file system that is mounted exactly on `path`, by the kernel's table. `None` if
@@ -324,8 +335,12 @@ fn find_in_table(table: &[u8], path: &[u8]) -> Option<MountTableEntry> {
         let mut fields = line.split(|b| *b == b' ');
         let device = fields.nth(2)?;
         let target = unescape_field(fields.nth(1)?);
-        let kind = fields.skip_while(|f| *f != b"-").nth(1)?;
-        (target == path).then(|| MountTableEntry { kind: text(kind), device: text(device) })
+        let mut fields = fields.skip_while(|f| *f != b"-").skip(1);
+        let kind = fields.next()?;
+        let options = fields.nth(1).unwrap_or_default();
+        let owner = options.split(|b| *b == b',').find_map(|o| o.strip_prefix(b"user_id="));
+        let owner = owner.and_then(|uid| str::from_utf8(uid).ok()?.parse().ok());
+        (target == path).then(|| MountTableEntry { kind: text(kind), device: text(device), owner })
     })
 }
 
@@ -362,13 +377,14 @@ mod tests {
     #[test]
     fn a_mount_is_found_by_its_exact_path() {
         let table = b"29 1 254:0 / / rw - ext4 /dev/vda rw\n\
-            40 29 0:50 / /mnt/with\\040space rw shared:1 - fuse.tatami tatami rw\n\
+            40 29 0:50 / /mnt/with\\040space rw shared:1 - fuse.tatami tatami rw,user_id=7\n\
             41 29 0:51 / /mnt/two rw - tmpfs tmpfs rw\n\
             42 41 0:52 / /mnt/two rw - fuse.tatami tatami rw\n";
-        let found = |path: &[u8]| find_in_table(table, path).map(|m| (m.kind, m.device));
-        let tatami = |device: &str| Some(("fuse.tatami".to_owned(), device.to_owned()));
-        assert_eq!(found(b"/mnt/with space"), tatami("0:50"));
-        assert_eq!(found(b"/mnt/two"), tatami("0:52"));
+        let found = |path: &[u8]| find_in_table(table, path).map(|m| (m.kind, m.device, m.owner));
+        let tatami =
+            |device: &str, owner| Some(("fuse.tatami".to_owned(), device.to_owned(), owner));
+        assert_eq!(found(b"/mnt/with space"), tatami("0:50", Some(7)));
+        assert_eq!(found(b"/mnt/two"), tatami("0:52", None));
         assert_eq!(find_in_table(table, b"/mnt"), None);
         assert_eq!(find_in_table(b"", b"/mnt"), None);
     }

@@ -2,7 +2,12 @@
 //! programs as other users.
 
 use super::Said;
-use std::os::unix::fs::{PermissionsExt, chown};
+use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
+use rustix::mount::{
+    MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_bind, mount_change, unmount,
+};
+use rustix::thread::{UnshareFlags, unshare_unsafe};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -66,8 +71,34 @@ impl Users {
     }
 }
 
+/// Gives this thread, and the programs that it starts from now on, a mount namespace in which the
+/// users may mount, as on most machines: they may open `/dev/fuse`, and they have names, for which
+/// `fusermount3` asks. `scratch` is an empty directory.
+pub fn let_users_mount(scratch: &Path) {
+    let device = Path::new("/dev/fuse");
+    // SAFETY: descriptors stay shared; the mount table and the working directory of this thread
+    // become its own, and no other thread relies on them.
+    unsafe { unshare_unsafe(UnshareFlags::NEWNS) }.expect("root may do this");
+    let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
+    mount_change("/", private).expect("no mount propagates");
+    // Devices on other file systems may be disabled (`nodev`).
+    mount("tmpfs", scratch, "tmpfs", MountFlags::empty(), None).expect("a tmpfs");
+    let node = scratch.join("fuse");
+    let all = Mode::from_raw_mode(0o666);
+    // The kernel's number of the device (Documentation/admin-guide/devices.txt).
+    mknodat(CWD, &node, FileType::CharacterDevice, all, makedev(10, 229)).expect("a device");
+    std::fs::set_permissions(&node, PermissionsExt::from_mode(0o666)).expect("set");
+    mount_bind(&node, device).expect("bound");
+    let table = std::fs::read_to_string("/etc/passwd").expect("text");
+    let named = [OWNER, OTHER].map(|uid| format!("ttm{uid}:x:{uid}:{uid}::/:/bin/sh\n"));
+    std::fs::write(scratch.join("passwd"), table + &named.concat()).expect("written");
+    mount_bind(scratch.join("passwd"), "/etc/passwd").expect("bound");
+    unmount(scratch, UnmountFlags::DETACH).expect("unmounted");
+}
+
 impl Drop for Users {
     fn drop(&mut self) {
-        self.run(OWNER, "down", &["--force"]);
+        let owner = std::fs::metadata(self.volume()).map_or(OWNER, |meta| meta.uid());
+        self.run(owner, "down", &["--force"]);
     }
 }

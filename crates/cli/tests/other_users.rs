@@ -1,0 +1,149 @@
+//! What one user may do to the mounts, daemons and background work of another one.
+
+mod common;
+
+use common::Said;
+use common::users::{OTHER, OWNER, Users, let_users_mount};
+use std::io::Read;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Far below the wait for a mount process that is ending.
+const AT_ONCE: Duration = Duration::from_secs(30);
+
+/// Starts the owner's volume, open to other users, with a mount for all of them at `mnt`.
+fn start_open_volume(users: &Users) -> Said {
+    let config = "[mount]\nallow_other = true\n";
+    std::fs::create_dir(users.volume()).expect("made");
+    users.give("home/volume", OWNER);
+    std::fs::write(users.volume().join("tatami.toml"), config).expect("written");
+    users.give("home/volume/tatami.toml", OWNER);
+    users.run(OWNER, "up", &["--no-mount"])
+}
+
+/// A mount of the owner's volume by any user; it ends with the value.
+struct MountOf<'a> {
+    users: &'a Users,
+    path: String,
+}
+
+impl MountOf<'_> {
+    /// Mounts as user `uid` at a new directory of that user.
+    fn new<'a>(users: &'a Users, uid: u32, name: &str) -> MountOf<'a> {
+        let path = users.path(name);
+        std::fs::create_dir(&path).expect("made");
+        users.give(name, uid);
+        let path = path.to_str().expect("UTF-8").to_owned();
+        users.run(uid, "mount", &["-o", "noallow_other", &path]).works();
+        MountOf { users, path }
+    }
+
+    fn is_mounted(&self) -> bool {
+        // The main thread of this process is in another mount namespace.
+        let table = std::fs::read_to_string("/proc/thread-self/mountinfo").expect("a table");
+        table.lines().any(|line| line.split(' ').nth(4) == Some(&self.path))
+    }
+}
+
+impl Drop for MountOf<'_> {
+    fn drop(&mut self) {
+        self.users.run(0, "umount", &["--force", &self.path]);
+    }
+}
+
+/// Returns the users, all of which may mount. `None` where this process cannot arrange that.
+fn users_that_mount() -> Option<Users> {
+    let users = Users::new()?;
+    let scratch = users.path("scratch");
+    std::fs::create_dir(&scratch).expect("made");
+    let_users_mount(&scratch);
+    Some(users)
+}
+
+#[test]
+fn only_its_owner_and_the_superuser_end_a_mount() {
+    let Some(users) = users_that_mount() else { return };
+    start_open_volume(&users).works();
+    let (root, other) = (MountOf::new(&users, 0, "root"), MountOf::new(&users, OTHER, "other"));
+    for (mount, owner) in [(&root, "user root"), (&other, "user ttm12346")] {
+        for flags in [&[][..], &["--force"]] {
+            let begun = Instant::now();
+            let said = users.run(OWNER, "umount", &[flags, &[&mount.path]].concat());
+            assert!(begun.elapsed() < AT_ONCE, "{said:?}");
+            said.fails(1, &["not permitted", "is a mount of", owner, "sudo tatami umount"]);
+            assert!(mount.is_mounted(), "{}", mount.path);
+        }
+    }
+    users.run(OTHER, "umount", &[&other.path]).works();
+    assert!(root.is_mounted() && !other.is_mounted());
+    let again = MountOf::new(&users, OTHER, "again");
+    users.run(0, "umount", &[&again.path, &root.path]).works();
+    assert!(!again.is_mounted() && !root.is_mounted());
+    users.run(OWNER, "down", &[]).works();
+}
+
+#[test]
+fn a_volume_that_others_have_mounted_is_not_stopped_by_accident() {
+    let Some(users) = users_that_mount() else { return };
+    start_open_volume(&users).works();
+    let (root, other) = (MountOf::new(&users, 0, "root"), MountOf::new(&users, OTHER, "other"));
+    let begun = Instant::now();
+    let said = users.run(OWNER, "down", &[]);
+    assert!(begun.elapsed() < AT_ONCE, "{said:?}");
+    let parts = ["mounted by other users", "user root", "user ttm12346", "--force"];
+    said.fails(1, &parts);
+    users.run(OWNER, "ls", &[":/"]).works();
+    let forced = users.run(OWNER, "down", &["--force"]);
+    forced.works();
+    assert_eq!(forced.err.matches("stays").count(), 2, "{forced:?}");
+    assert!(root.is_mounted() && other.is_mounted());
+    // The mounts go on when the volume is back.
+    users.run(OWNER, "up", &["--no-mount"]).works();
+    std::fs::metadata(&root.path).expect("stat through the mount");
+    users.run(OTHER, "umount", &[&other.path]).works();
+    users.run(0, "umount", &[&root.path]).works();
+    users.run(OWNER, "down", &[]).works();
+}
+
+#[test]
+fn the_superuser_stops_a_volume_with_the_mounts_of_all_users() {
+    let Some(users) = users_that_mount() else { return };
+    std::fs::create_dir(users.volume()).expect("made");
+    users.give("home", 0);
+    users.run(0, "up", &["--no-mount"]).works();
+    let other = MountOf::new(&users, OTHER, "other");
+    // A program that uses it is named, whoever runs it.
+    let mut command = Command::new("sh");
+    command.args(["-c", "cd \"$0\" && echo there && read line", &other.path]);
+    command.uid(OTHER).gid(OTHER).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut program = command.spawn().expect("sh runs");
+    let mut line = [0; 6];
+    program.stdout.as_mut().expect("piped").read_exact(&mut line).expect("it is there");
+    users.run(0, "down", &[]).fails(1, &["in use", &format!("(process {})", program.id())]);
+    drop(program.stdin.take());
+    program.wait().expect("it ends");
+    let said = users.run(0, "down", &[]);
+    said.works();
+    assert!(said.out.contains("1 mounts and 1 daemons"), "{said:?}");
+    assert!(!other.is_mounted());
+}
+
+#[test]
+fn what_is_no_mount_point_is_named_with_the_mount_point() {
+    let volume = common::Volume::mounted(1);
+    let inside = volume.path("mnt/dir");
+    std::fs::create_dir(&inside).expect("made");
+    let mnt = volume.path("mnt").display().to_string();
+    for path in [inside.as_path(), &inside.join("missing")] {
+        let said = volume.run("umount", [path]);
+        said.fails(1, &["no volume is mounted on", "lies in the mount", "tatami umount"]);
+        assert!(said.err.trim_end().ends_with(&format!("tatami umount {mnt}")), "{said:?}");
+    }
+    let said = volume.run("umount", ["/"]);
+    said.fails(1, &["not of Tatami", "tatami status"]);
+    assert!(!said.err.contains("umount /\n") && !said.err.trim_end().ends_with('/'), "{said:?}");
+    volume.run("umount", ["/nowhere/at/all"]).fails(1, &["no volume is mounted"]);
+    assert!(Path::new(&mnt).join("dir").exists());
+}
