@@ -2,27 +2,31 @@
 //! `--status`.
 //!
 //! The notes lie beside those of mounts: below `/run/tatami`, or below the runtime directory of an
-//! ordinary user.
+//! ordinary user. They name files, so only their user and the superuser can read them.
 
 use crate::error::{CommandFailure, CommandResult, FailureContext};
 use crate::process::ProcessRecord;
-use crate::replace_file::replace_file;
 use crate::term::{self, BAD, HEAD, TermOutput};
+use crate::user_name::describe_user;
 use parking_lot::Mutex;
-use rustix::fs::Mode;
+use rustix::fs::{Mode, OFlags};
+use rustix::process::geteuid;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 use tatami_cluster::mount_note::note_dirs;
-use tatami_cluster::trusted::TrustedDir;
+use tatami_cluster::trusted::{self, TrustedDir};
 
 /// Shortest interval between two writes of the progress.
 const WRITE_INTERVAL: Duration = Duration::from_millis(200);
 /// How long a note is kept after its process has ended.
 const KEEP_TIME: Duration = Duration::from_secs(24 * 3600);
+/// Longest note that is read, in bytes.
+const NOTE_MAX: u64 = 1 << 20;
 /// Most failures in one note.
 const FAILURES_MAX: usize = 100;
 
@@ -86,7 +90,9 @@ impl RelayoutNoteFile {
         }
         state.1 = Instant::now();
         let what = || format!("note {}", self.path.display());
-        replace_file(&self.path, &toml::to_string(&state.0).context(what)?)
+        let text = toml::to_string(&state.0).context(what)?;
+        let own = Mode::RUSR | Mode::WUSR;
+        Ok(trusted::replace_file(&self.path, text.as_bytes(), own, false)?)
     }
 
     /// Updates the note and ignores failures: a stale note is no reason to stop the copy.
@@ -139,8 +145,12 @@ fn new_note_path() -> CommandResult<PathBuf> {
     let mut last = None;
     for place in note_dirs() {
         let place = relayout_dir(&place);
-        match TrustedDir::open_or_create(&place, Mode::from_raw_mode(0o755)) {
+        match TrustedDir::open_or_create(&place, Mode::RWXU) {
             Ok(_) if rustix::fs::access(&place, rustix::fs::Access::WRITE_OK).is_ok() => {
+                // Release 0.1.0 made it readable for all.
+                let own = std::fs::Permissions::from_mode(0o700);
+                std::fs::set_permissions(&place, own)
+                    .context(|| format!("directory {}", place.display()))?;
                 remove_old_notes(&place);
                 let id = std::process::id();
                 let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_millis();
@@ -159,7 +169,7 @@ fn new_note_path() -> CommandResult<PathBuf> {
 }
 
 fn remove_old_notes(place: &Path) {
-    for (path, note) in read_notes(place) {
+    for StoredNote { path, note, .. } in read_notes(place) {
         let age = path.metadata().and_then(|meta| meta.modified()).ok();
         let old = age.and_then(|at| at.elapsed().ok()).is_some_and(|age| age > KEEP_TIME);
         if old && note.process.find_running().is_none() {
@@ -168,13 +178,50 @@ fn remove_old_notes(place: &Path) {
     }
 }
 
-fn read_notes(place: &Path) -> Vec<(PathBuf, RelayoutNote)> {
+/// A note and its file.
+struct StoredNote {
+    path: PathBuf,
+    /// The user of the process.
+    owner: u32,
+    note: RelayoutNote,
+}
+
+impl StoredNote {
+    /// Reads a note that belongs to this user; the superuser reads those of all.
+    fn read(path: PathBuf) -> Option<StoredNote> {
+        // Another user may have put anything there, such as a pipe without a writer.
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = std::fs::File::from(rustix::fs::open(&path, flags, Mode::empty()).ok()?);
+        let meta = file.metadata().ok()?;
+        let (owner, me) = (meta.uid(), geteuid());
+        if !meta.is_file() || !(me.is_root() || owner == me.as_raw()) {
+            return None;
+        }
+        let mut text = String::new();
+        file.take(NOTE_MAX).read_to_string(&mut text).ok()?;
+        Some(StoredNote { path, owner, note: toml::from_str(&text).ok()? })
+    }
+}
+
+fn read_notes(place: &Path) -> Vec<StoredNote> {
     let Ok(entries) = std::fs::read_dir(place) else { return Vec::new() };
-    let read = |path: PathBuf| {
-        let note = toml::from_str(&std::fs::read_to_string(&path).ok()?).ok()?;
-        Some((path, note))
-    };
-    entries.flatten().filter_map(|entry| read(entry.path())).collect()
+    entries.flatten().filter_map(|entry| StoredNote::read(entry.path())).collect()
+}
+
+/// Returns the directories of notes: those of this user; for the superuser, those of all users.
+fn list_note_places() -> Vec<PathBuf> {
+    let mut places = note_dirs();
+    if geteuid().is_root() {
+        let below = |dir: &str| std::fs::read_dir(dir).into_iter().flatten().flatten();
+        let is_of_user =
+            |name: &std::ffi::OsStr| name.to_str().is_some_and(|n| n.starts_with("tatami-"));
+        places.extend(below("/run/user").map(|user| user.path().join("tatami")));
+        places
+            .extend(below("/tmp").filter(|e| is_of_user(&e.file_name())).map(|entry| entry.path()));
+    }
+    places.sort();
+    places.dedup();
+    places.iter().map(|place| relayout_dir(place)).collect()
 }
 
 /// Starts this command again in the background, with `--report` in place of `--background`. Returns
@@ -205,18 +252,20 @@ pub fn start_background() -> CommandResult<i32> {
     })
 }
 
-/// Prints the progress and the results of all background processes.
+/// Prints the progress and the results of the background processes of this user, or, for the
+/// superuser, of all users.
 ///
 /// # Errors
 /// Those of writing.
 pub fn print_status(json: bool) -> CommandResult {
-    let mut all: Vec<_> =
-        note_dirs().iter().flat_map(|place| read_notes(&relayout_dir(place))).collect();
-    all.sort_by(|a, b| a.0.cmp(&b.0));
+    let mut all: Vec<_> = list_note_places().iter().flat_map(|place| read_notes(place)).collect();
+    // The name of a note begins with its time.
+    all.sort_by(|a, b| a.path.file_name().cmp(&b.path.file_name()));
     let mut out = TermOutput::new();
     if json {
-        let reported = |(_, note): &(PathBuf, RelayoutNote)| {
+        let reported = |StoredNote { owner, note, .. }: &StoredNote| {
             serde_json::json!({
+                "user": owner,
                 "pid": note.process.pid,
                 "state": note.state_name(),
                 "paths": note.paths,
@@ -234,8 +283,8 @@ pub fn print_status(json: bool) -> CommandResult {
     } else if all.is_empty() {
         writeln!(out, "No relayout runs in the background, and none ended in the last 24 hours.")?;
     }
-    for (_, note) in all.iter().filter(|_| !json) {
-        note.print_note(&mut out)?;
+    for StoredNote { owner, note, .. } in all.iter().filter(|_| !json) {
+        note.print_note(*owner, &mut out)?;
     }
     out.flush()?;
     Ok(())
@@ -252,8 +301,12 @@ impl RelayoutNote {
         }
     }
 
-    fn print_note(&self, out: &mut TermOutput) -> CommandResult {
-        let title = format!("process {}, {}", self.process.pid, self.paths.join(" "));
+    fn print_note(&self, owner: u32, out: &mut TermOutput) -> CommandResult {
+        let of_user = match owner == geteuid().as_raw() {
+            true => String::new(),
+            false => format!(" of {}", describe_user(owner)),
+        };
+        let title = format!("process {}{of_user}, {}", self.process.pid, self.paths.join(" "));
         let title = out.paint_text(HEAD, &term::escape_name(title.as_bytes()));
         let files = |count: u64, what: &str| match count {
             1 => format!("1 file {what}"),

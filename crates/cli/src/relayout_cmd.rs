@@ -53,7 +53,8 @@ pub struct RelayoutArgs {
     /// Continue in the background; --status shows the progress
     #[arg(long, conflicts_with_all = ["json", "status"])]
     background: bool,
-    /// Show background relayouts: their progress, and the results of the last 24 hours
+    /// Show your background relayouts (the superuser: those of all users): their progress, and the
+    /// results of the last 24 hours
     #[arg(long, conflicts_with_all = ["paths", "background"])]
     status: bool,
     /// File for the progress of a process in the background

@@ -251,7 +251,8 @@ fn open_log(path: &Path) -> CommandResult<(File, u64)> {
     let (dir, name) = trusted::open_parent(path)?;
     let open = || {
         let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE;
-        dir.open_file(name, flags, Mode::from_raw_mode(0o640))
+        // It names files of its user.
+        dir.open_file(name, flags, Mode::RUSR | Mode::WUSR)
     };
     let mut file = open()?;
     if file.metadata().context(what)?.len() > LOG_MAX {

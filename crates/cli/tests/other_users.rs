@@ -5,6 +5,7 @@ mod common;
 use common::Said;
 use common::users::{OTHER, OWNER, Users, let_users_mount};
 use std::io::Read;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -128,6 +129,59 @@ fn the_superuser_stops_a_volume_with_the_mounts_of_all_users() {
     said.works();
     assert!(said.out.contains("1 mounts and 1 daemons"), "{said:?}");
     assert!(!other.is_mounted());
+}
+
+/// Starts a relayout in the background as user `uid` and returns its process number, when it has
+/// ended.
+fn relayout_in_background(users: &Users, uid: u32, path: &str) -> i64 {
+    let said = users.run(uid, "relayout", &["--background", "--to", "striped", path]);
+    let words = said.works().out.clone();
+    let pid: i64 = words.split(' ').nth(1).and_then(|n| n.parse().ok()).expect("a number");
+    loop {
+        let report = users.run(uid, "relayout", &["--status", "--json"]).works().json();
+        let all = report["relayouts"].as_array().expect("a list").clone();
+        let own = all.into_iter().find(|one| one["pid"] == pid).expect("its own note");
+        assert_eq!(own["user"], uid, "{own}");
+        if own["state"] != "running" {
+            // Not all may read the file. The note of a failure names it, too.
+            assert_ne!(own["state"], "died", "{own}");
+            return pid;
+        }
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn background_work_is_shown_to_its_user_and_the_superuser() {
+    let Some(users) = Users::new() else { return };
+    start_open_volume(&users).works();
+    let all = [0, OWNER, OTHER];
+    let pids = all.map(|uid| {
+        let path = format!(":/secret-of-{uid}");
+        users.run(OWNER, "cp", &["/etc/hostname", &path]).works();
+        relayout_in_background(&users, uid, &path)
+    });
+    for (uid, pid) in all.into_iter().zip(pids) {
+        let text = users.run(uid, "relayout", &["--status"]).works().out.clone();
+        for other in all {
+            let shown = text.contains(&format!("secret-of-{other}"));
+            assert_eq!(shown, uid == 0 || uid == other, "{uid} looks for {other}: {text}");
+        }
+        assert!(text.contains(&format!("process {pid}, ")), "{text}");
+    }
+    let text = users.run(0, "relayout", &["--status"]).works().out.clone();
+    assert!(text.contains(&format!("of user {OTHER}, :/secret")), "{text}");
+    // Neither the notes nor their directories are for others.
+    for place in ["/run/tatami", &format!("/tmp/tatami-{OWNER}")] {
+        let dir = Path::new(place).join("relayout");
+        let mode = |path: &Path| std::fs::metadata(path).expect("there").mode() & 0o077;
+        assert_eq!(mode(&dir), 0, "{}", dir.display());
+        for note in std::fs::read_dir(&dir).expect("a list").flatten() {
+            let named = std::fs::read_to_string(note.path()).expect("text").contains("secret-of");
+            assert!(!named || mode(&note.path()) == 0, "{:?}", note.path());
+        }
+    }
+    users.run(OWNER, "down", &[]).works();
 }
 
 #[test]
