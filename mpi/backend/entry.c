@@ -3,13 +3,25 @@
 
 #include "ours.h"
 
+#include <stdio.h>
+#include <stdlib.h>
+
 const tatami_function *tatami_real;
+
+/* A job that hangs says why in its log. */
+static void print_wait(const char *why)
+{
+  fprintf(stderr, "tatami: %s\n", why);
+}
 
 static int start(const tatami_function *real)
 {
   if (tio_version() != TIO_VERSION || real[CALL_File_open] == NULL)
     return -1;
   tatami_real = real;
+  const char *verbose = getenv("TATAMI_MPI_VERBOSE");
+  if (verbose == NULL || verbose[0] != '0')
+    tio_report_waits(print_wait);
   return 0;
 }
 

@@ -36,3 +36,4 @@ mod syncing;
 mod tiled;
 mod unlinked;
 mod visibility;
+mod waits;

@@ -232,6 +232,11 @@ int tio_stat_path(const char *path, tio_stat *out);
 /* The calling thread's last error: the operation, the path, and the system's message. Never NULL;
  * valid until the thread's next call. */
 const char *tio_error(void);
+/* Sets the function that hears of waits for a node that does not answer, once for each outage of a
+ * node, when a call has waited for 2 s: "waiting for node1 (down for 2 s; gives up in 58 s)". The
+ * waiting thread calls it; `why` is valid during that call. It must not call this library. NULL,
+ * the default, reports nothing. */
+void tio_report_waits(void (*report)(const char *why));
 
 #ifdef __cplusplus
 }

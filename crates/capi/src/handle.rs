@@ -7,10 +7,12 @@ use crate::guard::{CallFailure, last_error, run_counted, run_status};
 use crate::shapes::{buffer_argument, shape_ref, tio_shape};
 use crate::text;
 use parking_lot::Mutex;
-use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::path::Path;
+use std::sync::Arc;
 use tatami_layout::Shape;
 use tatami_tiled::claim::{self, Claim};
+use tatami_tiled::volume::{WaitReporter, set_wait_reporter};
 use tatami_tiled::{
     Buffer, CollectiveOpen, Environment, Flags, OpenToken, RankFile, file, machine, stat, volume,
 };
@@ -55,6 +57,18 @@ pub extern "C" fn tio_version() -> u32 {
 #[unsafe(no_mangle)]
 pub extern "C" fn tio_error() -> *const c_char {
     last_error()
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub extern "C" fn tio_report_waits(report: Option<extern "C" fn(*const c_char)>) {
+    let to_c = |report: extern "C" fn(*const c_char)| -> WaitReporter {
+        Arc::new(move |why: &str| {
+            let text = CString::new(why.replace('\0', " ")).unwrap_or_default();
+            report(text.as_ptr());
+        })
+    };
+    set_wait_reporter(report.map(to_c));
 }
 
 /// The result of [`tio_claims`] for a file of a volume that is named by a link.

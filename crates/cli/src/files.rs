@@ -198,7 +198,7 @@ pub struct CatArgs {
 /// A file that cannot be read; the others are printed.
 pub fn cat(args: &CatArgs) -> CommandResult {
     let (_, tree) = open_volume(&args.at)?;
-    let mut out = std::io::stdout().lock();
+    let mut out = TermOutput::new();
     let mut buffer = vec![0; CHUNK];
     let mut result = Ok(());
     for any in &args.paths {

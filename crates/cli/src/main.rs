@@ -51,6 +51,7 @@ mod user_name;
 mod users;
 mod volume_dir;
 mod volume_path;
+mod wait_display;
 mod where_cmd;
 
 use args::{Cli, CliCommand};

@@ -1,9 +1,11 @@
 //! The look of the output: colours on terminals only, tables, sizes, progress.
 
 use anstyle::{AnsiColor, Style};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write};
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 /// Green: in order.
@@ -59,7 +61,11 @@ impl TermOutput {
 
 impl Write for TermOutput {
     fn write(&mut self, b: &[u8]) -> io::Result<usize> {
-        self.stream.write(b)
+        let written = self.stream.write(b)?;
+        if let Some(last) = b[..written].last() {
+            IN_LINE.store(*last != b'\n', Relaxed);
+        }
+        Ok(written)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -73,18 +79,22 @@ fn paint_text(on: bool, style: Style, text: &str) -> String {
 
 /// Prints an error or a warning to standard error, its first word in colour.
 pub fn print_error(text: &str) {
-    let mut stream = io::stderr().lock();
-    let on = wants_colours(stream.is_terminal());
     let (first, rest) = text.split_once(' ').unwrap_or((text, ""));
-    // There is no other way to report that standard error is closed.
-    let _ = writeln!(stream, "{} {rest}", paint_text(on, BAD, first));
+    print_line(|on| format!("{} {rest}", paint_text(on, BAD, first)));
 }
 
 /// Prints a note that is no error to standard error.
 pub fn print_note(text: &str) {
-    let mut stream = io::stderr().lock();
-    let on = wants_colours(stream.is_terminal());
-    let _ = writeln!(stream, "{}", paint_text(on, WARN, text));
+    print_line(|on| paint_text(on, WARN, text));
+}
+
+fn print_line(text: impl FnOnce(bool) -> String) {
+    BARS.suspend(|| {
+        let mut stream = io::stderr().lock();
+        let on = wants_colours(stream.is_terminal());
+        // There is no other way to report that standard error is closed.
+        let _ = writeln!(stream, "{}", text(on));
+    });
 }
 
 /// Rows of text under headings, in columns as wide as needed.
@@ -224,12 +234,38 @@ pub fn share_bar(share: f64) -> String {
     format!("{:3.0}% {}", share * 100.0, "█".repeat(blocks))
 }
 
+/// All bars and lines that are updated in place.
+static BARS: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
+/// The last byte on standard output does not end a line.
+static IN_LINE: AtomicBool = AtomicBool::new(false);
+
+/// Returns a line on a terminal that is updated in place, below all bars; `None` elsewhere.
+pub fn new_line(text: &str) -> Option<ProgressBar> {
+    if !wants_colours(io::stderr().is_terminal()) {
+        return None;
+    }
+    if io::stdout().is_terminal() && IN_LINE.swap(false, Relaxed) {
+        // The update would erase the output before it.
+        let _ = writeln!(io::stderr());
+    }
+    let style = ProgressStyle::with_template("{msg}").expect("the template is fixed and right");
+    let line = BARS.add(ProgressBar::new_spinner().with_style(style));
+    line.set_message(text.to_owned());
+    Some(line)
+}
+
+/// Removes a line of [`new_line`].
+pub fn remove_line(line: &ProgressBar) {
+    line.finish_and_clear();
+    BARS.remove(line);
+}
+
 /// Returns a spinner on a terminal, a hidden one elsewhere.
 pub fn new_spinner(text: &str) -> ProgressBar {
     if !wants_colours(io::stderr().is_terminal()) {
         return ProgressBar::hidden();
     }
-    let bar = ProgressBar::new_spinner().with_message(text.to_owned());
+    let bar = BARS.add(ProgressBar::new_spinner()).with_message(text.to_owned());
     bar.enable_steady_tick(Duration::from_millis(100));
     bar
 }
@@ -241,7 +277,7 @@ pub fn count_bar(total: u64, what: &str) -> ProgressBar {
     }
     let style = ProgressStyle::with_template("{msg:20!} {wide_bar} {pos}/{len} {eta}")
         .expect("the template is fixed and right");
-    ProgressBar::new(total).with_style(style).with_message(what.to_owned())
+    BARS.add(ProgressBar::new(total)).with_style(style).with_message(what.to_owned())
 }
 
 /// Returns a bar that counts bytes on a terminal, a hidden one elsewhere.
@@ -253,7 +289,7 @@ pub fn byte_bar(total: u64) -> ProgressBar {
         "{msg:20!} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}",
     )
     .expect("the template is fixed and right");
-    ProgressBar::new(total).with_style(style)
+    BARS.add(ProgressBar::new(total)).with_style(style)
 }
 
 #[cfg(test)]

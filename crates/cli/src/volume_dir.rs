@@ -4,18 +4,20 @@ use crate::config::{self, ConfigLayers, ConfigOverrides, VolumeConfig};
 use crate::error::{CommandFailure, CommandResult, ExitStatus, FailureContext};
 use crate::keys::name;
 use crate::replace_file::replace_file;
+use crate::wait_display::WaitDisplay;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 use tatami_client::connection::{Caller, ConnectError, Connection, Endpoint};
-use tatami_client::{ClientOptions, WhenFull};
+use tatami_client::{AwaitedNode, ClientOptions, WaitObserver, WhenFull};
 use tatami_cluster::trusted;
 use tatami_cluster::{KeyFile, NodeEntry, VolumeFile};
 use tatami_wire::admin::{AdminCall, AdminReply, AdminResult};
 use tatami_wire::frame::FrameClass;
-use tatami_wire::{ClientId, ExecutorId, VolumeKey};
+use tatami_wire::{ClientId, ExecutorId, NodeId, VolumeKey};
 
 /// Longest wait for the reply to an administrative request.
 pub const ADMIN_TIMEOUT: Duration = Duration::from_secs(10);
@@ -240,6 +242,7 @@ impl VolumeDir {
                 "refuse" => WhenFull::Refuse,
                 _ => WhenFull::Next,
             },
+            observer: Some(Arc::new(WaitDisplay::new(&entry.name))),
         })
     }
 
@@ -274,8 +277,12 @@ impl VolumeDir {
         let key = self.load_key().ok().flatten();
         let endpoint = node_endpoint(entry, key.is_some());
         let caller = Caller { client: ClientId(id), volume: Some(volume.volume), key };
-        let mut connection = Connection::open_admin(&endpoint, &caller, timeout)?;
-        let reply: AdminResult = connection.call(FrameClass::Admin, 0, call)?;
+        let observer: Arc<dyn WaitObserver> = Arc::new(WaitDisplay::new(&entry.name));
+        let name = entry.name.clone();
+        let node = Arc::new(AwaitedNode::new(Some(NodeId(entry.id)), name, Some(observer)));
+        let mut connection = Connection::open_admin_watched(&endpoint, &caller, timeout, &node)?;
+        let reply: AdminResult =
+            connection.call(FrameClass::Admin, 0, call).inspect_err(|_| node.record_timeout())?;
         Ok(reply?)
     }
 

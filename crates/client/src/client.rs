@@ -1,6 +1,7 @@
 //! The session of a client: its identity, the nodes and executors of the volume, and the routing of
 //! requests to them.
 
+use crate::awaited_node::{AwaitedNode, WaitObserver};
 use crate::away_nodes::AwayNodes;
 use crate::cause::record_cause;
 use crate::connection::{Caller, ConnectError, Connection};
@@ -52,13 +53,22 @@ pub struct ClientOptions {
     pub patience: Duration,
     /// Where new files go when the disk of the home node is full.
     pub when_full: WhenFull,
+    /// Hears of waits for nodes that do not answer.
+    pub observer: Option<Arc<dyn WaitObserver>>,
 }
 
 impl ClientOptions {
     /// Returns the options for an endpoint, with defaults for everything else.
     pub fn new(endpoint: Endpoint) -> ClientOptions {
         let when_full = WhenFull::default();
-        ClientOptions { endpoint, key: None, volume: None, patience: DEFAULT_TIMEOUT, when_full }
+        ClientOptions {
+            endpoint,
+            key: None,
+            volume: None,
+            patience: DEFAULT_TIMEOUT,
+            when_full,
+            observer: None,
+        }
     }
 }
 
@@ -101,6 +111,7 @@ pub struct Client {
     /// The first daemon that the client connected to.
     first: Endpoint,
     caller: Caller,
+    observer: Option<Arc<dyn WaitObserver>>,
     /// By node number, filled when a node is first used.
     peers: Box<[OnceLock<Arc<NodeClient>>]>,
     pub(crate) partitions: Box<PartitionCache>,
@@ -150,10 +161,13 @@ impl Client {
         let id = make_random_id().map_err(ClientError::Random)?;
         let mut caller = Caller { client: ClientId(id), volume: options.volume, key: options.key };
         let endpoint = options.endpoint;
-        let mut first = Connection::open_admin(&endpoint, &caller, timeout)?;
+        let observer = options.observer;
+        let awaited = Arc::new(AwaitedNode::new(None, endpoint.to_string(), observer.clone()));
+        let mut first = Connection::open_admin_watched(&endpoint, &caller, timeout, &awaited)?;
         caller.volume = Some(first.welcome.volume);
         let map: AdminResult = first
             .call(FrameClass::Admin, 0, &AdminCall::Map)
+            .inspect_err(|_| awaited.record_timeout())
             .map_err(|source| ClientError::Map { endpoint: endpoint.clone(), source })?;
         let bad = |why: String| ClientError::BadMap { endpoint: endpoint.clone(), why };
         let map = match map {
@@ -178,6 +192,7 @@ impl Client {
             home,
             first: endpoint,
             caller,
+            observer,
             peers,
             partitions,
             streams: WriteStreams::default(),
@@ -519,7 +534,8 @@ impl Client {
                 }
                 _ => Endpoint::from_address(&info.address),
             };
-            Arc::new(NodeClient::new(node, there, self.caller.clone(), self.patience))
+            let awaited = AwaitedNode::new(Some(node), info.name.clone(), self.observer.clone());
+            Arc::new(NodeClient::new(node, there, self.caller.clone(), self.patience, awaited))
         }))
     }
 }

@@ -1,5 +1,6 @@
 //! One blocking connection to one daemon.
 
+use crate::awaited_node::AwaitedNode;
 use crate::retry::Retry;
 use crate::socket::ClientSocket;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
@@ -8,6 +9,7 @@ use serde::de::DeserializeOwned;
 use std::io::{self, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 use tatami_net::FrameBuffer;
 use tatami_net::handshake::introduce_client;
@@ -161,11 +163,30 @@ impl Connection {
         caller: &Caller,
         timeout: Duration,
     ) -> Result<Connection, ConnectError> {
+        let node = Arc::new(AwaitedNode::new(None, endpoint.to_string(), None));
+        Connection::open_admin_watched(endpoint, caller, timeout, &node)
+    }
+
+    /// As [`Connection::open_admin`]; `node` reports the waits.
+    ///
+    /// # Errors
+    /// [`ConnectError`].
+    pub fn open_admin_watched(
+        endpoint: &Endpoint,
+        caller: &Caller,
+        timeout: Duration,
+        node: &Arc<AwaitedNode>,
+    ) -> Result<Connection, ConnectError> {
         let mut retry = Retry::new(timeout);
         loop {
-            match Connection::open(endpoint, caller, Role::Admin, 0, timeout) {
+            match Connection::open_watched(endpoint, 0, caller, Role::Admin, 0, timeout, node) {
                 Err(e) if e.was_dropped() && retry.pause() => {}
-                opened => return opened,
+                Ok(opened) => return Ok(opened),
+                Err(e) => {
+                    // The caller may try another node, and must not go on showing this one.
+                    node.record_timeout();
+                    return Err(e);
+                }
             }
         }
     }
@@ -182,14 +203,28 @@ impl Connection {
         slot: u32,
         timeout: Duration,
     ) -> Result<Connection, ConnectError> {
+        let node = Arc::new(AwaitedNode::new(None, endpoint.to_string(), None));
+        Connection::open_watched(endpoint, executor, caller, role, slot, timeout, &node)
+    }
+
+    /// As [`Connection::open_to`]; `node` reports the waits of this connection, now and later.
+    pub(crate) fn open_watched(
+        endpoint: &Endpoint,
+        executor: u8,
+        caller: &Caller,
+        role: Role,
+        slot: u32,
+        timeout: Duration,
+        node: &Arc<AwaitedNode>,
+    ) -> Result<Connection, ConnectError> {
         let unreachable = |source| ConnectError::Unreachable { endpoint: endpoint.clone(), source };
-        let mut socket = ClientSocket::connect(endpoint, timeout).map_err(unreachable)?;
+        let mut socket = ClientSocket::connect(endpoint, timeout, node).map_err(unreachable)?;
         if role == Role::Data {
             socket.stream.enlarge_buffers();
         }
-        let node = endpoint.relay_target();
+        let target = endpoint.relay_target();
         let Caller { client, volume, .. } = *caller;
-        let hello = Hello { role, client, slot, volume, node, executor, user: None };
+        let hello = Hello { role, client, slot, volume, node: target, executor, user: None };
         let transport = socket.stream.transport();
         let welcome = introduce_client(&mut socket, transport, &hello, caller.key.as_ref())
             .map_err(|source| ConnectError::Handshake { endpoint: endpoint.clone(), source })?;

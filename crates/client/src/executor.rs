@@ -1,6 +1,7 @@
 //! One executor of a node, as a client reaches it: its metadata connections, and the delegations
 //! and locks that it has granted.
 
+use crate::awaited_node::WaitReason;
 use crate::connection::{ConnectError, Connection};
 use crate::delegations::DelegationCache;
 use crate::lock_session::LockSession;
@@ -145,6 +146,7 @@ impl ExecutorClient {
         let PendingCall { mut slot, seq, mut sent } = begun;
         let mut retry = Retry::new(patience);
         let result = loop {
+            let mut reason = WaitReason::Down;
             let left = retry.time_left();
             match slot.ensure_connection(|number| self.connect_within(left, Role::Meta, number)) {
                 // `sent` holds for the first attempt only: on any later connection the request is
@@ -153,7 +155,12 @@ impl ExecutorClient {
                     match send_and_receive(connection, left, seq, call, std::mem::take(&mut sent)) {
                         // Other executors are away, and nothing was done. The executor stores no
                         // reply for this number, so the request is repeated.
-                        Ok((Ok(MetaReply::TryLater), _)) => self.way.mark_reachable(),
+                        Ok((Ok(MetaReply::TryLater), _)) => {
+                            // The node itself is there. The wait goes on, so it is not reported as
+                            // ended.
+                            self.way.clear_away();
+                            reason = WaitReason::NeedsOthers;
+                        }
                         Ok(answer) => {
                             self.way.mark_reachable();
                             retry.record_answer();
@@ -172,7 +179,7 @@ impl ExecutorClient {
                 Err(e) if !e.is_transient() => break Err(self.way.report_refusal(&self.id, &e)),
                 Err(e) => tracing::debug!(executor = %self.id, error = %e, "daemon away"),
             }
-            if !retry.pause() {
+            if !retry.pause_for(&self.way.awaited, reason) {
                 break Err(self.way.report_timeout(&self.id, &retry));
             }
         };

@@ -10,6 +10,7 @@
 //!   nodes over TCP with write-behind.
 //! - [`tree`] offers paths and file handles to tools that work without a mount.
 
+mod awaited_node;
 mod away_nodes;
 mod batch;
 mod cause;
@@ -63,6 +64,7 @@ mod walk;
 mod write_stream;
 mod written;
 
+pub use awaited_node::{AwaitedNode, NodeWait, REPORTED_WAIT, WaitObserver, WaitReason};
 pub use batch::CreateItem;
 pub use cause::{clear_cause, record_cause, take_cause};
 pub use client::{Client, ClientError, ClientOptions};

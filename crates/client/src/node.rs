@@ -1,6 +1,7 @@
 //! One node, as a client reaches it: pools of connections, its executors, and the timeout while its
 //! daemon is away.
 
+use crate::awaited_node::{AwaitedNode, WaitReason};
 use crate::connection::{Caller, ConnectError, Connection};
 use crate::executor::ExecutorClient;
 use crate::retry::Retry;
@@ -39,10 +40,11 @@ impl NodeClient {
         endpoint: Endpoint,
         caller: Caller,
         patience: Duration,
+        awaited: AwaitedNode,
     ) -> NodeClient {
         NodeClient {
             node,
-            way: Arc::new(NodeRoute::new(node, endpoint, caller, patience)),
+            way: Arc::new(NodeRoute::new(node, endpoint, caller, patience, awaited)),
             data: Mutex::default(),
             admin: Mutex::default(),
             first: OnceLock::new(),
@@ -137,7 +139,7 @@ impl NodeClient {
                 Err(e) if !e.is_transient() => return Err(self.report_refusal(&e)),
                 Err(e) => tracing::debug!(node = self.node.0, error = %e, "daemon away"),
             }
-            if !retry.pause() {
+            if !self.pause_before_retry(&mut retry) {
                 return Err(self.report_timeout(&retry));
             }
         }
@@ -166,6 +168,21 @@ impl NodeClient {
         if idle.len() < IDLE_DATA_MAX {
             idle.push(connection);
         }
+    }
+
+    /// Waits a little before the next attempt to reach the node, as [`Retry::pause`].
+    pub(crate) fn pause_before_retry(&self, retry: &mut Retry) -> bool {
+        retry.pause_for(&self.way.awaited, WaitReason::Down)
+    }
+
+    /// Records that the node has answered.
+    pub(crate) fn mark_reachable(&self) {
+        self.way.mark_reachable();
+    }
+
+    /// Records that a thread no longer waits for the node.
+    pub(crate) fn record_timeout(&self) {
+        self.way.awaited.record_timeout();
     }
 
     pub(crate) fn timeout(&self) -> Duration {
@@ -204,7 +221,8 @@ mod tests {
     fn executors_are_made_as_they_are_met() {
         let endpoint = Endpoint::Tcp("127.0.0.1:1".into());
         let caller = Caller { client: ClientId([7; 16]), volume: None, key: None };
-        let peer = NodeClient::new(NodeId(3), endpoint, caller, Duration::ZERO);
+        let awaited = AwaitedNode::new(Some(NodeId(3)), "node3".into(), None);
+        let peer = NodeClient::new(NodeId(3), endpoint, caller, Duration::ZERO, awaited);
         let met =
             || peer.known_executors().map(|executor| executor.id.to_string()).collect::<Vec<_>>();
         assert!(met().is_empty());

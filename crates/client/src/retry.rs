@@ -1,5 +1,6 @@
 //! Repeated attempts to reach a daemon.
 
+use crate::awaited_node::{AwaitedNode, WaitReason};
 use crate::waiting::Silence;
 use std::time::Duration;
 
@@ -34,6 +35,15 @@ impl Retry {
         std::thread::sleep(self.pause.min(self.time_left()));
         self.pause = (self.pause * 2).min(PAUSE_LONGEST);
         true
+    }
+
+    /// As [`Retry::pause`], while `node` is away.
+    pub(crate) fn pause_for(&mut self, node: &AwaitedNode, reason: WaitReason) -> bool {
+        let goes_on = self.pause();
+        if goes_on {
+            node.record_wait(reason, &self.silence, self.patience);
+        }
+        goes_on
     }
 
     /// Records that a reply came.

@@ -1,9 +1,11 @@
 //! The route to a node: how its daemon is reached, and whether it is away.
 
+use crate::awaited_node::AwaitedNode;
 use crate::connection::{Caller, ConnectError, Connection};
 use crate::retry::Retry;
 use crate::waiting::{self, GRACE};
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 use tatami_net::Endpoint;
@@ -22,6 +24,8 @@ pub(crate) struct NodeRoute {
     patience: Duration,
     /// A thread has waited for the node for the whole timeout, and no reply has come since.
     is_away: AtomicBool,
+    /// Reports the waits for the node.
+    pub(crate) awaited: Arc<AwaitedNode>,
 }
 
 impl NodeRoute {
@@ -30,8 +34,10 @@ impl NodeRoute {
         endpoint: Endpoint,
         caller: Caller,
         patience: Duration,
+        awaited: AwaitedNode,
     ) -> NodeRoute {
-        NodeRoute { node, endpoint, caller, patience, is_away: AtomicBool::new(false) }
+        let (is_away, awaited) = (AtomicBool::new(false), Arc::new(awaited));
+        NodeRoute { node, endpoint, caller, patience, is_away, awaited }
     }
 
     /// Opens a connection; `executor` is 0 for requests to no executor in particular.
@@ -52,7 +58,8 @@ impl NodeRoute {
         role: Role,
         slot: u32,
     ) -> Result<Connection, ConnectError> {
-        Connection::open_to(&self.endpoint, executor, &self.caller, role, slot, patience)
+        let NodeRoute { endpoint, caller, awaited, .. } = self;
+        Connection::open_watched(endpoint, executor, caller, role, slot, patience, awaited)
     }
 
     /// Returns how long the node is waited for. After one wait in vain, the time is short until the
@@ -64,6 +71,12 @@ impl NodeRoute {
 
     /// Records that the node has answered.
     pub(crate) fn mark_reachable(&self) {
+        self.clear_away();
+        self.awaited.record_answer();
+    }
+
+    /// Records that the node has answered, but not with what the thread waits for.
+    pub(crate) fn clear_away(&self) {
         // Only the first thread writes the flag: all threads read it with each request, and a write
         // would take the cache line from them. Relaxed: the flag guards no other data.
         if self.is_away.load(Relaxed) {
@@ -74,6 +87,7 @@ impl NodeRoute {
     /// Reports that the node did not answer since `retry` began. Returns the error of the
     /// operation.
     pub(crate) fn report_timeout(&self, who: &dyn fmt::Display, retry: &Retry) -> Errno {
+        self.awaited.record_timeout();
         if waiting::is_asker_ending() {
             tracing::debug!(node = %who, "the program that waited for it is being ended");
             return Errno::EHOSTDOWN;
@@ -90,6 +104,7 @@ impl NodeRoute {
 
     /// Reports that a node refuses the connection, and that waiting cannot help.
     pub(crate) fn report_refusal(&self, who: &dyn fmt::Display, e: &ConnectError) -> Errno {
+        self.awaited.record_timeout();
         tracing::error!(node = %who, error = %e, "connection refused for good");
         e.errno()
     }

@@ -1,22 +1,29 @@
 //! The socket of a connection. Each wait on it has an end, and checks whether the waiting program
 //! is being ended (see `waiting`).
 
+use crate::awaited_node::{AwaitedNode, WaitReason};
 use crate::waiting::{Silence, TICK};
 use std::io::{self, IoSlice, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::Duration;
 use tatami_net::dial::{self, WaitPolicy};
 use tatami_net::{Endpoint, NetStream};
 
-/// The waits of a client: no single one is longer than this time.
+/// The waits of a client for a node.
 #[derive(Clone, Copy)]
-struct ClientWait(Duration);
+struct ClientWait<'a> {
+    /// No single one is longer than this time.
+    patience: Duration,
+    node: &'a AwaitedNode,
+}
 
 /// A connected socket.
 pub(crate) struct ClientSocket {
     pub(crate) stream: NetStream,
     /// Longest single wait.
     pub(crate) patience: Duration,
+    node: Arc<AwaitedNode>,
 }
 
 impl ClientSocket {
@@ -24,8 +31,13 @@ impl ClientSocket {
     ///
     /// # Errors
     /// Those of the system; `TimedOut`.
-    pub(crate) fn connect(endpoint: &Endpoint, patience: Duration) -> io::Result<ClientSocket> {
-        Ok(ClientSocket { stream: dial::connect(endpoint, &ClientWait(patience))?, patience })
+    pub(crate) fn connect(
+        endpoint: &Endpoint,
+        patience: Duration,
+        node: &Arc<AwaitedNode>,
+    ) -> io::Result<ClientSocket> {
+        let stream = dial::connect(endpoint, &ClientWait { patience, node })?;
+        Ok(ClientSocket { stream, patience, node: node.clone() })
     }
 
     /// Runs a system call on the socket again, as long as it only reports that a tick has passed
@@ -37,14 +49,15 @@ impl ClientSocket {
         &self,
         mut attempt: impl FnMut(&NetStream) -> io::Result<R>,
     ) -> io::Result<R> {
-        ClientWait(self.patience).run_call(None, || attempt(&self.stream))
+        let wait = ClientWait { patience: self.patience, node: &self.node };
+        wait.run_call(None, || attempt(&self.stream))
     }
 }
 
-impl WaitPolicy for ClientWait {
+impl WaitPolicy for ClientWait<'_> {
     fn call_timeout(&self) -> Option<Duration> {
         // The kernel takes zero as no timeout.
-        Some(self.0.clamp(Duration::from_millis(1), TICK))
+        Some(self.patience.clamp(Duration::from_millis(1), TICK))
     }
 
     fn run_call<R>(
@@ -52,7 +65,9 @@ impl WaitPolicy for ClientWait {
         limit: Option<Duration>,
         mut attempt: impl FnMut() -> io::Result<R>,
     ) -> io::Result<R> {
-        let patience = limit.map_or(self.0, |limit| limit.min(self.0));
+        let patience = limit.map_or(self.patience, |limit| limit.min(self.patience));
+        // Only connecting has a limit.
+        let reason = if limit.is_some() { WaitReason::Down } else { WaitReason::Silent };
         let mut silence: Option<Silence> = None;
         loop {
             match attempt() {
@@ -61,11 +76,16 @@ impl WaitPolicy for ClientWait {
                     silence
                         .continue_waiting(patience)
                         .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?;
+                    self.node.record_wait(reason, silence, self.patience);
                 }
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 done => {
                     if let (Ok(_), Some(silence)) = (&done, silence) {
                         silence.record_answer();
+                        // A connection that is accepted is no answer yet.
+                        if reason == WaitReason::Silent {
+                            self.node.record_answer();
+                        }
                     }
                     return done;
                 }
@@ -108,6 +128,10 @@ mod tests {
 
     const SHORT: Duration = Duration::from_millis(250);
 
+    fn node() -> Arc<AwaitedNode> {
+        Arc::new(AwaitedNode::new(None, "node".into(), None))
+    }
+
     fn is_over<R>(result: io::Result<R>) -> bool {
         result.is_err_and(|e| e.kind() == io::ErrorKind::TimedOut)
     }
@@ -120,7 +144,7 @@ mod tests {
         let tcp = TcpListener::bind("127.0.0.1:0").expect("bind");
         let address = tcp.local_addr().expect("address").to_string();
         for endpoint in [Endpoint::Unix(path), Endpoint::Tcp(address)] {
-            let mut socket = ClientSocket::connect(&endpoint, SHORT).expect("connect");
+            let mut socket = ClientSocket::connect(&endpoint, SHORT, &node()).expect("connect");
             assert!(is_over(socket.read(&mut [0; 8])), "{endpoint}");
             assert!(is_over(socket.write_all(&vec![0; 64 << 20])), "{endpoint}");
         }
@@ -135,7 +159,8 @@ mod tests {
         let endpoint = Endpoint::Unix(path);
         // As many as fit into the listener's backlog; the standard library asks for 4096 at most.
         let mut kept = Vec::new();
-        let refused = (0..10_000).find_map(|_| match ClientSocket::connect(&endpoint, SHORT) {
+        let connect = || ClientSocket::connect(&endpoint, SHORT, &node());
+        let refused = (0..10_000).find_map(|_| match connect() {
             Ok(socket) => {
                 kept.push(socket);
                 None
@@ -149,12 +174,11 @@ mod tests {
     fn nobody_there_is_told_at_once() {
         let dir = tempfile::tempdir().expect("tempdir");
         let endpoint = Endpoint::Unix(dir.path().join("none"));
-        let error =
-            ClientSocket::connect(&endpoint, Duration::from_secs(3600)).err().expect("nobody");
+        let long = Duration::from_secs(3600);
+        let error = ClientSocket::connect(&endpoint, long, &node()).err().expect("nobody");
         assert_eq!(error.kind(), io::ErrorKind::NotFound);
         let port = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("address");
-        let error =
-            ClientSocket::connect(&Endpoint::Tcp(port.to_string()), Duration::from_secs(3600));
+        let error = ClientSocket::connect(&Endpoint::Tcp(port.to_string()), long, &node());
         assert_eq!(error.err().expect("nobody").kind(), io::ErrorKind::ConnectionRefused);
     }
 }

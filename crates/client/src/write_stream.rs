@@ -181,6 +181,7 @@ impl WriteStream {
             Ok((result, _)) => {
                 if let Some(retry) = state.retry.take() {
                     retry.record_answer();
+                    self.peer.mark_reachable();
                 }
                 let done = state.pending.pop_front().expect("it was there a line ago");
                 state.bytes -= done.data.len();
@@ -212,7 +213,7 @@ impl WriteStream {
         state.connection = None;
         let mut retry = match state.retry.take() {
             Some(mut retry) => {
-                if !retry.pause() {
+                if !self.peer.pause_before_retry(&mut retry) {
                     return self.fail_pending(state, &retry);
                 }
                 retry
@@ -238,7 +239,7 @@ impl WriteStream {
                     return self.fail_pending(state, &retry);
                 }
             }
-            if !retry.pause() {
+            if !self.peer.pause_before_retry(&mut retry) {
                 return self.fail_pending(state, &retry);
             }
         }

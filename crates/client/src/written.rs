@@ -65,6 +65,7 @@ impl Client {
             };
         }
         self.away_nodes.record_away(node);
+        peer.record_timeout();
         Err(Errno::EHOSTDOWN)
     }
 }

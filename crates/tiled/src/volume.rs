@@ -16,9 +16,11 @@ mod open_file;
 mod rank_table;
 mod session;
 mod state;
+mod waits;
 
 pub use backing::VolumeBacking;
 pub use begin::begin_volume_open;
 pub use inbox::inbox_number;
 pub use session::{VolumeSession, is_on_volume, node_of};
 pub(crate) use session::{device_of, parent_dir};
+pub use waits::{WaitReporter, set_wait_reporter};

@@ -1,6 +1,7 @@
 //! The session of this process with a volume, found by a file on one of its mounts.
 
 use super::mounts::{self, ReachableMount};
+use super::waits::wait_observer;
 use crate::error::{Result, TiledError};
 use parking_lot::Mutex;
 use rustix::fs::{Access, AtFlags, StatxFlags, makedev};
@@ -139,6 +140,7 @@ impl VolumeSession {
         let options = ClientOptions {
             key: key.clone(),
             volume: Some(*volume),
+            observer: Some(wait_observer()),
             ..ClientOptions::new(endpoint)
         };
         let client = Client::connect(options)
