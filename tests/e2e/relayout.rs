@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 use tatami_layout::journal;
-use tatami_tests::command::{Said, ask, program, run};
+use tatami_tests::command::{Said, as_user, ask, program, run, tatami_bin};
 use tatami_tests::files::{bytes_of, get, put, stat};
 use tatami_tests::job::{Job, NODES, SIZE, tiled_file};
 use tatami_tests::model::pattern;
@@ -89,10 +89,10 @@ fn a_file_is_laid_out_anew_and_stays_what_it_is() {
     let steps: [&[&str]; 8] = [
         &[":/f"],
         &["--to", "striped", "--stripe", "4k", ":/f"],
-        &["--to", "striped", "--stripe", "16k", "--nodes", "3,node1", ":/f"],
-        &["--nodes", "2", ":/f"],
-        &["--nodes", "0", "--threads", "1", ":/f"],
-        &["--to", "striped", "--nodes", "0", ":/f"],
+        &["--to", "striped", "--stripe", "16k", "--on", "3,node1", ":/f"],
+        &["--on", "2", ":/f"],
+        &["--on", "0", "--threads", "1", ":/f"],
+        &["--to", "striped", "--on", "0", ":/f"],
         &["--to", "striped", "--stripe", "64k", ":/f"],
         &[":/f"],
     ];
@@ -205,7 +205,7 @@ fn when_it_has_ended(cluster: &Cluster, process: i32) -> serde_json::Value {
         let said = cluster.tatami("relayout", &["--status", "--json"]);
         let report: serde_json::Value = serde_json::from_str(&said.out).expect("JSON");
         let all = report["relayouts"].as_array().expect("a list").clone();
-        let ours = all.into_iter().find(|one| one["pid"] == process).expect("a note");
+        let ours = all.into_iter().rfind(|one| one["pid"] == process).expect("a note");
         if ours["state"] != "running" {
             return ours;
         }
@@ -240,11 +240,111 @@ fn it_goes_on_in_the_background_and_says_how_far_it_is() {
     assert_eq!(failures.len(), 2, "{report}");
     assert!(failures[0].as_str().expect("text").contains("open for writing"), "{report}");
     drop(file);
-    let process = in_background(&cluster, &["--nodes", "1", ":/f"]);
+    let process = in_background(&cluster, &["--on", "1", ":/f"]);
     kill_hard(process);
     let report = when_it_has_ended(&cluster, process);
     assert!(report["state"] == "died" || report["state"] == "done", "{report}");
     assert!(get(cluster.mount(3).join("f")) == bytes);
+    cluster.finish();
+}
+
+/// Returns the nodes with bytes of a file, and its objects.
+fn places_of(cluster: &Cluster, path: &str) -> (BTreeSet<u64>, BTreeSet<String>) {
+    let report = whereabouts(cluster, path);
+    let extents = report["extents"].as_array().expect("extents");
+    let objects = extents.iter().map(|extent| extent["object"].to_string()).collect();
+    (nodes_of(&report).into_iter().collect(), objects)
+}
+
+#[test]
+fn files_of_a_drained_node_are_moved_as_drain_advises() {
+    const ANNA: u32 = 4001;
+    let cluster = Cluster::start(NODES);
+    let (m, bytes) = (cluster.mount(2), pattern(1, 0, SIZE));
+    for node in 0..3 {
+        put(cluster.mount(node).join(format!("on{node}")), &bytes);
+    }
+    put(m.join("empty"), "");
+    put(m.join("striped"), &bytes);
+    relayout(&cluster, &["--to", "striped", "--stripe", "16k", ":/striped"]);
+    put(m.join("beside"), &bytes);
+    relayout(&cluster, &["--to", "striped", "--stripe", "16k", "--on", "0,1", ":/beside"]);
+    tiled_file(&cluster, "tiled", &bytes);
+    fs::create_dir(m.join("anna")).expect("mkdir");
+    put(m.join("anna/own"), &bytes);
+    for path in ["anna", "anna/own"] {
+        std::os::unix::fs::chown(m.join(path), Some(ANNA), Some(ANNA)).expect("chown");
+    }
+    let names = ["on0", "on1", "on2", "striped", "beside", "tiled", "anna/own"];
+    let places = || names.map(|name| places_of(&cluster, &format!(":/{name}")));
+    let before = places();
+    let drained = cluster.tatami("node drain", &["node2"]).out;
+    let (_, advice) = drained.rsplit_once("other nodes: tatami ").expect("advice");
+    let words: Vec<&str> = advice.split_whitespace().collect();
+    assert_eq!(
+        words.iter().rev().take(4).rev().copied().collect::<Vec<_>>(),
+        ["-r", "--from", "node2", ":/"]
+    );
+
+    // An ordinary user moves the own files.
+    let mut command = as_user(ANNA, tatami_bin().to_str().expect("UTF-8"));
+    let said = ask(command.args(&words));
+    assert_eq!(said.code, Some(1), "{said:?}");
+    assert!(said.err.contains("permission denied"), "{said:?}");
+    assert!(!places_of(&cluster, ":/anna/own").0.contains(&2), "{said:?}");
+    assert_eq!(places_of(&cluster, ":/on2"), before[2], "it is another user's");
+
+    run(Command::new(tatami_bin()).args(&words));
+    let after = places();
+    for ((name, (_, old)), (nodes, new)) in names.iter().zip(&before).zip(&after) {
+        assert!(!nodes.contains(&2), "{name} has bytes on {nodes:?}");
+        assert_eq!(new == old, ["on0", "on1"].contains(name), "{name}: {old:?}, {new:?}");
+        assert!(get(cluster.mount(1).join(name)) == bytes, "{name}");
+    }
+    assert_eq!(after[3].0, BTreeSet::from([0, 1, 3]), "striped over the others");
+    assert_eq!(after[2].0.len(), 1, "whole as before");
+    // The stripes are as long as before.
+    let said = cluster
+        .tatami("relayout", &["--to", "striped", "--stripe", "16k", "--on", "0,1,3", ":/striped"]);
+    assert!(said.out.contains("has this layout already"), "{said:?}");
+    // Nothing is left to do, and a file that is named gets a line.
+    let said = cluster.tatami("relayout", &["-r", "--from", "2", ":/"]);
+    assert_eq!(said.out, "", "{said:?}");
+    let said = cluster.tatami("relayout", &["--from", "node2", ":/on0"]);
+    assert!(said.out.contains("has no bytes on these nodes"), "{said:?}");
+    // The daemon removes the old objects meanwhile.
+    let start = Instant::now();
+    while !cluster.tatami("node drain", &["node2"]).out.contains("no names and no bytes left") {
+        assert!(start.elapsed() < Duration::from_secs(120), "{:?}", objects(&cluster));
+        pause();
+    }
+    cluster.finish();
+}
+
+#[test]
+fn nodes_are_named_on_the_command_line() {
+    let cluster = Cluster::start(2);
+    put(cluster.mount(0).join("f"), "bytes");
+    let places = |nodes: u64| assert_eq!(places_of(&cluster, ":/f").0, BTreeSet::from([nodes]));
+    relayout(&cluster, &["--on", "node1", ":/f"]);
+    places(1);
+    // As release 0.1.0 called it.
+    relayout(&cluster, &["--nodes", "0", ":/f"]);
+    places(0);
+    relayout(&cluster, &["--from", "0,node0", ":/f"]);
+    places(1);
+    for (args, why) in [
+        (&["--from", "1", "--on", "node1", ":/f"][..], "both leave node1 and move to node1"),
+        (&["--from", "0,1", ":/f"], "no node that can take the files"),
+        (&["--from", "7", ":/f"], "there is no node \"7\""),
+        (&["--from", "1", "--to", "container", ":/f"], "a container is a directory on a mount"),
+        (&["--from", "1", "/etc/hostname"], "not in a volume"),
+    ] {
+        let said = ask(cluster.command("relayout").args(args));
+        assert!(said.code != Some(0) && said.err.contains(why), "{args:?}: {said:?}");
+    }
+    let help = run(cluster.command("relayout").arg("--help")).out;
+    assert!(help.contains("--on") && !help.contains("--nodes"), "{help}");
     cluster.finish();
 }
 
@@ -359,9 +459,9 @@ fn readers_and_writers_beside_it_lose_nothing() {
         }
         let goals: [&[&str]; 4] = [
             &["--to", "striped", "--stripe", "8k"],
-            &["--nodes", "2"],
-            &["--to", "striped", "--stripe", "32k", "--nodes", "1,3"],
-            &["--nodes", "0"],
+            &["--on", "2"],
+            &["--to", "striped", "--stripe", "32k", "--on", "1,3"],
+            &["--on", "0"],
         ];
         let mut last_round = false;
         while !last_round {
@@ -467,7 +567,7 @@ fn a_full_disk_leaves_the_file_as_it_was() {
     let cluster = Setup::nodes(2).prepare(small).start();
     let bytes = pattern(5, 0, 20 << 20);
     put(cluster.mount(0).join("f"), &bytes);
-    for goal in [["--nodes", "1"], ["--to", "striped"]] {
+    for goal in [["--on", "1"], ["--to", "striped"]] {
         let said = ask(cluster.command("relayout").args(goal).arg(":/f"));
         assert_eq!(said.code, Some(1), "{said:?}");
         assert!(said.err.contains("there is no room for the copy"), "{}", said.err);
@@ -569,8 +669,8 @@ fn wrong_usage_is_told_and_changes_nothing() {
     put(mount.join("d/f"), "bytes");
     put(mount.join("empty"), "");
     for (args, what) in [
-        (&["--nodes", "7", ":/d/f"][..], "there is no node \"7\""),
-        (&["--nodes", "0,1", ":/d/f"], "a whole file lies on one node"),
+        (&["--on", "7", ":/d/f"][..], "there is no node \"7\""),
+        (&["--on", "0,1", ":/d/f"], "a whole file lies on one node"),
         (&["--to", "striped", "--stripe", "100", ":/d/f"], "too short"),
         (&["--to", "container", ":/d/f"], "a container is a directory"),
         (&[":/d"], "is a directory"),

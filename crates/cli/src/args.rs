@@ -118,8 +118,9 @@ readers use the journals of the dead job, and so does the next program that writ
 Examples:
   tatami relayout :/checkpoint.h5                          one object on one node
   tatami relayout --to striped --stripe 4m :/input.dat     over all nodes
-  tatami relayout --to striped --nodes 0,2 -r :/run-17
-  tatami relayout --nodes 3 :/input.dat                    whole, on node 3
+  tatami relayout --to striped --on 0,2 -r :/run-17
+  tatami relayout --on node3 :/input.dat                   whole, on node3
+  tatami relayout -r --from node3 :/                       off node3, to other nodes
   tatami relayout /scratch/checkpoint.h5                   a container, to an ordinary file
   tatami relayout --to container /scratch/checkpoint.h5
   tatami relayout --background -r :/run-17                 and meanwhile:

@@ -18,6 +18,7 @@ mod daemon_files;
 mod dir_cmd;
 mod down;
 mod error;
+mod evacuation;
 mod exec;
 mod files;
 mod fsck_cmd;

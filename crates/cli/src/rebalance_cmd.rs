@@ -683,23 +683,30 @@ fn finish_change(
         };
         writeln!(out, "  {:10} {} {}{on}", node.name, node.shards, names(node.shards))?;
     }
+    let mut laden = Vec::new();
     for node in report.nodes.iter().filter(|node| drained.contains(&node.node)) {
+        let name = &node.name;
         match (node.objects, node.bytes) {
-            (Some(0), _) => writeln!(out, "{} has no names and no bytes left", node.name)?,
-            (Some(objects), Some(bytes)) => writeln!(
-                out,
-                "{} has no names left, but {objects} objects of files, {}: it must keep running. \
-                 To move them: tatami relayout{} -r --nodes NODE :/",
-                node.name,
-                term::format_size(bytes),
-                place.dir_flag(),
-            )?,
-            _ => writeln!(
-                out,
-                "{} has no names left; it may still have objects of files",
-                node.name
-            )?,
+            (Some(0), _) => writeln!(out, "{name} has no names and no bytes left")?,
+            (Some(objects), Some(bytes)) => {
+                let bytes = term::format_size(bytes);
+                writeln!(
+                    out,
+                    "{name} has no names left, but {objects} objects of files, {bytes}: it must \
+                     keep running"
+                )?;
+                laden.push(name.as_str());
+            }
+            _ => writeln!(out, "{name} has no names left; it may still have objects of files")?,
         }
+    }
+    if !laden.is_empty() {
+        writeln!(
+            out,
+            "To move these files to other nodes: tatami relayout{} -r --from {} :/",
+            place.dir_flag(),
+            laden.join(",")
+        )?;
     }
     out.flush()?;
     Ok(())

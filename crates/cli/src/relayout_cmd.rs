@@ -4,6 +4,7 @@
 use crate::background::{self, RelayoutNoteFile};
 use crate::container_cmd;
 use crate::error::{CommandFailure, CommandResult};
+use crate::evacuation::Evacuation;
 use crate::session::{FoundPath, VolumeSessions, is_on_mount};
 use crate::term::{self, HEAD, TermOutput};
 use crate::volume_dir::VolumeArgs;
@@ -22,6 +23,8 @@ use tatami_wire::{Attr, Errno, InodeKind, NodeId};
 const ATTEMPTS: usize = 3;
 /// How long the command waits for a program that has the file open for writing.
 const WRITER_WAIT: Duration = Duration::from_secs(5);
+/// Bytes of a stripe, unless the user names another number.
+const STRIPE: u64 = 1 << 20;
 /// Shortest stripe, in bytes: the page of a disk.
 const STRIPE_MIN: u64 = 4096;
 
@@ -30,17 +33,21 @@ const STRIPE_MIN: u64 = 4096;
 pub struct RelayoutArgs {
     #[command(flatten)]
     at: VolumeArgs,
-    /// The new layout
-    #[arg(long, value_enum, default_value = "whole")]
-    to: RelayoutForm,
+    /// The new layout [default: whole; with --from, a file over several nodes is striped]
+    #[arg(long, value_enum)]
+    to: Option<RelayoutForm>,
     /// Nodes of the stripes, by number or name [default: all], or the node of the whole file
     /// [default: the one with its base]
+    // Release 0.1.0 called it --nodes, which is a number of nodes elsewhere.
+    #[arg(long, value_name = "NODE", value_delimiter = ',', alias = "nodes")]
+    on: Vec<String>,
+    /// Only files with bytes on these nodes, which move to other nodes: to those of --on [default:
+    /// all others with a part of the namespace]
     #[arg(long, value_name = "NODE", value_delimiter = ',')]
-    nodes: Vec<String>,
-    /// Bytes of a stripe, such as 64k or 4m
-    #[arg(long, value_name = "SIZE", default_value = "1m",
-          value_parser = tatami_bench_args::size::parse)]
-    stripe: u64,
+    from: Vec<String>,
+    /// Bytes of a stripe, such as 64k or 4m [default: 1m; with --from, as in the file]
+    #[arg(long, value_name = "SIZE", value_parser = tatami_bench_args::size::parse)]
+    stripe: Option<u64>,
     /// Also all files below directories
     #[arg(short = 'r', short_alias = 'R', long)]
     recursive: bool,
@@ -85,6 +92,12 @@ struct RelayoutReport {
     changed: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
+}
+
+/// The new layout of all files, or of those that leave a node.
+enum RelayoutPlan {
+    Same(RelayoutGoal),
+    Away(Evacuation),
 }
 
 /// The settings of this run, and its results.
@@ -150,10 +163,14 @@ impl RelayoutRun<'_> {
     fn relayout_path(&mut self, sessions: &mut VolumeSessions<'_>, any: &AnyPath) -> CommandResult {
         if let AnyPath::Local(path) = any
             && (!is_on_mount(path)
-                || self.args.to == RelayoutForm::Container
+                || self.args.to == Some(RelayoutForm::Container)
                 || tatami_tiled::is_container(path))
         {
-            let done = match self.args.to {
+            if !self.args.from.is_empty() {
+                let what = format!("{any} is not in a volume: --from selects files of a volume");
+                return Err(CommandFailure::usage(what));
+            }
+            let done = match self.args.form() {
                 RelayoutForm::Container => container_cmd::to_container(path)?.to_owned(),
                 RelayoutForm::Whole => container_cmd::to_whole(path, self.threads)?,
                 RelayoutForm::Striped => {
@@ -168,12 +185,12 @@ impl RelayoutRun<'_> {
             return self.report_result(any.to_string(), size, changed, &done);
         }
         let FoundPath { tree, volume, path } = sessions.find_path(any)?;
-        let goal = parse_goal(self.args, &volume)?;
+        let mut plan = parse_plan(self.args, &volume, &tree)?;
         let attr =
             tree.stat(&path, true).map_err(|e| any.operation_failure("cannot look at", e))?;
         match attr.kind {
-            InodeKind::File => self.relayout_file(&tree, &goal, any.to_string(), &attr),
-            InodeKind::Dir if self.args.recursive => self.relayout_tree(&tree, &goal, &path),
+            InodeKind::File => self.relayout_file(&tree, &mut plan, any.to_string(), &attr, false),
+            InodeKind::Dir if self.args.recursive => self.relayout_tree(&tree, &mut plan, &path),
             InodeKind::Dir => {
                 let what = format!("{any} is a directory");
                 Err(CommandFailure::usage(what).try_this("with all files below it: -r"))
@@ -185,7 +202,7 @@ impl RelayoutRun<'_> {
     fn relayout_tree(
         &mut self,
         tree: &VolumeTree,
-        goal: &RelayoutGoal,
+        plan: &mut RelayoutPlan,
         path: &[u8],
     ) -> CommandResult {
         let mut todo = vec![path.to_vec()];
@@ -201,7 +218,8 @@ impl RelayoutRun<'_> {
                 match (entry.kind, entry.attr) {
                     (InodeKind::Dir, _) => todo.push(path),
                     (InodeKind::File, Some(attr)) => {
-                        if let Err(failure) = self.relayout_file(tree, goal, shown.clone(), &attr) {
+                        let done = self.relayout_file(tree, plan, shown.clone(), &attr, true);
+                        if let Err(failure) = done {
                             self.record_failure(shown, failure)?;
                         }
                     }
@@ -212,13 +230,42 @@ impl RelayoutRun<'_> {
         Ok(())
     }
 
+    /// `found`: the file was found in a directory, so that one that stays is not worth a line.
     fn relayout_file(
         &mut self,
         tree: &VolumeTree,
-        goal: &RelayoutGoal,
+        plan: &mut RelayoutPlan,
         shown: String,
         attr: &Attr,
+        found: bool,
     ) -> CommandResult {
+        let goal = match plan {
+            RelayoutPlan::Same(goal) => goal.clone(),
+            RelayoutPlan::Away(evacuation) => {
+                let concerned = evacuation.concerns_file(tree.client(), attr);
+                if !concerned.map_err(|errno| relayout_failure(&shown, errno))? {
+                    return match found {
+                        true => Ok(()),
+                        false => {
+                            let what = "has no bytes on these nodes: nothing to do";
+                            self.report_result(shown, Some(attr.size), false, what)
+                        }
+                    };
+                }
+                let striped = match self.args.to {
+                    Some(form) => form == RelayoutForm::Striped,
+                    None => attr.layout.is_tiled(),
+                };
+                let unit = match self.args.stripe {
+                    None if striped => tree.client().stripe_unit(attr),
+                    given => Ok(given),
+                };
+                let unit = unit.map_err(|errno| relayout_failure(&shown, errno))?;
+                let unit = unit.filter(|unit| *unit >= STRIPE_MIN).unwrap_or(STRIPE);
+                evacuation.choose_goal(striped, unit, attr)
+            }
+        };
+        let goal = &goal;
         let done = copy_to_layout(tree, goal, &shown, attr, self.threads, self.notes.as_ref());
         let changed = done.map_err(|errno| relayout_failure(&shown, errno))?;
         let what = match (changed, goal) {
@@ -227,7 +274,7 @@ impl RelayoutRun<'_> {
             (true, RelayoutGoal::Whole(_)) => {
                 format!("is whole now, {}", term::format_size(attr.size))
             }
-            (true, RelayoutGoal::Striped { nodes, unit }) => {
+            (true, RelayoutGoal::Striped { nodes, unit, .. }) => {
                 let (size, unit) = (term::format_size(attr.size), term::format_size(*unit));
                 format!("is in stripes of {unit} on {} nodes now, {size}", nodes.len())
             }
@@ -267,8 +314,19 @@ impl RelayoutRun<'_> {
     }
 }
 
-/// Translates the arguments into a goal with the nodes of this volume.
-fn parse_goal(args: &RelayoutArgs, volume: &VolumeFile) -> CommandResult<RelayoutGoal> {
+impl RelayoutArgs {
+    /// Returns the new form of a file that stays on its nodes.
+    fn form(&self) -> RelayoutForm {
+        self.to.unwrap_or(RelayoutForm::Whole)
+    }
+}
+
+/// Translates the arguments into a plan with the nodes of this volume.
+fn parse_plan(
+    args: &RelayoutArgs,
+    volume: &VolumeFile,
+    tree: &VolumeTree,
+) -> CommandResult<RelayoutPlan> {
     let find = |which: &String| {
         let fits = |node: &&tatami_cluster::NodeEntry| {
             node.name == *which || node.id.to_string() == *which
@@ -279,21 +337,37 @@ fn parse_goal(args: &RelayoutArgs, volume: &VolumeFile) -> CommandResult<Relayou
                 .try_this(format!("one of: {}", names.join(", ")))
         })
     };
-    let nodes = args.nodes.iter().map(find).collect::<CommandResult<Vec<_>>>()?;
-    match (args.to, &nodes[..]) {
+    if let Some(unit) = args.stripe.filter(|unit| *unit < STRIPE_MIN) {
+        let what = format!("stripes of {unit} bytes are too short");
+        return Err(CommandFailure::usage(what).try_this("at least --stripe 4k"));
+    }
+    let nodes = args.on.iter().map(find).collect::<CommandResult<Vec<_>>>()?;
+    let from = args.from.iter().map(find).collect::<CommandResult<Vec<_>>>()?;
+    if from.is_empty() {
+        return Ok(RelayoutPlan::Same(parse_goal(args, volume, nodes)?));
+    }
+    if args.to.is_some() {
+        parse_goal(args, volume, nodes.clone())?;
+    }
+    Ok(RelayoutPlan::Away(Evacuation::plan(tree.client(), volume, from, &nodes)?))
+}
+
+fn parse_goal(
+    args: &RelayoutArgs,
+    volume: &VolumeFile,
+    nodes: Vec<NodeId>,
+) -> CommandResult<RelayoutGoal> {
+    let (unit, base) = (args.stripe.unwrap_or(STRIPE), None);
+    match (args.form(), &nodes[..]) {
         (RelayoutForm::Whole, []) => Ok(RelayoutGoal::Whole(None)),
         (RelayoutForm::Whole, [node]) => Ok(RelayoutGoal::Whole(Some(*node))),
         (RelayoutForm::Whole, _) => Err(CommandFailure::usage("a whole file lies on one node")
-            .try_this("over several: --to striped --nodes …")),
-        (RelayoutForm::Striped, _) if args.stripe < STRIPE_MIN => {
-            let what = format!("stripes of {} bytes are too short", args.stripe);
-            Err(CommandFailure::usage(what).try_this("at least --stripe 4k"))
-        }
+            .try_this("over several: --to striped --on …")),
         (RelayoutForm::Striped, []) => {
             let nodes = volume.nodes.iter().map(|node| NodeId(node.id)).collect();
-            Ok(RelayoutGoal::Striped { nodes, unit: args.stripe })
+            Ok(RelayoutGoal::Striped { nodes, unit, base })
         }
-        (RelayoutForm::Striped, _) => Ok(RelayoutGoal::Striped { nodes, unit: args.stripe }),
+        (RelayoutForm::Striped, _) => Ok(RelayoutGoal::Striped { nodes, unit, base }),
         (RelayoutForm::Container, _) => {
             Err(CommandFailure::usage("a container is a directory on a mount")
                 .try_this("name it by a path on a mount, not by one that begins with a colon"))

@@ -140,7 +140,7 @@ fn relayout_in_background(users: &Users, uid: u32, path: &str) -> i64 {
     loop {
         let report = users.run(uid, "relayout", &["--status", "--json"]).works().json();
         let all = report["relayouts"].as_array().expect("a list").clone();
-        let own = all.into_iter().find(|one| one["pid"] == pid).expect("its own note");
+        let own = all.into_iter().rfind(|one| one["pid"] == pid).expect("its own note");
         assert_eq!(own["user"], uid, "{own}");
         if own["state"] != "running" {
             // Not all may read the file. The note of a failure names it, too.

@@ -32,6 +32,8 @@ pub enum RelayoutGoal {
         nodes: Vec<NodeId>,
         /// Bytes of a stripe.
         unit: u64,
+        /// The node of the base, which gets the bytes that a program appends; `None` keeps it.
+        base: Option<NodeId>,
     },
 }
 
@@ -91,7 +93,7 @@ impl Relayout {
     ) -> Result<Option<Relayout>, Errno> {
         let stripes = match goal {
             RelayoutGoal::Whole(_) => None,
-            RelayoutGoal::Striped { nodes, unit } => {
+            RelayoutGoal::Striped { nodes, unit, .. } => {
                 if nodes.len() >= RESERVE_PIECES_MAX {
                     return Err(Errno::EINVAL);
                 }
@@ -272,6 +274,45 @@ impl Drop for Relayout {
     }
 }
 
+impl Client {
+    /// Returns the bytes of a stripe of a file that a relayout has striped; `None` for any other.
+    ///
+    /// # Errors
+    /// Those of the shard.
+    pub fn stripe_unit(&self, attr: &Attr) -> Result<Option<u64>, Errno> {
+        if !attr.layout.is_tiled() {
+            return Ok(None);
+        }
+        let (page, _) = self.fetch_pieces(attr.ino)?;
+        let tiles = page.pieces.first().map(|piece| PieceTiles::decode(&piece.tiles));
+        let Some(Ok(tiles)) = tiles else { return Ok(None) };
+        let [view] = tiles.views() else { return Ok(None) };
+        // The first piece sees one stripe of each round.
+        let (unit, round) = (view.filetype_size(), view.filetype().extent().unsigned_abs());
+        let stripes = round.checked_div(unit).and_then(|count| Stripes::new(count, unit).ok());
+        let first = stripes.and_then(|stripes| stripes.piece_view(0).ok());
+        Ok((first.as_ref() == Some(view)).then_some(unit))
+    }
+
+    /// Returns whether a file has objects with bytes on one of `nodes`. The base of a file over
+    /// several nodes counts, too: it gets the bytes that a program appends.
+    ///
+    /// # Errors
+    /// Those of the shard.
+    pub fn has_bytes_on(&self, attr: &Attr, nodes: &[NodeId]) -> Result<bool, Errno> {
+        if attr.size == 0 {
+            return Ok(false);
+        }
+        // Most files have one object: the attributes name its node, without a request.
+        if !attr.layout.is_tiled() || nodes.contains(&attr.layout.node()) {
+            return Ok(nodes.contains(&attr.layout.node()));
+        }
+        let (page, layout) = self.fetch_pieces(attr.ino)?;
+        let mut used = page.pieces.iter().map(|piece| piece.node).chain([layout.node()]);
+        Ok(used.any(|node| nodes.contains(&node)))
+    }
+}
+
 /// Returns the nodes of the objects to reserve: those of pieces that get bytes, then that of the
 /// base.
 fn target_nodes(
@@ -282,11 +323,11 @@ fn target_nodes(
 ) -> Vec<NodeId> {
     match goal {
         RelayoutGoal::Whole(node) => vec![node.unwrap_or(layout.node())],
-        RelayoutGoal::Striped { nodes, .. } => {
+        RelayoutGoal::Striped { nodes, base, .. } => {
             let used =
                 |i: usize| stripes.is_some_and(|stripes| stripes.piece_len(i as u64, size) > 0);
             let used = nodes.iter().enumerate().filter(|(i, _)| used(*i)).map(|(_, node)| *node);
-            used.chain([layout.node()]).collect()
+            used.chain([base.unwrap_or(layout.node())]).collect()
         }
     }
 }
@@ -319,7 +360,7 @@ fn has_layout(
     layout: Layout,
     size: u64,
 ) -> bool {
-    let (RelayoutGoal::Striped { nodes, .. }, Some(stripes)) = (goal, stripes) else {
+    let (RelayoutGoal::Striped { nodes, base, .. }, Some(stripes)) = (goal, stripes) else {
         let node = if let RelayoutGoal::Whole(Some(node)) = goal { *node } else { layout.node() };
         return !layout.is_tiled() && layout.node() == node;
     };
@@ -335,6 +376,7 @@ fn has_layout(
     };
     debug_assert!(used.len() <= nodes.len() + 1);
     layout.is_tiled()
+        && base.is_none_or(|base| base == layout.node())
         && page.cuts.is_empty()
         && page.pieces.len() + 1 == used.len()
         && page
