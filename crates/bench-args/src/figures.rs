@@ -10,8 +10,8 @@ pub const SERVERS_MAX: u16 = 1024;
 #[derive(Clone, Debug, clap::Args)]
 pub struct SuiteArgs {
     /// Directory for the volume and the local files it is compared with, on the disk to be measured
-    #[arg(long, default_value = "bench-results/work")]
-    pub dir: PathBuf,
+    #[arg(long, default_value = "bench-results/work", alias = "dir")]
+    pub work: PathBuf,
     /// Where the summary goes, as JSON; the table goes beside it, as Markdown
     #[arg(long, default_value = "bench-results/summary.json")]
     pub out: PathBuf,
@@ -57,8 +57,8 @@ pub struct PredictArgs {
     #[arg(long, value_name = "FILE")]
     pub times: Option<PathBuf>,
     /// Directory for the volumes that are measured
-    #[arg(long, default_value = "bench-results/work-predict")]
-    pub dir: PathBuf,
+    #[arg(long, default_value = "bench-results/work-predict", alias = "dir")]
+    pub work: PathBuf,
     /// Where the results go, as JSON
     #[arg(long, default_value = "bench-results/predicted.json")]
     pub out: PathBuf,
@@ -125,8 +125,8 @@ impl MpiLibrary {
 #[derive(Clone, Debug, clap::Args)]
 pub struct MpiArgs {
     /// Further directories to measure, without the layer, in the part "places"
-    #[arg(long, value_name = "PATH", num_args = 1..)]
-    pub dir: Vec<PathBuf>,
+    #[arg(long, value_name = "PATH", num_args = 1.., alias = "dir")]
+    pub places: Vec<PathBuf>,
     /// Directory for files, containers and the volume, on the disk to be measured
     #[arg(long, default_value = "bench-results/work-mpi")]
     pub work: PathBuf,

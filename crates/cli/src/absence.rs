@@ -56,8 +56,9 @@ impl Absence {
             return Absence::new(
                 format!("the volume belongs to {owner} and is not open to others: {error}"),
                 format!(
-                    "run this as that user; or ask that user to set mount.allow_other = true in {} \
-                     and to restart the volume: tatami down, then tatami up",
+                    "ask that user to set mount.allow_other = true in {} and to restart the volume \
+                     (tatami down, then tatami up); or make a volume of your own: tatami up \
+                     --dir DIR",
                     place.dir.join("tatami.toml").display()
                 ),
             );

@@ -33,8 +33,9 @@ const ACCEPT_WAIT: Duration = Duration::from_secs(300);
 #[derive(Debug, clap::Args)]
 pub struct RunArgs {
     /// Data directory of the node, created if it is missing [default: the one in the volume file]
-    #[arg(long, value_name = "NODEDIR")]
-    pub dir: Option<PathBuf>,
+    // Release 0.1.0 called it --dir, which is the volume's directory elsewhere.
+    #[arg(long, value_name = "NODEDIR", alias = "dir")]
+    pub node_dir: Option<PathBuf>,
     /// The node of the volume, by number or name [default: the one with the data directory NODEDIR]
     #[arg(long, value_name = "NODE")]
     pub node: Option<String>,
@@ -75,17 +76,18 @@ pub fn run_daemon(args: &RunArgs) -> CommandResult {
 
 fn launch_node(args: &RunArgs) -> CommandResult<(NodeDaemon, PathBuf)> {
     let absolute = |path: &Path| std::path::absolute(path).context(|| path.display().to_string());
-    let beside = args.dir.as_deref().map(absolute).transpose()?;
+    let beside = args.node_dir.as_deref().map(absolute).transpose()?;
     let beside = beside.as_deref().and_then(Path::parent);
     let volume_file = match (&args.volume_file, beside) {
         (Some(file), _) => absolute(file)?,
         (None, Some(dir)) => dir.join("volume.toml"),
         (None, None) => {
             return Err(CommandFailure::usage(
-                "no node is named: neither --dir nor --volume-file is given",
+                "no node is named: neither --node-dir nor --volume-file is given",
             )
             .try_this(
-                "tatami node run --dir NODEDIR; or start all nodes of this machine: tatami up",
+                "tatami node run --node-dir NODEDIR; or start all nodes of this machine: \
+                 tatami up",
             ));
         }
     };
@@ -101,8 +103,12 @@ fn launch_node(args: &RunArgs) -> CommandResult<(NodeDaemon, PathBuf)> {
     let volume = VolumeFile::load(&volume_file).map_err(|e| CommandFailure::new(e.to_string()))?;
     let entry = select_node(&place, &volume, args)?;
     let key_file = args.key_file.clone().unwrap_or_else(|| base.join("key"));
-    let key = KeyFile::load(&key_file).map_err(|e| CommandFailure::new(e.to_string()))?;
-    let dir = args.dir.as_deref().map(absolute).transpose()?.unwrap_or_else(|| entry.dir.clone());
+    let key = KeyFile::load(&key_file).map_err(|e| match e.is_foreign() && !place.is_own() {
+        true => place.owner_failure(e.to_string()),
+        false => CommandFailure::new(e.to_string()),
+    })?;
+    let dir =
+        args.node_dir.as_deref().map(absolute).transpose()?.unwrap_or_else(|| entry.dir.clone());
     let mut options = NodeOptions::new(dir.clone(), volume.map(), NodeId(entry.id), key);
     options.lease = place.config.duration_value(name::NODE_LEASE);
     options.reserve = place.config.int_value(name::NODE_RESERVE) << 20;
@@ -133,7 +139,7 @@ fn select_node<'a>(
     if let Some(node) = &args.node {
         return place.find_node(volume, node);
     }
-    let dir = args.dir.as_deref().map(|d| std::path::absolute(d).unwrap_or_else(|_| d.into()));
+    let dir = args.node_dir.as_deref().map(|d| std::path::absolute(d).unwrap_or_else(|_| d.into()));
     match (dir, &volume.nodes[..]) {
         (None, [only]) => Ok(only),
         (Some(dir), nodes) => nodes.iter().find(|n| n.dir == dir).ok_or_else(|| {
@@ -202,7 +208,7 @@ pub fn start_daemon(place: &VolumeDir, entry: &NodeEntry) -> CommandResult<Start
     // Other users may pass through to the socket, where the daemon checks their user id. The files
     // beside the socket are closed to them.
     TrustedDir::open_or_create(&entry.dir, Mode::from_raw_mode(0o711))?;
-    let mut arguments: Vec<OsString> = ["node", "run", "--dir"].map(Into::into).into();
+    let mut arguments: Vec<OsString> = ["node", "run", "--node-dir"].map(Into::into).into();
     arguments.push(entry.dir.clone().into());
     arguments.extend(["--node".into(), OsString::from(&entry.name)]);
     arguments.extend(["--volume-file".into(), place.volume_file().into()]);

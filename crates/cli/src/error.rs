@@ -1,6 +1,8 @@
 //! The one error type that a user sees: the failure, its cause, and the next step.
 
 use crate::term;
+use crate::user_name::describe_user;
+use rustix::process::geteuid;
 use std::error::Error;
 use std::fmt;
 use std::io;
@@ -133,9 +135,13 @@ impl From<TrustError> for CommandFailure {
     fn from(e: TrustError) -> CommandFailure {
         let remedy = match &e {
             TrustError::Io { .. } => None,
-            TrustError::Owner { owner, .. } => Some(format!(
+            TrustError::Owner { owner, .. } if geteuid().is_root() => Some(format!(
                 "name a directory of your own: --dir DIR; or run this as the owner of this one: \
                  sudo -u '#{owner}' tatami ..."
+            )),
+            TrustError::Owner { owner, .. } => Some(format!(
+                "name a directory of your own: --dir DIR; or ask {}, the owner of this one",
+                describe_user(*owner)
             )),
             _ => Some("name another directory: --dir DIR".to_owned()),
         };

@@ -96,7 +96,7 @@ fn check_volume(place: &VolumeDir, args: &FsckArgs) -> CommandResult<(VolumeFile
                 place.dir_flag()
             )),
             tatami_wire::Errno::EPERM | tatami_wire::Errno::EACCES => {
-                failure.try_this("run it as the superuser, or as the user of the daemons")
+                place.owner_failure("not permitted: the check reads the names of all users")
             }
             _ => failure,
         }

@@ -5,11 +5,12 @@ use crate::daemon_files;
 use crate::error::{CommandFailure, CommandResult};
 use crate::rebalance_cmd::{self, AddArgs, DrainArgs, RebalanceArgs};
 use crate::term::{BAD, DIM, GOOD, TermOutput, TextTable};
-use crate::volume_dir::VolumeArgs;
+use crate::volume_dir::{AdminCallError, VolumeArgs};
 use anstyle::Style;
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::io::Write;
+use tatami_wire::Errno;
 use tatami_wire::admin::AdminCall;
 
 /// `tatami node`
@@ -18,9 +19,9 @@ pub enum NodeCommand {
     /// Run the daemon of one node in the foreground
     #[command(after_help = "\
 Examples:
-  tatami node run --dir /var/lib/tatami/node0
+  tatami node run --node-dir /var/lib/tatami/node0
   tatami node run --node node2 --volume-file /etc/tatami/volume.toml \\
-      --key-file /etc/tatami/key --dir /scratch/tatami
+      --key-file /etc/tatami/key --node-dir /scratch/tatami
 
 `tatami up` does this for every node of this machine, in the background.
 The daemon ends at SIGTERM, SIGINT or `tatami node stop`, and syncs first.")]
@@ -238,6 +239,9 @@ fn forget_loss(args: &ForgetArgs) -> CommandResult {
     for which in &args.which.nodes {
         let entry = place.find_node(&volume, which)?;
         place.send_admin(&volume, entry, &AdminCall::DismissLoss).map_err(|e| {
+            if matches!(e, AdminCallError::Errno(Errno::EPERM)) {
+                return place.owner_failure(format!("not permitted: {}", entry.name));
+            }
             CommandFailure::degraded(format!("{} did not receive the request", entry.name))
                 .because(e)
                 .try_this(format!("its daemon must run: tatami status{}", place.dir_flag()))

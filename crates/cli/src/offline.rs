@@ -85,6 +85,9 @@ impl Drop for OfflineVolume {
 }
 
 fn check_directory(place: &VolumeDir, node: &str, dir: &Path, is_running: bool) -> CommandResult {
+    if is_running && !place.is_own() {
+        return Err(place.owner_failure("not permitted: --offline needs stopped daemons"));
+    }
     if is_running {
         return Err(CommandFailure::degraded(format!("{node} is running"))
             .because("--offline works only while all daemons are stopped")

@@ -7,6 +7,7 @@ use crate::error::{CommandFailure, CommandResult, FailureContext};
 use crate::keys::{KEYS, name};
 use crate::mount_cmd;
 use crate::mountpoints;
+use crate::mountinfo::{self, FS_TYPE};
 use crate::mounts;
 use crate::ports;
 use crate::rebalance_cmd;
@@ -147,7 +148,17 @@ fn open_configured(args: &UpArgs) -> CommandResult<VolumeDir> {
     Ok(place)
 }
 
+/// # Errors
+/// The directory cannot be made, or lies in a mount of Tatami: the daemons would wait for files
+/// that only daemons can give them.
 fn make_dir(dir: &Path) -> CommandResult {
+    if let Some(mount) = mountinfo::mount_above(dir).filter(|m| m.fs_type == FS_TYPE) {
+        let what = format!("a volume cannot keep its data in {}", dir.display());
+        let cause = format!("it lies in {}, a mount of Tatami", mount.path.display());
+        return Err(CommandFailure::usage(what)
+            .because(cause)
+            .try_this("name a directory on a local disk: --dir DIR"));
+    }
     let mode = rustix::fs::Mode::from_raw_mode(0o755);
     match TrustedDir::open_or_create(dir, mode) {
         Ok(_) => Ok(()),

@@ -3,11 +3,15 @@
 use crate::config::{self, ConfigLayers, ConfigOverrides, VolumeConfig};
 use crate::error::{CommandFailure, CommandResult, ExitStatus, FailureContext};
 use crate::keys::name;
+use crate::mountinfo::{self, FS_TYPE};
+use crate::mounts::MountRecord;
 use crate::replace_file::replace_file;
+use crate::user_name::describe_user;
 use crate::wait_display::WaitDisplay;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -78,6 +82,11 @@ impl VolumeArgs {
             }
             None => default_dir()?,
         };
+        if dir.metadata().is_ok_and(|meta| !meta.is_dir()) {
+            let what = format!("{} is not a directory", dir.display());
+            return Err(CommandFailure::usage(what)
+                .try_this("name the directory of a volume: --dir DIR, or TATAMI_DIR"));
+        }
         config::check_variables(
             std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()),
         )?;
@@ -176,21 +185,54 @@ impl VolumeDir {
     pub fn load_volume(&self) -> CommandResult<VolumeFile> {
         let path = self.volume_file();
         if !path.exists() {
-            let cause = match self.dir.metadata() {
-                Ok(_) => format!("{} is not there", path.display()),
-                Err(e) => format!("{}: {e}", self.dir.display()),
-            };
-            return Err(CommandFailure::degraded(format!(
-                "there is no volume in {}",
-                self.dir.display()
-            ))
-            .because(cause)
-            .try_this(format!(
-                "make one: tatami up{}; or name its directory: --dir DIR",
-                self.dir_flag()
-            )));
+            return Err(self.absent_failure());
         }
         VolumeFile::load(&path).map_err(|e| CommandFailure::new(e.to_string()))
+    }
+
+    /// Returns a failure because there is no volume in the directory.
+    fn absent_failure(&self) -> CommandFailure {
+        let shown = self.dir.display();
+        let failure = CommandFailure::degraded(format!("there is no volume in {shown}"));
+        if let Some(mount) = mountinfo::mount_above(&self.dir).filter(|m| m.fs_type == FS_TYPE) {
+            let above = mount.path.display();
+            let remedy = match MountRecord::load_by_path(&mount.path) {
+                Some(record) => format!(
+                    "for the volume that is mounted there: --dir {}; its paths begin with a \
+                     colon: tatami ls --dir {0} :/",
+                    record.dir.display()
+                ),
+                None => "name the directory of a volume: --dir DIR".to_owned(),
+            };
+            let cause = format!("{shown} lies in the mount {above}");
+            return failure.because(cause).try_this(remedy);
+        }
+        let cause = match self.dir.metadata() {
+            Ok(_) => format!("{} is not there", self.volume_file().display()),
+            Err(e) => format!("{shown}: {e}"),
+        };
+        let named = "name the directory of a volume: --dir DIR, or TATAMI_DIR";
+        // A new volume gets a directory of its own: no advice to fill one that has other files.
+        let remedy = match may_become_volume(&self.dir) {
+            true => format!("make one: tatami up{}; or {named}", self.dir_flag()),
+            false if default_dir().is_ok_and(|default| default == self.dir) => named.to_owned(),
+            false => format!("{named}; to make one in the default directory: tatami up"),
+        };
+        failure.because(cause).try_this(remedy)
+    }
+
+    /// Returns a failure because only the owner of the volume may do this.
+    pub fn owner_failure(&self, what: impl Into<String>) -> CommandFailure {
+        let owner = self.dir.metadata().map(|meta| describe_user(meta.uid()));
+        let owner = owner.unwrap_or_else(|_| "its owner".to_owned());
+        CommandFailure::new(what)
+            .because(format!(
+                "the volume in {} belongs to {owner}: only {owner} and the superuser may do this",
+                self.dir.display()
+            ))
+            .try_this(format!(
+                "ask {owner}; or make a volume of your own in another directory: tatami up --dir DIR"
+            ))
     }
 
     /// Reads the key. Returns `None` if this user may not read it.
@@ -353,8 +395,13 @@ impl VolumeDir {
         let flags = OFlags::RDWR | OFlags::CREATE;
         let opened = trusted::open_file(&path, flags, Mode::RUSR | Mode::WUSR);
         let fd = opened.map_err(|e| match e.kind() {
-            Some(std::io::ErrorKind::PermissionDenied) => CommandFailure::from(e)
-                .try_this("only the owner of the volume may start its daemons and stop them"),
+            Some(std::io::ErrorKind::PermissionDenied) if self.volume_file().exists() => self
+                .owner_failure(
+                    "not permitted: this starts, stops or changes daemons of the volume",
+                ),
+            Some(std::io::ErrorKind::PermissionDenied) => {
+                CommandFailure::from(e).try_this("name a directory of your own: --dir DIR")
+            }
             _ => CommandFailure::from(e),
         })?;
         if rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive).is_err() {
@@ -362,6 +409,19 @@ impl VolumeDir {
             rustix::fs::flock(&fd, FlockOperation::LockExclusive).context(what)?;
         }
         Ok(fd)
+    }
+}
+
+/// Returns whether this user could make a volume in `dir`: the directory is empty, or can be made.
+fn may_become_volume(dir: &Path) -> bool {
+    match std::fs::read_dir(dir) {
+        Ok(mut entries) => entries.next().is_none(),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            let above = dir.ancestors().skip(1).find(|above| above.exists());
+            let writable = rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK;
+            above.is_some_and(|above| above.is_dir() && rustix::fs::access(above, writable).is_ok())
+        }
+        Err(_) => false,
     }
 }
 

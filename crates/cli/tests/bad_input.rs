@@ -48,7 +48,7 @@ fn a_directory_of_another_volume_is_refused() {
         "run".as_ref(),
         "--node".as_ref(),
         "0".as_ref(),
-        "--dir".as_ref(),
+        "--node-dir".as_ref(),
         their_dir.as_os_str(),
         "--volume-file".as_ref(),
         ours.path("volume.toml").as_os_str(),
@@ -87,6 +87,7 @@ fn two_daemons_on_one_directory_are_refused() {
     let said = tatami([
         "node".as_ref(),
         "run".as_ref(),
+        // As release 0.1.0 called it.
         "--dir".as_ref(),
         volume.path("node0").as_os_str(),
     ]);

@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 /// The suite in its short form, on files below `dir`.
 fn suite(dir: &Path, only: &str) -> Command {
     let mut command = command(["bench", "suite", "--quick", "--runs", "1", "--only", only]);
-    command.arg("--dir").arg(dir.join("work")).arg("--out").arg(dir.join("summary.json"));
+    command.arg("--work").arg(dir.join("work")).arg("--out").arg(dir.join("summary.json"));
     command
 }
 

@@ -183,7 +183,7 @@ fn a_daemon_that_cannot_log_does_all_else() {
     let volume = Volume::up(1);
     volume.run("down", NOTHING).works();
     let full = || OpenOptions::new().write(true).open("/dev/full").expect("/dev/full");
-    let mut run = common::command(["node", "run", "--dir"]);
+    let mut run = common::command(["node", "run", "--node-dir"]);
     run.arg(volume.path("node0")).env("TATAMI_LOG", "trace").stdout(full()).stderr(full());
     let mut daemon = run.spawn().expect("the daemon starts");
     wait_for("it answers", || {

@@ -201,3 +201,85 @@ fn what_is_no_mount_point_is_named_with_the_mount_point() {
     volume.run("umount", ["/nowhere/at/all"]).fails(1, &["no volume is mounted"]);
     assert!(Path::new(&mnt).join("dir").exists());
 }
+
+#[test]
+fn an_ordinary_user_is_told_what_is_possible() {
+    let Some(users) = Users::new() else { return };
+    start_open_volume(&users).works();
+    // A volume of the superuser, on a path that all users trust.
+    let roots = users.path("roots");
+    let of_root = |uid: u32, verb: &str, args: &[&str]| -> Said {
+        let mut command = Command::new(users.path("tatami"));
+        command.args(verb.split(' ')).arg("--dir").arg(&roots).args(args);
+        command.env("HOME", users.path("home")).env_remove("TATAMI_DIR").uid(uid).gid(uid);
+        command.output().expect("it runs").into()
+    };
+    of_root(0, "up", &["--no-mount"]).works();
+    let owner = "belongs to user root";
+    let parts = ["not permitted", owner, "ask user root", "tatami up --dir DIR"];
+    for (verb, args) in [
+        ("up", &[][..]),
+        ("down", &["--force"]),
+        ("node start", &["0"]),
+        ("node stop", &["0"]),
+        ("node add", &[]),
+        ("node drain", &["0"]),
+        ("node rebalance", &[]),
+        ("node forget", &["--lost", "0"]),
+    ] {
+        of_root(OTHER, verb, args).fails(1, &parts);
+        // This one is in the home of its owner, so that others do not even trust the path.
+        let said = users.run(OTHER, verb, args);
+        said.fails(1, &[&format!("ask user {OWNER}"), "--dir DIR"]);
+        assert!(!said.err.contains("sudo"), "{said:?}");
+    }
+    for args in [&[][..], &["--offline"]] {
+        let said = of_root(OTHER, "fsck", args);
+        said.fails(8, &["not permitted", owner]);
+        assert!(!said.err.contains("tatami down"), "{said:?}");
+    }
+    let mut run = Command::new(users.path("tatami"));
+    run.args(["node", "run", "--node-dir"]).arg(roots.join("node0"));
+    let said: Said = run.uid(OTHER).gid(OTHER).output().expect("it runs").into();
+    said.fails(1, &["key", owner]);
+    // What is open to all works.
+    of_root(OTHER, "ls", &[]).works();
+    of_root(0, "down", &[]).works();
+    users.run(OWNER, "down", &[]).works();
+    // No advice to make a volume where this user cannot, or where other files are.
+    let of = |uid: u32, verb: &str, dir: &str| -> Said {
+        let mut command = Command::new(users.path("tatami"));
+        command.args([verb, "--dir", dir]).env("HOME", users.path("home")).env_remove("TATAMI_DIR");
+        command.uid(uid).gid(uid).output().expect("it runs").into()
+    };
+    for (uid, dir) in [(OTHER, "/etc"), (0, "/etc"), (OTHER, "/sys/none"), (OTHER, "/none")] {
+        let said = of(uid, "status", dir);
+        said.fails(3, &[&format!("there is no volume in {dir}"), "--dir DIR"]);
+        assert!(!said.err.contains(&format!("tatami up --dir {dir}")), "{said:?}");
+    }
+    let empty = users.path("home").join("empty");
+    std::fs::create_dir(&empty).expect("made");
+    let empty = empty.display().to_string();
+    of(0, "status", &empty).fails(3, &[&format!("make one: tatami up --dir {empty}")]);
+    of(OTHER, "up", "/etc").fails(1, &["Permission denied", "a directory of your own"]);
+    for verb in ["status", "ls"] {
+        of(OTHER, verb, "/etc/passwd").fails(2, &["/etc/passwd is not a directory", "--dir DIR"]);
+    }
+}
+
+#[test]
+fn no_volume_lies_in_a_mount() {
+    let volume = common::Volume::mounted(1);
+    let (mnt, new) = (volume.path("mnt"), volume.path("mnt/new"));
+    std::fs::create_dir(volume.path("mnt/there")).expect("made");
+    for dir in [&mnt, &new, &volume.path("mnt/there"), &volume.path("mnt/there/deep/er")] {
+        let dir = dir.to_str().expect("UTF-8");
+        let said = common::tatami(["up", "--no-mount", "--dir", dir]);
+        said.fails(2, &["cannot keep its data", "a mount of Tatami", "on a local disk"]);
+        let said = common::tatami(["status", "--dir", dir]);
+        let right = format!("--dir {};", volume.dir().display());
+        said.fails(3, &["there is no volume in", "lies in the mount", &right]);
+        assert!(!said.err.contains("tatami up"), "{said:?}");
+    }
+    assert_eq!(std::fs::read_dir(&mnt).expect("a list").count(), 1, "nothing was made");
+}

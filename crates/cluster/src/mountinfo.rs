@@ -73,6 +73,13 @@ pub fn mount_containing(path: &Path) -> Option<MountEntry> {
     mount_table().into_iter().filter(|m| path.starts_with(&m.path)).max_by_key(depth)
 }
 
+/// Returns the mount on which `path` lies, or would lie if it existed. `path` may have links and
+/// need not exist.
+pub fn mount_above(path: &Path) -> Option<MountEntry> {
+    let existing = path.ancestors().find_map(|above| above.canonicalize().ok())?;
+    mount_containing(&existing)
+}
+
 fn parse_line(line: &[u8]) -> Option<MountEntry> {
     // proc_pid_mountinfo(5): 36 35 98:0 /root /path options optional… - type source super
     let mut fields = line.split(|b| *b == b' ');

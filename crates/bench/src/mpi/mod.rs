@@ -121,7 +121,7 @@ fn take_figures(
     if let Some(volume) = &volume {
         places.others.extend(create_volume_places(volume)?);
     }
-    for dir in &args.dir {
+    for dir in &args.places {
         places.others.push(MpiPlace::plain_dir(
             &dir.to_string_lossy(),
             &create_empty_dir(dir, "tatami-bench-mpi")?,
@@ -148,7 +148,7 @@ fn take_figures(
             }
         }
     }
-    for dir in &args.dir {
+    for dir in &args.places {
         let made = dir.join("tatami-bench-mpi");
         std::fs::remove_dir_all(&made).map_err(path_error("removing", &made))?;
     }

@@ -56,8 +56,8 @@ pub fn run(args: &PredictArgs, out: &mut impl Write) -> Result<(), BenchError> {
 fn run_measurement(args: &PredictArgs) -> Result<Measurements, BenchError> {
     let launcher = Launcher::this_program()?;
     let tatami = launcher.tatami_command(args.program.as_deref());
-    std::fs::create_dir_all(&args.dir).map_err(path_error("creating", &args.dir))?;
-    let dir = args.dir.canonicalize().map_err(path_error("finding", &args.dir))?;
+    std::fs::create_dir_all(&args.work).map_err(path_error("creating", &args.work))?;
+    let dir = args.work.canonicalize().map_err(path_error("finding", &args.work))?;
     print_progress(&Machine::from_dir(&dir).summary_line());
     pin_to_one_cpu().map_err(io_error("choosing a CPU"))?;
     let runs = if args.quick { 1 } else { args.runs.into() };

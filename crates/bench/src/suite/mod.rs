@@ -38,9 +38,9 @@ const NODES: u16 = 2;
 /// error.
 pub fn run(args: &SuiteArgs, out: &mut impl Write) -> Result<(), BenchError> {
     let launcher = Launcher::this_program()?;
-    std::fs::create_dir_all(&args.dir).map_err(path_error("creating", &args.dir))?;
+    std::fs::create_dir_all(&args.work).map_err(path_error("creating", &args.work))?;
     // Daemons and mounts have other working directories, so the path must be absolute.
-    let dir = args.dir.canonicalize().map_err(path_error("finding", &args.dir))?;
+    let dir = args.work.canonicalize().map_err(path_error("finding", &args.work))?;
     let (plain, work) = (dir.join("plain"), dir.join("other"));
     for made in [&plain, &work] {
         std::fs::create_dir_all(made).map_err(path_error("creating", made))?;
