@@ -23,7 +23,10 @@ pub fn processes_of(dir: &Path) -> Vec<i32> {
         }
         let line = fs::read(entry.path().join("cmdline")).unwrap_or_default();
         let program = line.split(|b| *b == 0).next().unwrap_or_default();
-        if program.ends_with(b"tatami") && line.windows(needle.len()).any(|w| w == needle) {
+        let program = program.rsplit(|b| *b == b'/').next().unwrap_or_default();
+        // A command, or a daemon, whose name says what it serves.
+        let ours = matches!(program, b"tatami" | b"tatami-node" | b"tatami-mount");
+        if ours && line.windows(needle.len()).any(|w| w == needle) {
             found.push(pid);
         }
     }

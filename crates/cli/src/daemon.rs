@@ -4,7 +4,7 @@ use crate::absence::Absence;
 use crate::daemon_files::{log_file, pid_file, running_daemon};
 use crate::error::{CommandFailure, CommandResult, FailureContext};
 use crate::keys::name;
-use crate::process::ProcessRecord;
+use crate::process::{DaemonRole, ProcessRecord};
 use crate::start_process::{self, ReadyPipe, StartingProcess};
 use crate::term;
 use crate::volume_dir::{AdminCallError, VolumeArgs, VolumeDir, in_use_key};
@@ -62,6 +62,7 @@ pub struct RunArgs {
 /// The daemon does not start, or ends with an error.
 pub fn run_daemon(args: &RunArgs) -> CommandResult {
     let mut ready = ReadyPipe::from_descriptor(args.ready_fd)?;
+    DaemonRole::Node.name_this_process();
     tatami_node::record_panics();
     let (node, pid_file) = launch_node(args).map_err(|e| ready.report_failure(e))?;
     ready.report_ready();
@@ -214,7 +215,8 @@ pub fn start_daemon(place: &VolumeDir, entry: &NodeEntry) -> CommandResult<Start
     arguments.extend(["--volume-file".into(), place.volume_file().into()]);
     arguments.extend(["--key-file".into(), place.key_file().into()]);
     arguments.extend(place.at.to_arguments());
-    start_process::start_background(&entry.name, &arguments, Some(&log_file(&entry.dir)))
+    let log = log_file(&entry.dir);
+    start_process::start_background(DaemonRole::Node, &entry.name, &arguments, Some(&log))
 }
 
 /// Allows the node to begin empty, if its data directory is missing.

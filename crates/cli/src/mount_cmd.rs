@@ -5,7 +5,7 @@ use crate::keys::name;
 use crate::mountinfo;
 use crate::mountpoints::{self, MadeMountpoint};
 use crate::mounts::{self, MountRecord, MountpointState};
-use crate::process::ProcessRecord;
+use crate::process::{DaemonRole, ProcessRecord};
 use crate::start_process::{self, ReadyPipe, StartingProcess};
 use crate::term;
 use crate::volume_dir::{VolumeArgs, VolumeDir};
@@ -102,9 +102,11 @@ fn mount_overlay(args: &MountArgs, dir: &Path) -> CommandResult {
         arguments.extend([dir.into_os_string(), path.clone().into()]);
         let name = format!("mount {}", path.display());
         // An overlay belongs to no volume, so there is no directory for a log.
-        return start_process::start_background(&name, &arguments, None)?.wait_ready();
+        return start_process::start_background(DaemonRole::Mount, &name, &arguments, None)?
+            .wait_ready();
     }
     let mut ready = ReadyPipe::from_descriptor(args.ready_fd)?;
+    DaemonRole::Mount.name_this_process();
     let overlay = Overlay::start(&dir, &path);
     let overlay = overlay.map_err(|e| ready.report_failure(mount_failure(&path, e)))?;
     ready.report_ready();
@@ -155,7 +157,8 @@ pub fn start_mount(
     }
     arguments.push(path.into());
     let log = make_log_dir(place)?.join(format!("{}.log", mountinfo::as_file_name(path)));
-    start_process::start_background(&format!("mount {}", path.display()), &arguments, Some(&log))
+    let name = format!("mount {}", path.display());
+    start_process::start_background(DaemonRole::Mount, &name, &arguments, Some(&log))
 }
 
 /// Returns the directory for logs of mounts: in the volume's directory, or, for a volume of another
@@ -178,6 +181,7 @@ fn make_log_dir(place: &VolumeDir) -> CommandResult<PathBuf> {
 /// Mounts and serves in this process.
 fn serve_mount(args: &MountArgs) -> CommandResult {
     let mut ready = ReadyPipe::from_descriptor(args.ready_fd)?;
+    DaemonRole::Mount.name_this_process();
     let (mount, record) = begin_mount(args).map_err(|e| ready.report_failure(e))?;
     ready.report_ready();
     let ended = mount.run();

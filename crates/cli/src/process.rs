@@ -14,6 +14,34 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+/// What a background process of a volume does. `ps` and `top` show its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DaemonRole {
+    /// It serves a node.
+    Node,
+    /// It serves a mount.
+    Mount,
+}
+
+impl DaemonRole {
+    /// Returns the name of the process: at most 15 bytes, or the kernel cuts it.
+    pub fn process_name(self) -> &'static str {
+        match self {
+            DaemonRole::Node => "tatami-node",
+            DaemonRole::Mount => "tatami-mount",
+        }
+    }
+
+    /// Names this process. Without it the kernel would show the last component of the path that was
+    /// started: `exe`, because a daemon is started as `/proc/self/exe`.
+    pub fn name_this_process(self) {
+        let name = std::ffi::CString::new(self.process_name()).expect("a name without a zero byte");
+        if let Err(error) = rustix::thread::set_name(&name) {
+            tracing::debug!(%error, "this process keeps its name");
+        }
+    }
+}
+
 /// The content of a process file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessRecord {

@@ -2,6 +2,7 @@
 //! or why it failed, with one line over an inherited pipe. So the parent never polls.
 
 use crate::error::{CommandFailure, CommandResult, ExitStatus, FailureContext};
+use crate::process::DaemonRole;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::{FdFlags, fcntl_getfd, fcntl_setfd};
@@ -127,12 +128,13 @@ pub struct StartingProcess {
     log: Option<(PathBuf, u64)>,
 }
 
-/// Starts this program again in the background. `name` is for messages. `log` receives its standard
-/// error; `None` discards it.
+/// Starts this program again in the background. `role` names the process, and `name` is for
+/// messages. `log` receives its standard error; `None` discards it.
 ///
 /// # Errors
 /// Those of the system.
 pub fn start_background(
+    role: DaemonRole,
     name: &str,
     arguments: &[OsString],
     log: Option<&Path>,
@@ -156,7 +158,7 @@ pub fn start_background(
     // one.
     fcntl_setfd(&writer, fcntl_getfd(&writer).context(what)? - FdFlags::CLOEXEC).context(what)?;
     let child = Command::new("/proc/self/exe")
-        .arg0("tatami")
+        .arg0(role.process_name())
         .args(arguments)
         .args(["--ready-fd", &writer.as_raw_fd().to_string()])
         // The process must not keep a directory busy.

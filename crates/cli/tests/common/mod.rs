@@ -143,7 +143,8 @@ impl Volume {
         for entry in std::fs::read_dir("/proc").expect("/proc").flatten() {
             let pid = entry.file_name().to_str().and_then(|n| n.parse::<i32>().ok());
             let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
-            let ours = line.starts_with(b"tatami\0");
+            let program = line.split(|b| *b == 0).next().unwrap_or_default();
+            let ours = matches!(program, b"tatami" | b"tatami-node" | b"tatami-mount");
             if let Some(pid) = pid
                 && ours
                 && line.windows(needle.len()).any(|w| w == needle)
