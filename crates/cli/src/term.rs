@@ -2,6 +2,7 @@
 
 use anstyle::{AnsiColor, Style};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write};
 use std::sync::LazyLock;
@@ -30,6 +31,8 @@ fn wants_colours(terminal: bool) -> bool {
 pub struct TermOutput {
     stream: io::BufWriter<io::StdoutLock<'static>>,
     colours: bool,
+    /// Columns of the terminal; `None` if this is none, or does not know.
+    columns: Option<usize>,
 }
 
 impl TermOutput {
@@ -37,7 +40,9 @@ impl TermOutput {
     pub fn new() -> TermOutput {
         let stream = io::stdout().lock();
         let colours = wants_colours(stream.is_terminal());
-        TermOutput { stream: io::BufWriter::new(stream), colours }
+        let size = rustix::termios::tcgetwinsize(&stream).ok();
+        let columns = size.map(|size| usize::from(size.ws_col)).filter(|columns| *columns > 0);
+        TermOutput { stream: io::BufWriter::new(stream), colours, columns }
     }
 
     /// Returns `text` in `style`, or plain without colours.
@@ -52,9 +57,9 @@ impl TermOutput {
         self.stream.flush()
     }
 
-    /// Writes a table.
+    /// Writes a table. On a terminal its lines fit the width; elsewhere no cell is shortened.
     pub fn write_table(&mut self, table: &TextTable) -> io::Result<()> {
-        let text = table.render(self.colours);
+        let text = table.render(self.colours, self.columns);
         self.stream.write_all(text.as_bytes())
     }
 }
@@ -97,6 +102,11 @@ fn print_line(text: impl FnOnce(bool) -> String) {
     });
 }
 
+/// Blanks between two columns.
+const GAP: usize = 2;
+/// A column of text is not made narrower than this, in characters.
+const SHORTEST_CELL: usize = 8;
+
 /// Rows of text under headings, in columns as wide as needed.
 #[derive(Default)]
 pub struct TextTable {
@@ -125,18 +135,35 @@ impl TextTable {
         self.rows.push(cells);
     }
 
-    fn render(&self, colours: bool) -> String {
+    /// Returns the width of each column. If all together are wider than `limit`, the widest column
+    /// of text gives way, and then the next one. A number is never shortened.
+    fn column_widths(&self, limit: Option<usize>) -> Vec<usize> {
         let width = |i: usize| {
             let cells = self.rows.iter().map(|row| row[i].0.chars().count());
             cells.chain([self.heads[i].0.len()]).max().unwrap_or(0)
         };
-        let widths: Vec<usize> = (0..self.heads.len()).map(width).collect();
+        let mut widths: Vec<usize> = (0..self.heads.len()).map(width).collect();
+        let Some(limit) = limit else { return widths };
+        loop {
+            let total = widths.iter().sum::<usize>() + GAP * widths.len().saturating_sub(1);
+            let texts = (0..widths.len()).filter(|i| !self.heads[*i].1);
+            let shortest = |i: usize| self.heads[i].0.len().max(SHORTEST_CELL);
+            let widest = texts.filter(|i| widths[*i] > shortest(*i)).max_by_key(|i| widths[*i]);
+            let Some(widest) = widest.filter(|_| total > limit) else { return widths };
+            let fitting = widths[widest].saturating_sub(total - limit);
+            widths[widest] = fitting.max(shortest(widest));
+        }
+    }
+
+    fn render(&self, colours: bool, limit: Option<usize>) -> String {
+        let widths = self.column_widths(limit);
         let mut text = String::new();
         let mut line = |cells: &mut dyn Iterator<Item = (&str, Style)>| {
             let mut row = String::new();
             for (i, (cell, style)) in cells.enumerate() {
+                let cell = shorten_cell(cell, widths[i]);
                 let pad = " ".repeat(widths[i] - cell.chars().count());
-                let cell = paint_text(colours, style, cell);
+                let cell = paint_text(colours, style, &cell);
                 // Writing to a String cannot fail.
                 let _ = if self.heads[i].1 {
                     write!(row, "{pad}{cell}  ")
@@ -153,6 +180,19 @@ impl TextTable {
         }
         text
     }
+}
+
+/// Shortens a text to `width` characters. A path loses its middle: paths of one table often begin
+/// alike. Another text loses its end.
+fn shorten_cell(text: &str, width: usize) -> Cow<'_, str> {
+    let length = text.chars().count();
+    if length <= width {
+        return Cow::Borrowed(text);
+    }
+    let kept = width.saturating_sub(1);
+    let tail = if text.starts_with('/') { kept * 2 / 3 } else { 0 };
+    let head = text.chars().take(kept - tail);
+    Cow::Owned(head.chain(['…']).chain(text.chars().skip(length - tail)).collect())
 }
 
 /// Formats bytes for people: `1.5 GiB`.
@@ -331,8 +371,25 @@ mod tests {
         let mut table = TextTable::new(&["NAME", ">SIZE"]);
         table.add_row([("a".into(), GOOD), ("10".into(), DIM)]);
         table.add_row([("long".into(), BAD), ("5".into(), DIM)]);
-        assert_eq!(table.render(false), "NAME  SIZE\na       10\nlong     5\n");
-        assert!(table.render(true).contains("\u{1b}["));
+        assert_eq!(table.render(false, None), "NAME  SIZE\na       10\nlong     5\n");
+        assert!(table.render(true, None).contains("\u{1b}["));
+    }
+
+    #[test]
+    fn a_table_that_is_too_wide_shortens_its_widest_text() {
+        let mut table = TextTable::new(&["NAME", "PATH", ">SIZE"]);
+        let cells = ["a name", "/var/lib/tatami/somewhere/node1", "1234567"];
+        table.add_row(cells.map(|cell| (cell.to_owned(), DIM)));
+        assert!(table.render(false, Some(80)).contains("/var/lib/tatami/somewhere/node1"));
+        let text = table.render(false, Some(40));
+        assert_eq!(text.lines().map(|l| l.chars().count()).max(), Some(40), "{text}");
+        assert!(text.contains("…") && text.contains("/node1"), "{text}");
+        assert!(text.contains("a name") && text.contains("1234567"), "{text}");
+        // Where even the shortest cells do not fit, lines are longer; no number is cut.
+        let text = table.render(false, Some(5));
+        assert!(text.contains("1234567") && text.contains("…"), "{text}");
+        assert_eq!(shorten_cell("not running", 8), "not run…");
+        assert_eq!(shorten_cell("/a/b/c/node12", 8), "/a/…de12");
     }
 
     #[test]
