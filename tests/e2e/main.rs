@@ -33,6 +33,7 @@ mod sim;
 mod space;
 mod spread;
 mod syncing;
+mod terminal;
 mod tiled;
 mod unlinked;
 mod visibility;

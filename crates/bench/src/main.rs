@@ -19,6 +19,7 @@ mod figure;
 mod ior;
 mod machine;
 mod mdtest;
+mod missing_dirs;
 mod mpi;
 mod null_fs;
 mod null_mount;

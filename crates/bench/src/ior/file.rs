@@ -2,6 +2,7 @@
 //! through the client library.
 
 use crate::error::{BenchError, path_error, volume_error};
+use crate::missing_dirs::{make_local_dir, make_volume_dir};
 use crate::volume_access::{VolumeAccess, own_cred};
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags};
 use serde::{Deserialize, Serialize};
@@ -64,6 +65,25 @@ fn resolve_parent(client: &Client, path: &str) -> Result<(Ino, Vec<u8>), BenchEr
             .ino;
     }
     Ok((dir, last.as_bytes().to_vec()))
+}
+
+/// Makes the directory of the test file, if it is missing.
+///
+/// # Errors
+/// Those of mkdir(2), or of the library's calls.
+pub fn make_parent(place: &TestFilePlace) -> Result<(), BenchError> {
+    match place {
+        TestFilePlace::Path(path, _) => path.parent().map_or(Ok(()), |parent| {
+            // The parent of a bare name is the empty path: the current directory.
+            if parent.as_os_str().is_empty() { Ok(()) } else { make_local_dir(parent) }
+        }),
+        TestFilePlace::Library(reach, path) => {
+            let tree =
+                tatami_client::tree::VolumeTree::new(Arc::new(reach.connect_client()?), own_cred());
+            let parent = path.rsplit_once('/').map_or("", |(parent, _)| parent);
+            make_volume_dir(&tree, parent)
+        }
+    }
 }
 
 /// Removes the test file, if it exists.

@@ -80,6 +80,9 @@ pub fn run(
     let shape = shape_of(args);
     shape.validate().map_err(BenchError::Usage)?;
     let (place, through) = test_place(args, access)?;
+    if !args.read_only {
+        file::make_parent(&place)?;
+    }
     let part = |rank| IorPart {
         place: place.clone(),
         shape,

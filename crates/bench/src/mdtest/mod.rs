@@ -9,6 +9,7 @@ pub mod rank;
 
 use crate::clock::Steal;
 use crate::error::{BenchError, path_error, volume_error};
+use crate::missing_dirs;
 use crate::stats::RunSpread;
 use crate::table::{ReportTable, format_number, format_percent};
 use crate::volume_access::{VolumeAccess, own_cred};
@@ -159,6 +160,7 @@ impl MdtestSite {
         };
         match place {
             WorkloadPlace::Path { dir, relative } => {
+                missing_dirs::make_local_dir(dir)?;
                 let dir = dir.join(name);
                 for dir in std::iter::once(dir.clone()).chain(subs.iter().map(|s| dir.join(s))) {
                     std::fs::create_dir(&dir).map_err(path_error("creating", &dir))?;
@@ -179,8 +181,9 @@ impl MdtestSite {
                 Ok(MdtestSite { place: WorkloadPlace::Objects { dir }, tree: None })
             }
             WorkloadPlace::Library { reach, dir } => {
-                let dir = format!("{}/{name}", dir.trim_end_matches('/'));
                 let tree = VolumeTree::new(Arc::new(reach.connect_client()?), own_cred());
+                missing_dirs::make_volume_dir(&tree, dir)?;
+                let dir = format!("{}/{name}", dir.trim_end_matches('/'));
                 for dir in
                     std::iter::once(dir.clone()).chain(subs.iter().map(|s| format!("{dir}/{s}")))
                 {
