@@ -13,6 +13,7 @@ mod files;
 mod format;
 mod gfarm;
 mod grow;
+mod help;
 mod jobs;
 mod lent;
 mod locks;

@@ -44,15 +44,48 @@ pub struct BenchVolumeArgs {
 #[derive(Clone, Debug, clap::Subcommand)]
 pub enum WorkloadArgs {
     /// Create, stat and remove directories and files
+    #[command(after_help = "\
+Examples:
+  tatami bench mdtest /mnt/tatami/bench
+  tatami bench mdtest -n 1000 -p 4 --shared /mnt/tatami/bench    all in one directory
+  tatami bench mdtest -n 1000 --library --bulk 100 /bench        without a mount
+
+The directory is made when it is missing. Files of the measurement are removed.")]
     Mdtest(MdtestArgs),
     /// Write, read and verify large files
+    #[command(after_help = "\
+Examples:
+  tatami bench ior -t 1m -b 256m --verify /mnt/tatami/bench/file
+  tatami bench ior -p 4 -F -C -e -b 16m /mnt/tatami/bench/file    a file for each process
+  tatami bench ior -b 16m --library /bench/file                   without a mount
+
+The directory of the file is made when it is missing.")]
     Ior(IorArgs),
     /// The bare rate of requests that do nothing
+    #[command(after_help = "\
+Examples:
+  tatami bench wire
+  tatami bench wire -p 4 -n 1000 --tcp")]
     Wire(WireArgs),
     /// All figures, next to the local disk; makes its own volume
+    #[command(after_help = "\
+Examples:
+  tatami bench suite
+  tatami bench suite --quick --runs 1 --only 'mount create'    to see that it works
+  tatami bench suite --dir /scratch/work --out /scratch/summary.json")]
     Suite(SuiteArgs),
     /// How fast up to 1,024 servers would be, from what things take here
+    #[command(after_help = "\
+Examples:
+  tatami bench predict
+  tatami bench predict --servers 1,16,1024 --network ethernet
+  tatami bench predict --quick --servers 1,2 --network infiniband --json")]
     Predict(PredictArgs),
     /// Shared files by MPI-IO: with the layer, without it, on the local disk
+    #[command(after_help = "\
+Examples:
+  tatami bench mpi
+  tatami bench mpi --mpi openmpi --only btio
+  tatami bench mpi --quick --runs 1 --mpi openmpi --only ior")]
     Mpi(MpiArgs),
 }

@@ -12,10 +12,11 @@ use crate::{
     version,
     max_term_width = 100,
     after_help = "\
-Start here:
-  tatami up                         one node, mounted
-  tatami up --nodes 4 --mount /mnt/tatami
+Examples:
+  tatami up                                  start one node, mounted
+  tatami up --nodes 4 --mount /mnt/tatami    or four
   tatami status
+  tatami cp -r input :/run-17                without a mount
   tatami down
 
 Paths that begin with a colon are in the volume and need no mount: tatami ls :/
@@ -62,6 +63,12 @@ Examples:
 Exit code 0: healthy; 3: a node is down, or there is another fault.")]
     Status(status::StatusArgs),
     /// Run, list, start and stop single nodes
+    #[command(after_help = "\
+Examples:
+  tatami node list
+  tatami node stop node1
+  tatami node start node1
+  tatami node add                 one more node, which gets a part of the namespace")]
     Node {
         #[command(subcommand)]
         command: node_cmd::NodeCommand,
@@ -121,7 +128,7 @@ Examples:
   tatami relayout --to striped --on 0,2 -r :/run-17
   tatami relayout --on node3 :/input.dat                   whole, on node3
   tatami relayout -r --from node3 :/                       off node3, to other nodes
-  tatami relayout /scratch/checkpoint.h5                   a container, to an ordinary file
+  tatami relayout /scratch/checkpoint.h5                   a container, to a file
   tatami relayout --to container /scratch/checkpoint.h5
   tatami relayout --background -r :/run-17                 and meanwhile:
   tatami relayout --status
@@ -230,7 +237,7 @@ Exit codes, as fsck(8): 0 clean, 1 all faults are repaired, 4 faults are left,
     #[command(after_help = "\
 Examples:
   tatami bench mdtest -n 1000 -p 4 /mnt/tatami/bench
-  tatami bench ior -t 1m -b 256m --verify /mnt/tatami/bench
+  tatami bench ior -t 1m -b 256m --verify /mnt/tatami/bench/file
   tatami bench suite           the figures with goals, beside the local disk
   tatami bench predict --servers 1,16,1024 --network ethernet
   tatami bench mpi --mpi openmpi --only btio")]
@@ -286,4 +293,70 @@ Examples:
   tatami man | man -l -
   tatami man /usr/local/share/man/man1")]
     Man(manual::ManArgs),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::{CommandFactory, Parser};
+
+    /// Returns the commands of a shell line, each as its words. Knows what the examples use: quotes,
+    /// pipes, redirections and process substitution.
+    fn split_commands(line: &str) -> Vec<Vec<String>> {
+        let (mut commands, mut word, mut quoted) = (vec![Vec::new()], String::new(), false);
+        for c in line.chars().chain([' ']) {
+            match c {
+                '\'' => quoted = !quoted,
+                c if quoted => word.push(c),
+                ' ' | '|' | '<' | '>' | '(' | ')' => {
+                    let last = commands.last_mut().expect("it begins with one");
+                    last.extend((!word.is_empty()).then(|| std::mem::take(&mut word)));
+                    if c != ' ' {
+                        commands.push(Vec::new());
+                    }
+                }
+                c => word.push(c),
+            }
+        }
+        commands
+    }
+
+    /// Checks the examples of a command and of the commands below it. Returns their number.
+    fn check_examples(command: &clap::Command) -> usize {
+        let name = command.get_bin_name().unwrap_or("tatami").to_owned();
+        let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+        let (_, examples) = text.split_once("Examples:\n").unwrap_or_else(|| {
+            panic!("`{name} --help` has no examples: see how other commands in args.rs have them")
+        });
+        let examples = examples.split("\n\n").next().unwrap_or_default().replace("\\\n", " ");
+        let mut count = 0;
+        for line in examples.lines() {
+            // Two blanks separate an example from its description.
+            let shown = line.trim_start();
+            let example = match shown.strip_prefix("tatami node run --node") {
+                Some(_) => shown,
+                None => shown.split("  ").next().unwrap_or_default(),
+            };
+            let words = split_commands(example).into_iter().find_map(|words| {
+                let at = words.iter().position(|word| word == "tatami")?;
+                Some(words[at..].to_vec())
+            });
+            let words = words.unwrap_or_else(|| panic!("{name}: `{example}` runs no tatami"));
+            if let Err(error) = Cli::try_parse_from(words) {
+                panic!("{name}: `{example}`: {error}");
+            }
+            count += 1;
+        }
+        let below = command.get_subcommands();
+        let below = below.filter(|below| !below.is_hide_set() && below.get_name() != "help");
+        count + below.map(check_examples).sum::<usize>()
+    }
+
+    /// The end-to-end test `help` also runs most of them.
+    #[test]
+    fn every_command_has_examples_that_parse() {
+        let mut command = Cli::command();
+        command.build();
+        assert!(check_examples(&command) >= 80);
+    }
 }

@@ -45,7 +45,7 @@ Examples:
 Examples:
   tatami node add
   tatami node add --nodes 2
-  tatami node add --executors 4    from now on, all nodes with four threads for the namespace
+  tatami node add --executors 4    from now on, all nodes serve names with four threads
   tatami node add --address host2:7400 --node-dir /scratch/tatami
 
 Shards move while the volume is in use. A request to a moving shard waits for a fraction
