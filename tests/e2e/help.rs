@@ -38,8 +38,8 @@ const PREPARATION: &str = "\
 test -e $W/volume/volume.toml || tatami up --nodes 4 --no-mount
 tatami up --no-mount
 for name in $(tatami ls :/); do tatami rm -r :/$name; done
-rm -rf $W/work && mkdir -p $W/work/run-17 && cd $W/work
-mkdir input dir && echo part > input/part
+rm -rf $W/here && mkdir -p $W/here/run-17 && cd $W/here
+mkdir input dir results && echo part > input/part && echo result > results/part
 echo input > input.dat
 echo log > run-17/log
 echo bytes | tee a results.nc checkpoint.h5 run-17/one.h5 > run-17/two.h5
@@ -55,7 +55,8 @@ test -d $W/scratch/checkpoint.h5 || { rm -rf $W/scratch/checkpoint.h5
 ";
 
 /// What comes before some examples besides: those whose text begins with the first part.
-const FIRST: [(&str, &str); 16] = [
+const FIRST: [(&str, &str); 17] = [
+    ("tatami mv :/a :/b :/dir/", "tatami cp :/a :/b"),
     ("tatami up --dir ~/fs", "rm -rf ~/fs"),
     ("tatami up", "remove_volume"),
     ("tatami cp -r input :/run-17", "tatami rm -r :/run-17"),
@@ -75,7 +76,12 @@ const FIRST: [(&str, &str); 16] = [
 ];
 
 /// What comes after some examples: the effect of the example, or its end.
-const THEN: [(&str, &str); 16] = [
+const THEN: [(&str, &str); 18] = [
+    ("tatami sync results :/run-17", "test \"$(tatami cat :/run-17/part)\" = result"),
+    (
+        "tatami mv results :/run-18",
+        "test \"$(tatami cat :/run-18/part)\" = result; refute test -e $W/here/results",
+    ),
     ("tatami up --dir ~/fs", "test -S ~/fs/node0/socket; tatami down --dir ~/fs; rm -rf ~/fs"),
     ("tatami up --nodes 4 --mount", "mountpoint -q $W/mnt/tatami/node3; remove_volume"),
     ("tatami up --executors 4", "tatami node list | grep -q EXECUTORS; remove_volume"),
@@ -198,7 +204,7 @@ impl Scratch {
         let (first, then) = (first.replace("; ", "\n"), then.replace("; ", "\n"));
         let mount = if self.user.is_none() { MOUNT_PREPARATION } else { "" };
         run(&mut self.script(&format!("{PREPARATION}\n{mount}\n{first}")));
-        let said = ask(&mut self.script(&format!("cd $W/work\n{here}")));
+        let said = ask(&mut self.script(&format!("cd $W/here\n{here}")));
         assert_eq!(said.code, Some(0), "{example}\n{}\n{}", said.out, said.err);
         run(&mut self.script(&then));
         said

@@ -300,8 +300,8 @@ mod tests {
     use super::*;
     use clap::{CommandFactory, Parser};
 
-    /// Returns the commands of a shell line, each as its words. Knows what the examples use: quotes,
-    /// pipes, redirections and process substitution.
+    /// Returns the commands of a shell line, each as its words. Knows what the examples use:
+    /// quotes, pipes, redirections and process substitution.
     fn split_commands(line: &str) -> Vec<Vec<String>> {
         let (mut commands, mut word, mut quoted) = (vec![Vec::new()], String::new(), false);
         for c in line.chars().chain([' ']) {
