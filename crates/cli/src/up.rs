@@ -148,6 +148,8 @@ fn open_configured(args: &UpArgs) -> CommandResult<VolumeDir> {
     Ok(place)
 }
 
+/// Makes the directory of a volume, unless it exists.
+///
 /// # Errors
 /// The directory cannot be made, or lies in a mount of Tatami: the daemons would wait for files
 /// that only daemons can give them.
