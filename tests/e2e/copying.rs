@@ -188,3 +188,18 @@ fn new_files_go_to_the_node_that_is_named() {
     assert!(said.code == Some(2) && said.err.contains("node0, node1"), "{said:?}");
     cluster.finish();
 }
+
+/// Advice names the directory of a volume that is not the default one.
+#[test]
+fn advice_leads_to_the_volume_in_use() {
+    let cluster = Cluster::start(2);
+    put(cluster.mount(1).join("f"), "bytes");
+    cluster.kill_node(1);
+    let mut command = cluster.command("cat");
+    let said = ask(command.args(["--client-patience-sec", "1", ":/f"]));
+    assert_eq!(said.code, Some(3), "{said:?}");
+    let advice = format!("tatami status --dir {}", cluster.dir().display());
+    assert!(said.err.contains(&advice), "{said:?}");
+    cluster.up();
+    cluster.finish();
+}

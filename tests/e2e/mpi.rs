@@ -293,6 +293,16 @@ fn mpi_check_tells_why_not() {
     run(program("gcc -static -o").arg(&fixed).arg(&source));
     let said = ask(&mut check(&["--", fixed.to_str().expect("UTF-8")]));
     assert!(said.code == Some(1) && said.err.contains("statically"), "{}", said.err);
+    let script = dir.path().join("script");
+    fs::write(&script, "#!/usr/bin/env python3\n").expect("a script");
+    fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("set");
+    let said = ask(&mut check(&["--", script.to_str().expect("UTF-8")]));
+    assert!(said.code == Some(1) && said.err.contains("script"), "{}", said.err);
+    assert!(
+        said.err.contains("/usr/bin/env python3") && said.err.contains("--run"),
+        "{}",
+        said.err
+    );
     let missing = Command::new(tatami_bin())
         .args(["mpi-check", "--", "true"])
         .env("TATAMI_MPI_LIBRARY", "/nowhere/libtatami_mpi.so")

@@ -6,7 +6,7 @@
 use crate::error::{CommandFailure, CommandResult};
 use crate::term::TermOutput;
 use std::ffi::{OsStr, OsString};
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -177,12 +177,23 @@ fn join_paths(paths: &[PathBuf]) -> CommandResult<OsString> {
         .map_err(|e| CommandFailure::usage("a directory's name has a colon in it").because(e))
 }
 
+/// Longest first line of a script that the kernel reads, in bytes.
+const INTERPRETER_MAX: u64 = 256;
+
 /// The result of inspecting a program without running it.
 #[derive(Debug)]
 struct ProgramFindings {
     dynamic: bool,
     front_loaded: bool,
     library: Option<(MpiFamily, String)>,
+}
+
+/// Returns the interpreter of a script; `None` for other programs.
+fn read_interpreter(path: &Path) -> Option<String> {
+    let mut start = Vec::new();
+    std::fs::File::open(path).ok()?.take(INTERPRETER_MAX).read_to_end(&mut start).ok()?;
+    let line = start.strip_prefix(b"#!")?.split(|b| *b == b'\n').next()?;
+    Some(crate::term::escape_name(line.trim_ascii()))
 }
 
 /// Checks whether the layer would be active in a program.
@@ -197,6 +208,12 @@ pub fn check_program(args: &MpiCheckArgs) -> CommandResult {
     writeln!(out, "layer      {}", front.display())?;
     if args.run {
         return check_by_running(&mut out, &front, &path, arguments);
+    }
+    if let Some(interpreter) = read_interpreter(&path) {
+        let shown = path.display();
+        return Err(CommandFailure::new(format!("{shown} is a script, run by {interpreter}"))
+            .because("the programs that it starts decide, and it shows only when they run")
+            .try_this(format!("tatami mpi-check --run -- {shown} that opens a file with MPI-IO")));
     }
     let findings = inspect_program(&front, &path)?;
     if !findings.dynamic {

@@ -7,6 +7,7 @@ use rustix::process::{getegid, geteuid, getgroups};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::sync::OnceLock;
 use tatami_client::tree::VolumeTree;
 use tatami_wire::{Cred, Errno, GROUPS_MAX, NodeId};
 
@@ -93,16 +94,25 @@ impl AnyPath {
     }
 }
 
+/// ` --dir DIR` of the volume that this command has connected to.
+static DIR_FLAG: OnceLock<String> = OnceLock::new();
+
+/// Returns ` --dir DIR` for remedies, where the volume is not the default one. A process works on
+/// one volume, so that its many operations need not pass the directory along.
+fn dir_flag() -> &'static str {
+    DIR_FLAG.get().map_or("", String::as_str)
+}
+
 /// Returns a failure of an operation on the volume, with a remedy for the error number.
 pub fn volume_failure(what: &str, errno: Errno) -> CommandFailure {
     let failure = CommandFailure::new(format!("{what}: {errno}"));
     match errno {
         Errno::EHOSTDOWN => CommandFailure { exit: crate::error::ExitStatus::Degraded, ..failure }
-            .try_this("a node is down: tatami status; tatami up"),
+            .try_this(format!("tatami status{} names the node, and what to do", dir_flag())),
         Errno::EKEYREJECTED | Errno::EPROTO => {
             failure.try_this("this user may lack the volume's key for other nodes: run it as root")
         }
-        Errno::ENOSPC => failure.try_this("tatami df; tatami status"),
+        Errno::ENOSPC => failure.try_this(format!("tatami df{0}; tatami status{0}", dir_flag())),
         Errno::ENAMETOOLONG => failure.because("a name has at most 255 bytes, a path 4096"),
         Errno::ELOOP => failure.because("symbolic links lead in a circle, or through more than 40"),
         _ => failure,
@@ -130,6 +140,7 @@ pub fn read_umask() -> u16 {
 /// # Errors
 /// No daemon answers.
 pub fn connect_tree(place: &VolumeDir, node: Option<NodeId>) -> CommandResult<VolumeTree> {
+    DIR_FLAG.get_or_init(|| place.dir_flag());
     Ok(VolumeTree::new(place.connect_client(node)?, current_cred()))
 }
 
