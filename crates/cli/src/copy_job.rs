@@ -6,13 +6,23 @@
 use crate::copy_stream::{self, CopySource, copy_bytes, is_standard_stream};
 use crate::copy_trees::{CopyTrees, FileFacts, append_name, volume_identity};
 use crate::error::{CommandFailure, CommandResult, ExitStatus, keep_first};
-use crate::interrupt::check_interrupt;
+use crate::interrupt::{check_interrupt, is_interrupted};
 use crate::term::{self, TermOutput};
 use crate::volume_path::AnyPath;
 use indicatif::ProgressBar;
 use std::collections::{HashMap, HashSet};
 use std::io::Write;
+use std::time::Duration;
+use tatami_client::OperationScope;
 use tatami_wire::{Errno, Ino, InodeKind};
+
+/// After Ctrl-C, how long a request still waits for a node, so that complete files get their names.
+const LAST_WAIT: Duration = Duration::from_secs(2);
+
+/// Whether a request that waits for a node is given up, because the user has interrupted the copy.
+fn gives_up_waiting(_: u32, waited: Duration) -> bool {
+    is_interrupted() && waited >= LAST_WAIT
+}
 
 /// What happens to a file whose copy exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,6 +116,8 @@ impl<'a> CopyJob<'a> {
     /// # Errors
     /// The failure itself if it ends the whole copy.
     pub fn record_failure(&mut self, failure: CommandFailure) -> CommandResult {
+        // After Ctrl-C a request that waited for a node has failed, too: no reason of its own.
+        check_interrupt()?;
         match failure.exit {
             ExitStatus::Interrupted | ExitStatus::Quiet | ExitStatus::Degraded => Err(failure),
             _ => {
@@ -178,6 +190,7 @@ impl<'a> CopyJob<'a> {
         let mut top = None;
         let mut copied = Ok(());
         while let Some(item) = todo.pop() {
+            let _scope = OperationScope::begin(0, gives_up_waiting);
             let done = check_interrupt().and_then(|()| match item.facts.kind {
                 InodeKind::Dir => self.copy_directory(item, &mut top).map(|items| {
                     todo.extend(items.into_iter().rev());
