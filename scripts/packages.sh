@@ -19,7 +19,7 @@ declare -A packages=(
   # A file system of many machines, as a home of containers: its servers, clients and mount.
   [gfarm]="gfmd gfsd gfarm-client gfarm2fs"
   # The programs that the end-to-end tests run on mounts.
-  [test]="acl attr e2fsprogs fio git make rsync sqlite3 strace stress-ng util-linux xz-utils"
+  [test]="acl attr e2fsprogs fio git jq make man-db rsync sqlite3 strace stress-ng util-linux xz-utils zsh fish"
 )
 packages[test]+=" ${packages[jobs]} ${packages[mpi]} ${packages[shared]} ${packages[gfarm]}"
 

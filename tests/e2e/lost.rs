@@ -177,13 +177,18 @@ fn lost_bytes_are_errors(cluster: Cluster) {
         let lost: Vec<_> = findings
             .iter()
             .map(|f| {
-                (f["path"].as_str(), f["node"].as_str(), f["left"].as_u64(), f["bytes"].as_u64())
+                (
+                    f["path"].as_str(),
+                    f["node"].as_str(),
+                    f["left"].as_str().map(str::to_owned),
+                    f["bytes"].as_str().map(str::to_owned),
+                )
             })
             .collect();
         let node = Some("node0");
         for (path, left) in [("/dir/gone", 0), ("/dir/short", LEFT as u64), ("/dir/replaced", 0)] {
             assert!(
-                lost.contains(&(Some(path), node, Some(left), Some(LEN as u64))),
+                lost.contains(&(Some(path), node, Some(left.to_string()), Some(LEN.to_string()))),
                 "{findings:?}"
             );
         }

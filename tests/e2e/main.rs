@@ -5,6 +5,7 @@
 
 mod away;
 mod bulk;
+mod completion;
 mod copying;
 mod coreutils;
 mod crash;
@@ -15,6 +16,7 @@ mod gfarm;
 mod grow;
 mod help;
 mod jobs;
+mod json;
 mod lent;
 mod locks;
 mod lost;

@@ -11,7 +11,7 @@ use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tatami_meta::{FjallStore, Store};
 use tatami_tests::Cluster;
-use tatami_tests::command::{Said, ask};
+use tatami_tests::command::{Said, ask, wide_number};
 use tatami_tests::files::{get, names, put};
 use tatami_tests::process::wait_ms;
 use tatami_tests::seed::{Rng, scaled};
@@ -263,13 +263,13 @@ impl Broken {
     fn assert_are_these(&self, findings: &[Value]) {
         let known: BTreeSet<u64> = self.numbers.values().copied().collect();
         for finding in findings {
-            let ino = finding["ino"].as_u64().expect("a number");
+            let ino = wide_number(&finding["ino"]);
             assert!(known.contains(&ino), "that was right: {finding}");
         }
     }
 
     fn assert_all_found(&self, findings: &[Value]) {
-        let found: BTreeSet<u64> = findings.iter().filter_map(|f| f["ino"].as_u64()).collect();
+        let found: BTreeSet<u64> = findings.iter().map(|f| wide_number(&f["ino"])).collect();
         let Broken { gone, counted, nameless, kind, adrift, twice, .. } = self;
         for path in [gone, counted, nameless, kind, adrift, &twice.0] {
             assert!(found.contains(&self.numbers[path]), "{}: {findings:#?}", path.display());
@@ -320,7 +320,7 @@ fn what_is_broken_between_nodes_is_told_and_mended() {
     broken.assert_all_found(&findings);
     let removed = findings.iter().any(|f| {
         let what = f["what"].as_str().unwrap_or_default();
-        f["ino"] == broken.numbers[&broken.gone] && what.contains("entry \"gone")
+        wide_number(&f["ino"]) == broken.numbers[&broken.gone] && what.contains("entry \"gone")
     });
     assert!(removed, "it tells which entry was removed: {findings:#?}");
     let (said, findings) = fsck(&cluster, &[]);

@@ -69,6 +69,15 @@ pub fn run(command: &mut Command) -> Said {
     said
 }
 
+/// Returns a number that may exceed 2^53: `--json` writes it as decimal text.
+///
+/// # Panics
+/// If it is none.
+pub fn wide_number(value: &serde_json::Value) -> u64 {
+    let text = value.as_str().unwrap_or_else(|| panic!("{value} is no decimal text"));
+    text.parse().unwrap_or_else(|e| panic!("{value}: {e}"))
+}
+
 /// Returns the last lines of a long text.
 pub fn tail(text: &str) -> String {
     let lines: Vec<&str> = text.lines().collect();

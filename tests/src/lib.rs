@@ -13,6 +13,7 @@ pub mod map;
 pub mod model;
 pub mod mpi;
 pub mod process;
+pub mod schema;
 pub mod seed;
 mod starter;
 pub mod subject;

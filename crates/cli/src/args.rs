@@ -1,8 +1,9 @@
 //! The command line as a whole. The arguments of a command are defined beside its code.
 
 use crate::{
-    config_cmd, copy, dir_cmd, down, exec, files, fsck_cmd, manual, mount_cmd, move_cmd, mpi_cmd,
-    node_cmd, recover_cmd, relayout_cmd, status, sync_cmd, up, usage_cmd, where_cmd,
+    completion, config_cmd, copy, dir_cmd, down, exec, files, fsck_cmd, manual, mount_cmd,
+    move_cmd, mpi_cmd, node_cmd, recover_cmd, relayout_cmd, status, sync_cmd, up, usage_cmd,
+    where_cmd,
 };
 
 /// A parallel file system from the local disks of a job's nodes
@@ -280,6 +281,9 @@ Examples:
 
 Precedence: a flag, a TATAMI_… variable, the file, the default.")]
     Config(config_cmd::ConfigArgs),
+    /// Find what may stand at the cursor of a command line: for completion scripts
+    #[command(hide = true)]
+    Complete(completion::CompleteArgs),
     /// Print a completion script for a shell
     #[command(after_help = "\
 Examples:

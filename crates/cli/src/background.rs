@@ -5,6 +5,7 @@
 //! ordinary user. They name files, so only their user and the superuser can read them.
 
 use crate::error::{CommandFailure, CommandResult, FailureContext};
+use crate::json::{NameFields, wide_number};
 use crate::process::ProcessRecord;
 use crate::term::{self, BAD, HEAD, TermOutput};
 use crate::user_name::describe_user;
@@ -33,10 +34,10 @@ const FAILURES_MAX: usize = 100;
 /// The state of one background process, as its note file stores it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RelayoutNote {
-    /// The paths on its command line.
-    paths: Vec<String>,
-    /// The file that it copies now.
-    file: String,
+    /// The paths on its command line, as bytes.
+    paths: Vec<Vec<u8>>,
+    /// The file that it copies now, as bytes.
+    file: Vec<u8>,
     /// Size of that file and the bytes copied so far.
     size: u64,
     copied: u64,
@@ -63,11 +64,11 @@ impl RelayoutNoteFile {
     ///
     /// # Errors
     /// The note cannot be written.
-    pub fn create_detached(path: &Path, paths: Vec<String>) -> CommandResult<RelayoutNoteFile> {
+    pub fn create_detached(path: &Path, paths: Vec<Vec<u8>>) -> CommandResult<RelayoutNoteFile> {
         if let Err(error) = rustix::process::setsid() {
             tracing::debug!(%error, "it has a session of its own already");
         }
-        let (file, failures, process) = (String::new(), Vec::new(), ProcessRecord::of_self());
+        let (file, failures, process) = (Vec::new(), Vec::new(), ProcessRecord::of_self());
         let (size, copied, changed, same) = (0, 0, 0, 0);
         let ended = false;
         let note =
@@ -103,7 +104,7 @@ impl RelayoutNoteFile {
     }
 
     /// Records the start of a file of `size` bytes. A repeated attempt starts the file again.
-    pub fn begin_file(&self, name: &str, size: u64) {
+    pub fn begin_file(&self, name: &[u8], size: u64) {
         self.try_update_note(true, |note| {
             (note.file, note.size, note.copied) = (name.to_owned(), size, 0);
         });
@@ -264,18 +265,20 @@ pub fn print_status(json: bool) -> CommandResult {
     let mut out = TermOutput::new();
     if json {
         let reported = |StoredNote { owner, note, .. }: &StoredNote| {
-            serde_json::json!({
+            let named = |path: &Vec<u8>| NameFields::new("path", &path[..]);
+            let mut value = serde_json::json!({
                 "user": owner,
                 "pid": note.process.pid,
                 "state": note.state_name(),
-                "paths": note.paths,
-                "file": note.file,
-                "size": note.size,
-                "copied": note.copied,
+                "paths": note.paths.iter().map(named).collect::<Vec<_>>(),
+                "size": wide_number(note.size),
+                "copied": wide_number(note.copied),
                 "changed": note.changed,
                 "same": note.same,
                 "failures": note.failures,
-            })
+            });
+            NameFields::new("file", &note.file[..]).add_to(&mut value);
+            value
         };
         out.write_json(
             &serde_json::json!({ "relayouts": all.iter().map(reported).collect::<Vec<_>>() }),
@@ -306,8 +309,9 @@ impl RelayoutNote {
             true => String::new(),
             false => format!(" of {}", describe_user(owner)),
         };
-        let title = format!("process {}{of_user}, {}", self.process.pid, self.paths.join(" "));
-        let title = out.paint_text(HEAD, &term::escape_name(title.as_bytes()));
+        let paths: Vec<_> = self.paths.iter().map(|path| term::escape_name(path)).collect();
+        let title = format!("process {}{of_user}, {}", self.process.pid, paths.join(" "));
+        let title = out.paint_text(HEAD, &title);
         let files = |count: u64, what: &str| match count {
             1 => format!("1 file {what}"),
             _ => format!("{count} files {what}"),
@@ -315,11 +319,10 @@ impl RelayoutNote {
         let mut parts = vec![match self.state_name() {
             "running" if self.size > 0 => {
                 let percent = self.copied.min(self.size).saturating_mul(100) / self.size;
-                let (file, size) =
-                    (term::escape_name(self.file.as_bytes()), term::format_size(self.size));
+                let (file, size) = (term::escape_name(&self.file), term::format_size(self.size));
                 format!("at {file}, {percent} % of {size}")
             }
-            "died" => format!("died; {} is unchanged", term::escape_name(self.file.as_bytes())),
+            "died" => format!("died; {} is unchanged", term::escape_name(&self.file)),
             state => state.to_owned(),
         }];
         parts.push(files(self.changed, "changed"));

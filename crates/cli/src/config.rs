@@ -11,6 +11,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use toml::de::{DeTable, DeValue};
 
+/// The heading of the configuration's flags, by which completion knows them.
+pub const FLAGS_HEADING: &str = "Configuration";
 /// Longest configuration file, in bytes.
 const FILE_MAX: u64 = 1 << 20;
 
@@ -70,7 +72,7 @@ impl clap::Args for ConfigOverrides {
                     .long(key.flag)
                     .value_name("VALUE")
                     .hide(true)
-                    .help_heading("Configuration")
+                    .help_heading(FLAGS_HEADING)
                     .help(key.doc),
             )
         })

@@ -1,12 +1,14 @@
 //! `tatami config`: the values in force and their origins.
 
 use crate::error::CommandResult;
+use crate::json::NameFields;
 use crate::keys::{KEYS, KeyValue};
 use crate::term::{DIM, HEAD, TermOutput, TextTable};
 use crate::up::wrap_words;
 use crate::volume_dir::VolumeArgs;
 use anstyle::Style;
 use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
 
 /// `tatami config`
 #[derive(Debug, clap::Args)]
@@ -55,9 +57,9 @@ pub fn run(args: &ConfigArgs) -> CommandResult {
             })
             .collect();
         let file = place.config.file.as_ref().map(|f| f.display().to_string());
-        out.write_json(&serde_json::json!({
-            "dir": place.dir.display().to_string(), "file": file, "keys": keys,
-        }))?;
+        let mut value = serde_json::json!({ "file": file, "keys": keys });
+        NameFields::new("dir", place.dir.as_os_str().as_bytes()).add_to(&mut value);
+        out.write_json(&value)?;
         return Ok(());
     }
     writeln!(out, "{} {}", out.paint_text(HEAD, "directory"), place.dir.display())?;

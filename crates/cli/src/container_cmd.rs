@@ -1,9 +1,11 @@
 //! Containers in `tatami recover`, `tatami relayout` and `tatami where`.
 
 use crate::error::{CommandFailure, CommandResult};
+use crate::json::{NameFields, wide_number};
 use crate::term::{self, DIM, HEAD, TermOutput, TextTable};
 use anstyle::Style;
 use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use tatami_tiled::describe::{ContainerSummary, describe_container};
 use tatami_tiled::recovery::DamagePolicy;
@@ -46,18 +48,20 @@ pub fn recover_container(
             .map(|s| {
                 serde_json::json!({
                     "open": format!("{:016x}", s.open), "ranks": s.ranks,
-                    "writers": s.writers, "bytes": s.bytes, "lost": s.lost,
+                    "writers": s.writers, "bytes": wide_number(s.bytes),
+                    "lost": wide_number(s.lost),
                     "damaged": s.damaged.iter().map(|(name, damage)| {
                         format!("{}: {damage}", marker::journal_name(*name))
                     }).collect::<Vec<_>>(),
                 })
             })
             .collect();
-        let path = path.display().to_string();
-        return Ok(Some(serde_json::json!({
-            "path": path, "size": seen.size, "recovered": jobs, "writing": live,
+        let mut report = serde_json::json!({
+            "size": wide_number(seen.size), "recovered": jobs, "writing": live,
             "went_back": went_back, "marker_written": marked,
-        })));
+        });
+        NameFields::new("path", path.as_os_str().as_bytes()).add_to(&mut report);
+        return Ok(Some(report));
     }
     let title = out.paint_text(HEAD, &path.display().to_string());
     if marked {
@@ -154,7 +158,7 @@ fn description_json(path: &Path, report: &ContainerSummary) -> serde_json::Value
         .map(|piece| {
             serde_json::json!({
                 "object": piece_name(piece.name), "rank": piece.name.map(|name| name.rank),
-                "stored": piece.stored, "used": piece.used,
+                "stored": wide_number(piece.stored), "used": wide_number(piece.used),
             })
         })
         .collect();
@@ -163,7 +167,8 @@ fn description_json(path: &Path, report: &ContainerSummary) -> serde_json::Value
         .iter()
         .map(|s| {
             serde_json::json!({
-                "offset": s.offset, "len": s.len, "object": s.piece.map(piece_name), "at": s.at,
+                "offset": wide_number(s.offset), "len": wide_number(s.len),
+                "object": s.piece.map(piece_name), "at": wide_number(s.at),
             })
         })
         .collect();
@@ -172,11 +177,13 @@ fn description_json(path: &Path, report: &ContainerSummary) -> serde_json::Value
         .iter()
         .map(|open| serde_json::json!({ "ranks": open.ranks, "dead": open.dead }))
         .collect();
-    serde_json::json!({
-        "path": path.display().to_string(), "kind": "container", "size": report.size,
-        "index_bytes": report.index, "pieces": pieces, "opens": opens, "extents": extents,
-        "complete": !report.more,
-    })
+    let mut value = serde_json::json!({
+        "kind": "container", "size": wide_number(report.size),
+        "index_bytes": wide_number(report.index), "pieces": pieces, "opens": opens,
+        "extents": extents, "complete": !report.more,
+    });
+    NameFields::new("path", path.as_os_str().as_bytes()).add_to(&mut value);
+    value
 }
 
 fn print_description(

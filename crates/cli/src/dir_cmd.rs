@@ -1,6 +1,7 @@
 //! `tatami dir`: the partitions of a directory, their entries, and their nodes.
 
 use crate::error::CommandResult;
+use crate::json::{NameFields, serialize_wide};
 use crate::session::{FoundPath, VolumeSessions};
 use crate::term::{self, DIM, HEAD, TermOutput, TextTable};
 use crate::volume_dir::{VolumeArgs, executor_name};
@@ -28,7 +29,9 @@ pub struct DirArgs {
 
 #[derive(Serialize)]
 struct DirReport {
-    path: String,
+    #[serde(flatten)]
+    path: NameFields,
+    #[serde(serialize_with = "serialize_wide")]
     ino: u64,
     entries: u64,
     partitions: Vec<PartitionReport>,
@@ -37,7 +40,9 @@ struct DirReport {
 #[derive(Serialize)]
 struct PartitionReport {
     /// Lowest and highest hash of the names in the partition, 63 bits each.
+    #[serde(serialize_with = "serialize_wide")]
     from: u64,
+    #[serde(serialize_with = "serialize_wide")]
     last: u64,
     /// Number of leading bits of the hash that all its names share.
     bits: u8,
@@ -113,7 +118,7 @@ fn read_partitions(
         }
     };
     Ok(DirReport {
-        path: String::from_utf8_lossy(path).into_owned(),
+        path: NameFields::new("path", path),
         ino: ino.0,
         entries: parts.iter().map(|part| part.entries).sum(),
         partitions: parts.iter().map(report).collect(),

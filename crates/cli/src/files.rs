@@ -1,6 +1,7 @@
 //! `tatami ls | cat | rm | mkdir | stat | df`: files of the volume without a mount.
 
 use crate::error::{CommandFailure, CommandResult, keep_first};
+use crate::json::{optional_wide_number, wide_number};
 use crate::listing::{self, FileListing, ListingOrder, ListingStyle};
 use crate::status;
 use crate::term::{self, DIM, TermOutput, TextTable};
@@ -484,14 +485,17 @@ pub fn df(args: &DfArgs) -> CommandResult {
             .iter()
             .map(|(name, s)| {
                 serde_json::json!({
-                    "name": name, "up": s.is_some(), "total": s.map(|s| s.total),
-                    "free": s.map(|s| s.free), "available": s.map(|s| s.available),
+                    "name": name, "up": s.is_some(),
+                    "total": optional_wide_number(s.map(|s| s.total)),
+                    "free": optional_wide_number(s.map(|s| s.free)),
+                    "available": optional_wide_number(s.map(|s| s.available)),
                 })
             })
             .collect();
         out.write_json(&serde_json::json!({
-            "volume": volume.name, "total": space.total, "free": space.free,
-            "available": space.available, "inodes": space.inodes, "nodes": nodes,
+            "volume": volume.name, "total": wide_number(space.total),
+            "free": wide_number(space.free), "available": wide_number(space.available),
+            "inodes": space.inodes, "nodes": nodes,
         }))?;
         return Ok(());
     }

@@ -2,6 +2,7 @@
 
 use crate::daemon_files;
 use crate::error::{CommandFailure, CommandResult, ExitStatus, FailureContext};
+use crate::json::{NameFields, optional_wide_number, wide_number};
 use crate::offline::OfflineVolume;
 use crate::status;
 use crate::term::{self, BAD, GOOD, TermOutput};
@@ -171,8 +172,9 @@ fn advice(place: &VolumeDir, finding: &FsckFinding) -> Option<String> {
     };
     Some(format!(
         "restore the file from a copy; or keep what is whole of it, when no program has it open: tatami recover \
-         --accept-loss{} :{path}",
-        place.dir_flag()
+         --accept-loss{} :{}",
+        place.dir_flag(),
+        term::escape_name(path)
     ))
 }
 
@@ -186,13 +188,18 @@ fn print_json(
         .findings
         .iter()
         .map(|f| {
-            serde_json::json!({
-                "kind": kind_name(f.wrong), "ino": f.ino.0, "path": f.path, "node": node_name(volume, f),
+            let mut finding = serde_json::json!({
+                "kind": kind_name(f.wrong), "ino": wide_number(f.ino.0),
+                "path": null, "node": node_name(volume, f),
                 "what": f.what, "repaired": f.repaired,
                 "object": f.lost.map(|lost| lost.piece).or(f.journal).map(|object| object.0),
-                "bytes": f.lost.map(|lost| lost.least), "left": f.lost.map(|lost| lost.has),
+                "bytes": optional_wide_number(f.lost.map(|lost| lost.least)),
+                "left": optional_wide_number(f.lost.map(|lost| lost.has)),
                 "advice": advice(place, f),
-            })
+            });
+            let path = f.path.iter().map(|path| NameFields::new("path", &path[..]));
+            path.for_each(|path| path.add_to(&mut finding));
+            finding
         })
         .collect();
     out.write_json(&serde_json::json!({
@@ -214,7 +221,11 @@ fn print_report(
         let node = node_name(volume, finding).map(|n| format!(" on {n}")).unwrap_or_default();
         let (word, style) = if finding.repaired { ("repaired", GOOD) } else { ("wrong", BAD) };
         let word = out.paint_text(style, word);
-        let path = finding.path.as_ref().map(|path| format!(", {path}")).unwrap_or_default();
+        let path = finding
+            .path
+            .as_ref()
+            .map(|path| format!(", {}", term::escape_name(path)))
+            .unwrap_or_default();
         writeln!(out, "{word}: inode {}{path}{node}: {}", finding.ino, finding.what)?;
         if let Some(advice) = advice(place, finding) {
             writeln!(out, "  {advice}")?;

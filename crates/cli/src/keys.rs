@@ -302,6 +302,16 @@ pub static KEYS: [ConfigKey; 19] = [
     },
 ];
 
+/// Returns the words that the key with this flag accepts; `None` if there is no such key, or other
+/// values are as good.
+pub fn flag_choices(flag: &str) -> Option<Vec<String>> {
+    match KEYS.iter().find(|key| key.flag == flag)?.range {
+        KeyRange::Bool => Some(vec!["true".to_owned(), "false".to_owned()]),
+        KeyRange::OneOf(words) => Some(words.iter().map(|word| (*word).to_owned()).collect()),
+        KeyRange::Int(..) | KeyRange::Text(_) | KeyRange::Path => None,
+    }
+}
+
 /// Returns the key of that name.
 pub fn find_key(name: &str) -> Option<&'static ConfigKey> {
     KEYS.iter().find(|key| key.name == name)

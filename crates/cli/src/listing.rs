@@ -1,6 +1,7 @@
 //! The output of `ls` and `stat`.
 
 use crate::error::CommandResult;
+use crate::json::{self, NameFields};
 use crate::term::{self, TermOutput};
 use serde_json::json;
 use std::collections::HashMap;
@@ -137,7 +138,7 @@ impl ListingRow {
             if found.is_dir { join_path(&found.path, &self.name) } else { self.name.clone() };
         let mut value = attr_json(&path, &self.attr);
         if let Some(target) = &self.target {
-            value["target"] = json!(String::from_utf8_lossy(target));
+            NameFields::new("target", &target[..]).add_to(&mut value);
         }
         value
     }
@@ -156,24 +157,29 @@ fn kind_name(kind: InodeKind) -> &'static str {
     }
 }
 
-/// Returns attributes as JSON, for scripts. Bytes of names that are not UTF-8 become U+FFFD.
+/// Returns attributes as JSON, for scripts.
 pub fn attr_json(path: &[u8], attr: &Attr) -> serde_json::Value {
-    let time = |t: Timestamp| json!({ "sec": t.sec, "nsec": t.nsec });
-    json!({
-        "path": String::from_utf8_lossy(path),
-        "ino": attr.ino.0,
+    // A program can set any time. One that a number does not hold is 285 million years away.
+    let time = |t: Timestamp| {
+        let sec = t.sec.clamp(-json::EXACT_MAX, json::EXACT_MAX);
+        json!({ "sec": sec, "nsec": t.nsec })
+    };
+    let mut value = json!({
+        "ino": json::wide_number(attr.ino.0),
         "kind": kind_name(attr.kind),
         "mode": format!("{:04o}", attr.mode),
         "nlink": attr.nlink,
         "uid": attr.uid,
         "gid": attr.gid,
-        "size": attr.size,
+        "size": json::wide_number(attr.size),
         "blocks": attr.blocks,
         "mtime": time(attr.mtime),
         "ctime": time(attr.ctime),
         "atime": time(attr.atime),
         "btime": time(attr.btime),
-    })
+    });
+    NameFields::new("path", path).add_to(&mut value);
+    value
 }
 
 /// Returns the mode as `drwxr-xr-x`.

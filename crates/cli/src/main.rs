@@ -5,6 +5,7 @@ mod absence;
 mod args;
 mod background;
 mod bench_cmd;
+mod completion;
 mod config;
 mod config_cmd;
 mod connect;
@@ -24,6 +25,7 @@ mod files;
 mod fsck_cmd;
 mod import;
 mod interrupt;
+mod json;
 mod keys;
 mod listing;
 mod log;
@@ -117,6 +119,7 @@ fn run(command: &CliCommand) -> CommandResult {
         CliCommand::Mpirun(args) => mpi_cmd::mpirun(args),
         CliCommand::MpiCheck(args) => mpi_cmd::check_program(args),
         CliCommand::Config(args) => config_cmd::run(args),
+        CliCommand::Complete(args) => completion::print_candidates(args, Cli::command()),
         CliCommand::Completions(args) => manual::print_completions(args, Cli::command()),
         CliCommand::Man(args) => manual::write_pages(args, Cli::command()),
     }

@@ -1,5 +1,6 @@
 //! Completion scripts and manual pages, generated from the definition of the command line.
 
+use crate::completion::CompletingShell;
 use crate::error::{CommandResult, FailureContext};
 use crate::keys::KEYS;
 use clap_mangen::Man;
@@ -29,9 +30,18 @@ pub struct ManArgs {
 /// # Errors
 /// Those of the output.
 pub fn print_completions(args: &CompletionsArgs, mut command: clap::Command) -> CommandResult {
-    let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut command, "tatami", &mut script);
+    use clap_complete::Shell;
     let mut out = io::stdout().lock();
+    let script = match args.shell {
+        Shell::Bash => CompletingShell::Bash.script().as_bytes().to_vec(),
+        Shell::Zsh => CompletingShell::Zsh.script().as_bytes().to_vec(),
+        Shell::Fish => CompletingShell::Fish.script().as_bytes().to_vec(),
+        other => {
+            let mut script = Vec::new();
+            clap_complete::generate(other, &mut command, "tatami", &mut script);
+            script
+        }
+    };
     out.write_all(&script)?;
     out.flush()?;
     Ok(())

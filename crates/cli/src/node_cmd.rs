@@ -156,7 +156,10 @@ struct ListedNode {
     address: String,
     socket: String,
     dir: String,
-    shards: Vec<usize>,
+    /// Number of its shards.
+    shards: usize,
+    /// Its shards, as the first and the last one of each run: a volume has thousands.
+    shard_ranges: Vec<(usize, usize)>,
     /// Its executors that have shards.
     executors: usize,
     pid: Option<i32>,
@@ -165,14 +168,19 @@ struct ListedNode {
 /// Position of the optional column for executors: behind the shards.
 const EXECUTORS_COLUMN: usize = 4;
 
-/// Formats ascending numbers; consecutive ones become a range.
-fn format_ranges(numbers: &[usize]) -> String {
-    let run = |run: &[usize]| match run {
-        [first, .., last] => format!("{first}-{last}"),
-        [one] => one.to_string(),
-        [] => String::new(),
+/// Returns the first and the last of each run of consecutive numbers.
+fn find_ranges(numbers: &[usize]) -> Vec<(usize, usize)> {
+    let runs = numbers.chunk_by(|a, b| a + 1 == *b);
+    runs.filter_map(|run| Some((*run.first()?, *run.last()?))).collect()
+}
+
+/// Formats ranges for people: `0-3,7`.
+fn format_ranges(ranges: &[(usize, usize)]) -> String {
+    let run = |(first, last): &(usize, usize)| match first == last {
+        true => first.to_string(),
+        false => format!("{first}-{last}"),
     };
-    let runs: Vec<_> = numbers.chunk_by(|a, b| a + 1 == *b).map(run).collect();
+    let runs: Vec<_> = ranges.iter().map(run).collect();
     if runs.is_empty() { "-".into() } else { runs.join(",") }
 }
 
@@ -185,13 +193,15 @@ fn list_nodes(args: &ListArgs) -> CommandResult {
         .iter()
         .map(|n| {
             let of_node = || volume.shards.iter().enumerate().filter(|(_, e)| e.node.0 == n.id);
+            let shards: Vec<usize> = of_node().map(|(shard, _)| shard).collect();
             ListedNode {
                 node: n.id,
                 name: n.name.clone(),
                 address: n.address.clone(),
                 socket: n.socket.display().to_string(),
                 dir: n.dir.display().to_string(),
-                shards: of_node().map(|(shard, _)| shard).collect(),
+                shards: shards.len(),
+                shard_ranges: find_ranges(&shards),
                 executors: of_node().map(|(_, e)| e).collect::<BTreeSet<_>>().len(),
                 pid: daemon_files::running_daemon(n).map(|r| r.pid),
             }
@@ -218,7 +228,7 @@ fn list_nodes(args: &ListArgs) -> CommandResult {
             (node.name, plain),
             (node.address, plain),
             (node.dir, DIM),
-            (format_ranges(&node.shards), plain),
+            (format_ranges(&node.shard_ranges), plain),
             (process, style),
         ];
         if several {

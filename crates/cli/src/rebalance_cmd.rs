@@ -8,6 +8,7 @@
 use crate::absence::Absence;
 use crate::daemon;
 use crate::error::{CommandFailure, CommandResult};
+use crate::json::serialize_optional_wide;
 use crate::keys::name;
 use crate::ports;
 use crate::term::{self, HEAD, TermOutput};
@@ -111,6 +112,7 @@ struct RebalancedNode {
     #[serde(skip_serializing_if = "Option::is_none")]
     objects: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(serialize_with = "serialize_optional_wide")]
     bytes: Option<u64>,
 }
 

@@ -2,6 +2,7 @@
 
 use crate::container_cmd;
 use crate::error::{CommandFailure, CommandResult};
+use crate::json::{NameFields, serialize_optional_wide, serialize_wide};
 use crate::session::{FoundPath, VolumeSessions, is_on_mount};
 use crate::term::{self, GOOD, HEAD, TermOutput, TextTable, WARN};
 use crate::volume_dir::VolumeArgs;
@@ -43,7 +44,9 @@ pub struct RecoverArgs {
 
 #[derive(Serialize)]
 struct RecoverReport {
-    path: String,
+    #[serde(flatten)]
+    path: NameFields,
+    #[serde(serialize_with = "serialize_wide")]
     size: u64,
     /// No piece is open or waits for recovery.
     settled: bool,
@@ -61,6 +64,7 @@ struct RecoverReport {
 #[derive(Serialize)]
 struct SavedPiece {
     piece: u32,
+    #[serde(serialize_with = "serialize_wide")]
     bytes: u64,
     /// The damage of its journal.
     lost: Vec<String>,
@@ -74,8 +78,10 @@ struct UnclosedPiece {
     name: String,
     state: &'static str,
     /// Bytes that its writer had published.
+    #[serde(serialize_with = "serialize_wide")]
     published: u64,
     /// Bytes recorded in the journal; `None` if it cannot be read.
+    #[serde(serialize_with = "serialize_optional_wide")]
     journal: Option<u64>,
     /// The damage of the journal of a dead writer.
     damage: Option<String>,
@@ -195,7 +201,7 @@ fn recover_file(
     });
     let open = now.iter().filter(|piece| is_unclosed(piece)).count();
     Ok(RecoverReport {
-        path: any.to_string(),
+        path: NameFields::new("path", any.to_bytes()),
         size: tree.stat(path, true).map_err(failed)?.size,
         settled: open == 0,
         found: left.collect(),
@@ -217,7 +223,7 @@ fn is_unclosed(piece: &PieceJournalReport) -> bool {
 
 fn print_report(out: &mut TermOutput, report: &RecoverReport) -> CommandResult {
     let plain = Style::new();
-    let title = out.paint_text(HEAD, &report.path);
+    let title = out.paint_text(HEAD, &term::escape_name(report.path.bytes()));
     if report.found.is_empty() {
         writeln!(out, "{title}: nothing to recover, {} bytes", report.size)?;
         return Ok(());

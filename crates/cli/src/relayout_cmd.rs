@@ -5,6 +5,7 @@ use crate::background::{self, RelayoutNoteFile};
 use crate::container_cmd;
 use crate::error::{CommandFailure, CommandResult};
 use crate::evacuation::Evacuation;
+use crate::json::{NameFields, serialize_optional_wide};
 use crate::session::{FoundPath, VolumeSessions, is_on_mount};
 use crate::term::{self, HEAD, TermOutput};
 use crate::volume_dir::VolumeArgs;
@@ -86,8 +87,10 @@ enum RelayoutForm {
 
 #[derive(Serialize)]
 struct RelayoutReport {
-    path: String,
+    #[serde(flatten)]
+    path: NameFields,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(serialize_with = "serialize_optional_wide")]
     size: Option<u64>,
     changed: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -129,10 +132,7 @@ pub fn run(args: &RelayoutArgs) -> CommandResult {
         return Ok(());
     }
     let begin = |path: &PathBuf| {
-        RelayoutNoteFile::create_detached(
-            path,
-            args.paths.iter().map(ToString::to_string).collect(),
-        )
+        RelayoutNoteFile::create_detached(path, args.paths.iter().map(AnyPath::to_bytes).collect())
     };
     let notes = args.report.as_ref().map(begin).transpose()?;
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
@@ -142,7 +142,7 @@ pub fn run(args: &RelayoutArgs) -> CommandResult {
     let mut sessions = VolumeSessions::new(&args.at);
     for any in &args.paths {
         if let Err(failure) = work.relayout_path(&mut sessions, any)
-            && let Err(failure) = work.record_failure(any.to_string(), failure)
+            && let Err(failure) = work.record_failure(any, failure)
         {
             work.notes.iter().for_each(|notes| notes.record_failure(&failure));
             return Err(failure);
@@ -182,14 +182,14 @@ impl RelayoutRun<'_> {
             };
             let changed = !done.contains("already");
             let size = std::fs::metadata(path).ok().filter(|m| m.is_file()).map(|m| m.len());
-            return self.report_result(any.to_string(), size, changed, &done);
+            return self.report_result(any, size, changed, &done);
         }
         let FoundPath { tree, volume, path } = sessions.find_path(any)?;
         let mut plan = parse_plan(self.args, &volume, &tree)?;
         let attr =
             tree.stat(&path, true).map_err(|e| any.operation_failure("cannot look at", e))?;
         match attr.kind {
-            InodeKind::File => self.relayout_file(&tree, &mut plan, any.to_string(), &attr, false),
+            InodeKind::File => self.relayout_file(&tree, &mut plan, any, &attr, false),
             InodeKind::Dir if self.args.recursive => self.relayout_tree(&tree, &mut plan, &path),
             InodeKind::Dir => {
                 let what = format!("{any} is a directory");
@@ -214,13 +214,13 @@ impl RelayoutRun<'_> {
             };
             for entry in entries {
                 let path = join_path(&path, &entry.name);
-                let shown = AnyPath::Volume(path.clone()).to_string();
+                let any = AnyPath::Volume(path.clone());
                 match (entry.kind, entry.attr) {
                     (InodeKind::Dir, _) => todo.push(path),
                     (InodeKind::File, Some(attr)) => {
-                        let done = self.relayout_file(tree, plan, shown.clone(), &attr, true);
+                        let done = self.relayout_file(tree, plan, &any, &attr, true);
                         if let Err(failure) = done {
-                            self.record_failure(shown, failure)?;
+                            self.record_failure(&any, failure)?;
                         }
                     }
                     _ => {}
@@ -235,7 +235,7 @@ impl RelayoutRun<'_> {
         &mut self,
         tree: &VolumeTree,
         plan: &mut RelayoutPlan,
-        shown: String,
+        any: &AnyPath,
         attr: &Attr,
         found: bool,
     ) -> CommandResult {
@@ -243,12 +243,12 @@ impl RelayoutRun<'_> {
             RelayoutPlan::Same(goal) => goal.clone(),
             RelayoutPlan::Away(evacuation) => {
                 let concerned = evacuation.concerns_file(tree.client(), attr);
-                if !concerned.map_err(|errno| relayout_failure(&shown, errno))? {
+                if !concerned.map_err(|errno| relayout_failure(any, errno))? {
                     return match found {
                         true => Ok(()),
                         false => {
                             let what = "has no bytes on these nodes: nothing to do";
-                            self.report_result(shown, Some(attr.size), false, what)
+                            self.report_result(any, Some(attr.size), false, what)
                         }
                     };
                 }
@@ -260,14 +260,14 @@ impl RelayoutRun<'_> {
                     None if striped => tree.client().stripe_unit(attr),
                     given => Ok(given),
                 };
-                let unit = unit.map_err(|errno| relayout_failure(&shown, errno))?;
+                let unit = unit.map_err(|errno| relayout_failure(any, errno))?;
                 let unit = unit.filter(|unit| *unit >= STRIPE_MIN).unwrap_or(STRIPE);
                 evacuation.choose_goal(striped, unit, attr)
             }
         };
         let goal = &goal;
-        let done = copy_to_layout(tree, goal, &shown, attr, self.threads, self.notes.as_ref());
-        let changed = done.map_err(|errno| relayout_failure(&shown, errno))?;
+        let done = copy_to_layout(tree, goal, any, attr, self.threads, self.notes.as_ref());
+        let changed = done.map_err(|errno| relayout_failure(any, errno))?;
         let what = match (changed, goal) {
             _ if attr.size == 0 => "has no bytes: nothing to do".to_owned(),
             (false, _) => "has this layout already".to_owned(),
@@ -279,12 +279,12 @@ impl RelayoutRun<'_> {
                 format!("is in stripes of {unit} on {} nodes now, {size}", nodes.len())
             }
         };
-        self.report_result(shown, Some(attr.size), changed, &what)
+        self.report_result(any, Some(attr.size), changed, &what)
     }
 
     fn report_result(
         &mut self,
-        path: String,
+        any: &AnyPath,
         size: Option<u64>,
         changed: bool,
         what: &str,
@@ -292,9 +292,10 @@ impl RelayoutRun<'_> {
         if let Some(notes) = &self.notes {
             notes.record_file(changed);
         } else if self.args.json {
+            let path = NameFields::new("path", any.to_bytes());
             self.reported.push(RelayoutReport { path, size, changed, error: None });
         } else {
-            let title = self.out.paint_text(HEAD, &path);
+            let title = self.out.paint_text(HEAD, &any.to_string());
             writeln!(self.out, "{title}: {what}")?;
             self.out.flush()?;
         }
@@ -302,12 +303,13 @@ impl RelayoutRun<'_> {
     }
 
     /// Records a failure. A usage error ends the run; other failures affect one file.
-    fn record_failure(&mut self, path: String, failure: CommandFailure) -> CommandResult {
+    fn record_failure(&mut self, any: &AnyPath, failure: CommandFailure) -> CommandResult {
         if failure.exit == crate::error::ExitStatus::Usage {
             return Err(failure);
         }
         self.notes.iter().for_each(|notes| notes.record_failure(&failure));
         let error = Some(failure.what.clone());
+        let path = NameFields::new("path", any.to_bytes());
         self.reported.push(RelayoutReport { path, size: None, changed: false, error });
         self.failures.push(failure);
         Ok(())
@@ -380,7 +382,7 @@ fn parse_goal(
 fn copy_to_layout(
     tree: &VolumeTree,
     goal: &RelayoutGoal,
-    shown: &str,
+    any: &AnyPath,
     attr: &Attr,
     threads: usize,
     notes: Option<&RelayoutNoteFile>,
@@ -392,8 +394,8 @@ fn copy_to_layout(
         else {
             return Ok(false);
         };
-        let bar = term::byte_bar(work.size()).with_message(shown.to_owned());
-        notes.iter().for_each(|notes| notes.begin_file(shown, work.size()));
+        let bar = term::byte_bar(work.size()).with_message(any.to_string());
+        notes.iter().for_each(|notes| notes.begin_file(&any.to_bytes(), work.size()));
         let step = |bytes| {
             bar.inc(bytes);
             notes.iter().for_each(|notes| notes.add_copied(bytes));
@@ -413,8 +415,8 @@ fn copy_to_layout(
     }
 }
 
-fn relayout_failure(shown: &str, errno: Errno) -> CommandFailure {
-    let failure = crate::volume_path::volume_failure(&format!("cannot relayout {shown}"), errno);
+fn relayout_failure(any: &AnyPath, errno: Errno) -> CommandFailure {
+    let failure = any.operation_failure("cannot relayout", errno);
     match errno {
         Errno::EBUSY => failure
             .because(

@@ -3,6 +3,7 @@
 use crate::absence::Absence;
 use crate::daemon_files;
 use crate::error::{CommandFailure, CommandResult, ExitStatus};
+use crate::json::{serialize_optional_wide, serialize_wide};
 use crate::mounts::MountRecord;
 use crate::term::{self, BAD, DIM, GOOD, HEAD, TermOutput, TextTable, WARN};
 use crate::volume_dir::{ADMIN_TIMEOUT, AdminCallError, HEALTH_TIMEOUT, VolumeArgs, VolumeDir};
@@ -51,8 +52,11 @@ struct StatusReport {
 
 #[derive(Clone, Copy, Default, Serialize)]
 struct SpaceReport {
+    #[serde(serialize_with = "serialize_wide")]
     total: u64,
+    #[serde(serialize_with = "serialize_wide")]
     free: u64,
+    #[serde(serialize_with = "serialize_wide")]
     available: u64,
 }
 
@@ -84,7 +88,9 @@ struct NodeReport {
     meta_requests: Option<u64>,
     peer_messages: Option<u64>,
     object_requests: Option<u64>,
+    #[serde(serialize_with = "serialize_optional_wide")]
     bytes_read: Option<u64>,
+    #[serde(serialize_with = "serialize_optional_wide")]
     bytes_written: Option<u64>,
     trouble: Vec<String>,
     /// The time at which its data directory was lost, in seconds since 1970.

@@ -1,6 +1,7 @@
 //! `tatami du`: disk usage below a path, summed by the servers.
 
 use crate::error::{CommandResult, keep_first};
+use crate::json::{NameFields, wide_number};
 use crate::session::{FoundPath, VolumeSessions};
 use crate::term::{self, TermOutput};
 use crate::volume_dir::VolumeArgs;
@@ -84,10 +85,12 @@ pub fn run(args: &DuArgs) -> CommandResult {
                 continue;
             }
             if args.json {
-                json.push(serde_json::json!({
-                    "path": String::from_utf8_lossy(path), "files": used.files,
-                    "directories": used.dirs, "size": used.size, "used": used.blocks * BLOCK,
-                }));
+                let mut one = serde_json::json!({
+                    "files": used.files, "directories": used.dirs,
+                    "size": wide_number(used.size), "used": wide_number(used.blocks * BLOCK),
+                });
+                NameFields::new("path", &path[..]).add_to(&mut one);
+                json.push(one);
             } else {
                 writeln!(out, "{}\t:{}", format_amount(args, used), term::escape_name(path))?;
             }

@@ -88,6 +88,14 @@ impl AnyPath {
         }
     }
 
+    /// Returns the path as the user writes it, for JSON.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        match self {
+            AnyPath::Volume(path) => [b":", &path[..]].concat(),
+            AnyPath::Local(path) => path.as_os_str().as_bytes().to_vec(),
+        }
+    }
+
     /// Returns a failure for this path, with a remedy for the error number.
     pub fn operation_failure(&self, what: &str, errno: Errno) -> CommandFailure {
         volume_failure(&format!("{what} {self}"), errno)

@@ -2,6 +2,7 @@
 
 use crate::container_cmd;
 use crate::error::{CommandFailure, CommandResult};
+use crate::json::{NameFields, serialize_wide};
 use crate::session::{FoundPath, VolumeSessions};
 use crate::term::{self, DIM, HEAD, TermOutput, TextTable};
 use crate::volume_dir::VolumeArgs;
@@ -32,9 +33,12 @@ pub struct WhereArgs {
 /// The report on a file, or on all files below a directory.
 #[derive(Serialize)]
 struct WhereReport {
-    path: String,
+    #[serde(flatten)]
+    path: NameFields,
     kind: &'static str,
+    #[serde(serialize_with = "serialize_wide")]
     ino: u64,
+    #[serde(serialize_with = "serialize_wide")]
     size: u64,
     /// Number of files: 1, or those below a directory.
     files: u64,
@@ -45,19 +49,24 @@ struct WhereReport {
 
 #[derive(Serialize)]
 struct ExtentReport {
+    #[serde(serialize_with = "serialize_wide")]
     offset: u64,
     /// Total bytes.
+    #[serde(serialize_with = "serialize_wide")]
     len: u64,
     /// `count` blocks of `block` bytes; their starts are `stride` bytes apart. The last one may be
     /// shorter. 0 blocks: many, at irregular distances.
     count: u64,
+    #[serde(serialize_with = "serialize_wide")]
     block: u64,
+    #[serde(serialize_with = "serialize_wide")]
     stride: u64,
     node: u16,
     name: String,
     address: String,
     piece: u32,
     /// Offset of the first byte in the object.
+    #[serde(serialize_with = "serialize_wide")]
     at: u64,
     /// The backing file, on that node.
     object: String,
@@ -68,6 +77,7 @@ struct NodeBytes {
     node: u16,
     name: String,
     files: u64,
+    #[serde(serialize_with = "serialize_wide")]
     bytes: u64,
 }
 
@@ -114,7 +124,7 @@ fn build_report(
     let attr = tree.stat(path, true).map_err(failed)?;
     let mut by_node = BTreeMap::new();
     let mut report = WhereReport {
-        path: String::from_utf8_lossy(path).into_owned(),
+        path: NameFields::new("path", path),
         kind: "file",
         ino: attr.ino.0,
         size: attr.size,

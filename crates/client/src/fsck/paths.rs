@@ -58,6 +58,6 @@ fn walk_directory(
 
 fn set_path(wanted: &mut HashMap<Ino, Vec<&mut FsckFinding>>, ino: Ino, path: &[u8]) {
     for finding in wanted.remove(&ino).into_iter().flatten() {
-        finding.path = Some(String::from_utf8_lossy(path).into_owned());
+        finding.path = Some(path.to_vec());
     }
 }

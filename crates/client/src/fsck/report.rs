@@ -32,7 +32,7 @@ pub struct FsckFinding {
     pub ino: Ino,
     /// A path of the inode from the root, where one leads to it. Only of faults that were not
     /// repaired.
-    pub path: Option<String>,
+    pub path: Option<Vec<u8>>,
     /// The node whose disk is concerned; `None` for names.
     pub node: Option<NodeId>,
     /// The lost part of an object.
