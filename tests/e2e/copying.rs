@@ -4,8 +4,11 @@ use std::fs;
 use std::path::Path;
 use std::process::Stdio;
 use tatami_tests::Cluster;
-use tatami_tests::command::{Said, ask, run, shell, tatami_bin};
+use tatami_tests::command::{Said, as_user, ask, run, shell, tatami_bin};
 use tatami_tests::files::{get, names, put};
+
+/// An ordinary user.
+const USER: u32 = 4021;
 
 fn text(path: &Path) -> &str {
     path.to_str().expect("UTF-8")
@@ -201,5 +204,50 @@ fn advice_leads_to_the_volume_in_use() {
     let advice = format!("tatami status --dir {}", cluster.dir().display());
     assert!(said.err.contains(&advice), "{said:?}");
     cluster.up();
+    cluster.finish();
+}
+
+/// What holds for root holds for an ordinary user: one directory of the volume belongs to that
+/// user.
+#[test]
+fn an_ordinary_user_copies_as_root_does() {
+    let cluster = Cluster::start(2);
+    let mine = cluster.mount(0).join("mine");
+    fs::create_dir(&mine).expect("made");
+    std::os::unix::fs::chown(&mine, Some(USER), Some(USER)).expect("owned");
+    let place = tempfile::Builder::new().prefix("ttu").tempdir_in("/tmp").expect("a directory");
+    std::os::unix::fs::chown(place.path(), Some(USER), Some(USER)).expect("owned");
+    fs::copy(tatami_bin(), place.path().join("tatami")).expect("copied");
+    let user = |line: &str| {
+        let mut command = as_user(USER, "bash -euo pipefail -c");
+        command.arg(line).current_dir(place.path()).env("TATAMI_DIR", cluster.dir());
+        ask(command.env("T", "./tatami"))
+    };
+    let works = |line: &str| {
+        let said = user(line);
+        assert_eq!(said.code, Some(0), "{line}: {said:?}");
+        said.out
+    };
+    works("mkdir -p d/sub; echo bytes > d/sub/f; echo hidden > d/.h; $T cp -r d :/mine");
+    let said = user("$T cp -r :/mine/d :/mine/d/sub/new");
+    assert!(said.code == Some(1) && said.err.contains("into itself"), "{said:?}");
+    works("echo stream | $T cp - :/mine/s && test \"$($T cat :/mine/s)\" = stream");
+    works("mkfifo d/pipe; $T cp -r --skip-special d/. :/mine/again; rm d/pipe");
+    let said = user("$T cp -r d missing :/mine");
+    assert!(said.code == Some(1) && said.err.contains("missing"), "{said:?}");
+    works("echo more > d/more; $T sync d :/mine/d; $T sync :/mine/d out; diff -r d out");
+    assert_eq!(works("$T ls -A :/mine/d"), ".h\nmore\nsub\n");
+    works("$T mv :/mine/d :/mine/e; $T mv :/mine/e back; diff -r d back");
+    works(
+        "truncate -s 1G sparse; $T cp sparse :/mine/sparse; test $($T du -s :/mine/sparse | cut -f1) -lt 1024",
+    );
+    works("$T rm -r :/mine/again; test \"$($T ls :/mine)\" = \"$(printf 's\\nsparse')\"");
+    // What belongs to others is refused, and left as it is.
+    put(cluster.mount(0).join("theirs"), "root's");
+    let said = user("$T cp d/more :/theirs");
+    assert!(said.code == Some(1) && said.err.contains("permission denied"), "{said:?}");
+    let said = user("$T mv :/theirs :/mine/");
+    assert!(said.code == Some(1), "{said:?}");
+    assert_eq!(get(cluster.mount(0).join("theirs")), b"root's");
     cluster.finish();
 }

@@ -5,7 +5,7 @@ mod common;
 use common::{Said, Volume, command, tatami};
 use std::process::Stdio;
 
-const COMMANDS: [&str; 22] = [
+const COMMANDS: [&str; 24] = [
     "up",
     "down",
     "status",
@@ -17,6 +17,8 @@ const COMMANDS: [&str; 22] = [
     "relayout",
     "ls",
     "cp",
+    "sync",
+    "mv",
     "cat",
     "rm",
     "mkdir",
@@ -57,7 +59,11 @@ fn completions_are_scripts() {
     {
         let said = tatami(["completions", shell]);
         assert!(said.works().out.contains(part), "{shell}");
-        assert!(COMMANDS.iter().all(|name| said.out.contains(name)), "{shell} lacks commands");
+        // The scripts ask the program.
+        assert!(said.out.contains("complete --shell"), "{said:?}");
+        let said = tatami(["complete", "--shell", shell, "--", "tatami", ""]);
+        let all: Vec<_> = said.works().out.split(['\0', '\n', '\t']).collect();
+        assert!(COMMANDS.iter().all(|name| all.contains(name)), "{shell} lacks commands: {all:?}");
     }
     tatami(["completions", "csh"]).fails(2, &["bash", "zsh"]);
 }
