@@ -20,7 +20,7 @@ fn text(path: &Path) -> &str {
     path.to_str().expect("UTF-8")
 }
 
-fn content(dir: usize, file: usize) -> Vec<u8> {
+fn content_of(dir: usize, file: usize) -> Vec<u8> {
     format!("{dir}/{file} ").repeat(1500 + file).into_bytes()
 }
 
@@ -28,7 +28,7 @@ fn make_tree(at: &Path) {
     for dir in 0..DIRS {
         let path = at.join(format!("d{dir}"));
         fs::create_dir_all(&path).expect("made");
-        (0..FILES).for_each(|file| put(path.join(format!("f{file}")), content(dir, file)));
+        (0..FILES).for_each(|file| put(path.join(format!("f{file}")), content_of(dir, file)));
     }
 }
 
@@ -44,19 +44,19 @@ fn count_complete(at: &Path) -> usize {
         for name in names(&path) {
             let file = name.strip_prefix('f').and_then(|number| number.parse().ok());
             let file = file.unwrap_or_else(|| panic!("{name} is no name of the source"));
-            assert_eq!(get(path.join(&name)), content(dir, file), "{dir}/{name} is incomplete");
+            assert_eq!(get(path.join(&name)), content_of(dir, file), "{dir}/{name} is incomplete");
             complete += 1;
         }
     }
     complete
 }
 
-fn start(command: &mut Command) -> Child {
+fn start_copy(command: &mut Command) -> Child {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.spawn().expect("started")
 }
 
-fn end(child: Child) -> Said {
+fn wait_for_end(child: Child) -> Said {
     let output = child.wait_with_output().expect("its output");
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     Said { out: text(&output.stdout), err: text(&output.stderr), code: output.status.code() }
@@ -64,14 +64,14 @@ fn end(child: Child) -> Said {
 
 /// Starts a copy, waits for the first files, and sends it a signal.
 fn interrupt_copy(command: &mut Command, to: &Path, with: rustix::process::Signal) -> Said {
-    let child = start(command);
+    let child = start_copy(command);
     // A file under a temporary name is no file yet.
     let is_there = |name: &String| name.starts_with('f');
     while !to.join("d0").is_dir() || !names(to.join("d0")).iter().any(is_there) {
         pause();
     }
     signal(child.id() as i32, with);
-    end(child)
+    wait_for_end(child)
 }
 
 #[test]
@@ -132,12 +132,12 @@ fn an_interrupted_stream_leaves_nothing() {
     put(m.join("old"), "as it was");
     for to in [":/new", ":/old"] {
         for how in [rustix::process::Signal::INT, rustix::process::Signal::KILL] {
-            let mut child = start(cluster.command("cp").args(["-", to]));
+            let mut child = start_copy(cluster.command("cp").args(["-", to]));
             let mut pipe = child.stdin.take().expect("a pipe");
             // More than the pipe holds: when this returns, the copy has begun.
             pipe.write_all(&vec![b'x'; 4 << 20]).expect("written");
             signal(child.id() as i32, how);
-            let said = end(child);
+            let said = wait_for_end(child);
             let code = (how == rustix::process::Signal::INT).then_some(INTERRUPTED);
             assert_eq!(said.code, code, "{said:?}");
             drop(pipe);
@@ -370,7 +370,7 @@ fn a_copy_that_waits_for_a_node_can_be_interrupted() {
     let stopped = Stopped::new(cluster.node_pid(1));
     let out = cluster.dir().join("out");
     let mut command = cluster.command("cp");
-    let child = start(command.args(["--client-patience-sec", "600", ":/far", text(&out)]));
+    let child = start_copy(command.args(["--client-patience-sec", "600", ":/far", text(&out)]));
     // Bit 2 of the caught signals is SIGINT: it is caught before the first file.
     let caught = || {
         let status = fs::read_to_string(format!("/proc/{}/status", child.id()));
@@ -383,7 +383,7 @@ fn a_copy_that_waits_for_a_node_can_be_interrupted() {
     }
     signal(child.id() as i32, rustix::process::Signal::INT);
     let began = std::time::Instant::now();
-    let said = end(child);
+    let said = wait_for_end(child);
     assert_eq!(said.code, Some(INTERRUPTED), "{said:?}");
     assert!(began.elapsed().as_secs() < 300, "it waited for the node");
     drop(stopped);

@@ -172,7 +172,7 @@ fn text_blocks(page: &str) -> Vec<String> {
 }
 
 /// Returns the sentences of a block of text.
-fn sentences(block: &str) -> Vec<String> {
+fn split_sentences(block: &str) -> Vec<String> {
     let spans: String = block
         .split('`')
         .enumerate()
@@ -201,7 +201,7 @@ fn sentences_of_the_first_pages_are_short() {
         {
             continue;
         }
-        for sentence in text_blocks(&read(&path)).iter().flat_map(|block| sentences(block)) {
+        for sentence in text_blocks(&read(&path)).iter().flat_map(|block| split_sentences(block)) {
             let has_letters = |word: &&str| word.contains(char::is_alphanumeric);
             let words = sentence.split(' ').filter(has_letters).count();
             seen += usize::from(words > 0);
@@ -219,7 +219,7 @@ fn sentences_are_found_where_they_end() {
     let page = "# Not this one\nOne `a. b` is. Two\nis\nhere: (yes).\n- An item\n```\ncode. code\n```\n| a | b |\n";
     let all: Vec<_> = text_blocks(page)
         .iter()
-        .flat_map(|block| sentences(block))
+        .flat_map(|block| split_sentences(block))
         .filter(|sentence| !sentence.is_empty())
         .collect();
     assert_eq!(all, ["One code is.", "Two is here: (yes).", "- An item"]);

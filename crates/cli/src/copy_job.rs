@@ -24,7 +24,7 @@ fn gives_up_waiting(_: u32, waited: Duration) -> bool {
     is_interrupted() && waited >= LAST_WAIT
 }
 
-/// What happens to a file whose copy exists.
+/// Which files are copied although the destination has a file of that name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExistingRule {
     /// It is copied.
@@ -60,7 +60,7 @@ pub struct CopyRules {
 pub struct CopyTotals {
     pub files: u64,
     pub bytes: u64,
-    /// Files whose copy was there.
+    /// Files that were left alone, because the destination has a copy already.
     pub unchanged: u64,
     pub deleted: u64,
 }
@@ -322,13 +322,12 @@ impl<'a> CopyJob<'a> {
     }
 
     fn delete_path(&mut self, path: &AnyPath) -> CommandResult {
-        self.print_step(|| format!("deleted {path}"))?;
-        self.totals.deleted += 1;
-        if self.rules.dry_run {
-            return Ok(());
+        if !self.rules.dry_run {
+            let removed = self.sides.remove_path(path);
+            removed.map_err(|e| path.operation_failure("cannot remove", e))?;
         }
-        let removed = self.sides.remove_path(path);
-        removed.map_err(|e| path.operation_failure("cannot remove", e))
+        self.totals.deleted += 1;
+        self.print_step(|| format!("deleted {path}"))
     }
 
     /// Removes what is in the way of a copy of another kind, if the user has asked for that.

@@ -284,8 +284,8 @@ impl CopyTrees<'_> {
         })
     }
 
-    /// Completes a destination: sets its attributes, and gives a new file its name. `old` is the
-    /// file that it replaces, and `preserved` the source whose mode and time it gets.
+    /// Completes a destination: sets its attributes, and gives a new file its name. The new file
+    /// replaces `old`. It gets the mode and the time of `preserved`, the source.
     pub fn finish_sink(
         &self,
         sink: CopySink,

@@ -69,19 +69,19 @@ pub fn take_figures(bench: &SuiteContext) -> Result<Vec<Figure>, BenchError> {
         if Path::new(&from).is_dir() {
             from.push("/");
         }
-        command("rsync", ["-a".into(), from, to.into()])
+        timed_command("rsync", ["-a".into(), from, to.into()])
     };
-    let copy = |from: &Path, to: &Path| command("cp", ["-r".into(), from.into(), to.into()]);
+    let copy = |from: &Path, to: &Path| timed_command("cp", ["-r".into(), from.into(), to.into()]);
     let tatami = |verb: &[&str], from: OsString, to: OsString| {
         let mut args: Vec<OsString> = verb.iter().map(Into::into).collect();
         args.extend(["--dir".into(), bench.volume.dir().into(), from, to]);
-        command(&bench.program, args)
+        timed_command(&bench.program, args)
     };
     let volume = |name: &str| OsString::from(format!(":/{name}"));
     let gone = |name: &str| {
         let args = ["rm", "-rf", "--dir"].map(OsString::from).into_iter();
         let args = args.chain([bench.volume.dir().into(), volume(name)]);
-        command(&bench.program, args.collect::<Vec<_>>())
+        timed_command(&bench.program, args.collect::<Vec<_>>())
     };
     let mut figures = Vec::new();
     let mut take = |name: &str, against: &str, ours: TimedCommand, floor: TimedCommand| {
@@ -150,7 +150,10 @@ pub fn take_figures(bench: &SuiteContext) -> Result<Vec<Figure>, BenchError> {
     Ok(figures)
 }
 
-fn command(program: impl Into<OsString>, args: impl IntoIterator<Item = OsString>) -> TimedCommand {
+fn timed_command(
+    program: impl Into<OsString>,
+    args: impl IntoIterator<Item = OsString>,
+) -> TimedCommand {
     TimedCommand { program: program.into(), args: args.into_iter().collect(), removes: None }
 }
 

@@ -19,7 +19,7 @@ pub struct CursorPoint<'a> {
     pub command: &'a clap::Command,
     /// The volume of that command.
     pub volume: NamedVolume,
-    /// The option whose value stands at the cursor.
+    /// The option that the word at the cursor gives a value to.
     open: Option<&'a Arg>,
     /// Number of values before the cursor that belong to no option.
     values: usize,

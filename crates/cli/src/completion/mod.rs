@@ -34,7 +34,7 @@ pub struct CompleteArgs {
     words: Vec<OsString>,
 }
 
-/// A shell whose script asks for candidates.
+/// The shells that have a completion script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum CompletingShell {
     /// Words as typed; candidates end in a zero byte

@@ -16,9 +16,9 @@ impl ShellWord {
         ShellWord { text: word.to_vec(), kept: 0 }
     }
 
-    /// Reads a word as typed: the quotes of sh(1), of which the last may still be open. Variables
-    /// and commands in it are not expanded. `breaks` are the characters at which the shell splits
-    /// words; it keeps those within quotes.
+    /// Reads a word as the user has typed it, with the quotes of sh(1). The last quote may still be
+    /// open. Variables and commands in the word are not expanded. `breaks` are the characters at
+    /// which the shell splits words; it keeps those within quotes.
     pub fn typed(word: &[u8], breaks: &str) -> ShellWord {
         let mut read = ShellWord::default();
         let mut bytes = word.iter().copied();
