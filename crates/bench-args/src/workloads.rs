@@ -32,8 +32,10 @@ fn parse_bulk(text: &str) -> Result<usize, String> {
 /// Options of `tatami bench mdtest`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct MdtestArgs {
-    /// Directory to work in: on any file system, or with --library a path from the volume's root
-    pub dir: PathBuf,
+    /// Directory to work in: on any file system, or with --library a path from the volume's root.
+    /// Several: the same directory on several mounts, which the processes take in turn
+    #[arg(required = true, value_name = "DIR")]
+    pub dirs: Vec<PathBuf>,
     /// Files, and directories, that each process makes
     #[arg(short = 'n', long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
     pub items: u64,

@@ -105,6 +105,44 @@ impl StealSum {
     }
 }
 
+/// A reading of the counters of all CPUs together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MachineUse {
+    /// Microseconds in which any process or the kernel ran, in steps of 10 ms.
+    pub busy_us: u64,
+    /// Context switches.
+    pub switches: u64,
+}
+
+impl MachineUse {
+    /// Microseconds of a clock tick of `/proc/stat`, on every Linux of our architectures.
+    const TICK_US: u64 = 10_000;
+
+    /// Reads the counters now. Where there is no `/proc/stat`, they are 0.
+    pub fn now() -> MachineUse {
+        fs::read_to_string("/proc/stat")
+            .ok()
+            .and_then(|stat| MachineUse::parse(&stat))
+            .unwrap_or_default()
+    }
+
+    fn parse(stat: &str) -> Option<MachineUse> {
+        let Steal { stolen, wanted } = Steal::parse(stat)?;
+        let switches = stat.lines().find_map(|line| line.strip_prefix("ctxt "))?;
+        let busy_us = (wanted - stolen) * MachineUse::TICK_US;
+        Some(MachineUse { busy_us, switches: switches.trim().parse().ok()? })
+    }
+
+    /// Returns the use since this reading.
+    pub fn used_since(self) -> MachineUse {
+        let now = MachineUse::now();
+        MachineUse {
+            busy_us: now.busy_us.saturating_sub(self.busy_us),
+            switches: now.switches.saturating_sub(self.switches),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -116,6 +154,14 @@ mod tests {
         assert_eq!(a.share_until(b), 0.5);
         assert_eq!(a.share_until(a), 0.0);
         assert_eq!(Steal::parse("intr 1"), None);
+    }
+
+    #[test]
+    fn the_use_of_the_machine_leaves_out_what_was_idle_or_stolen() {
+        let stat = "cpu  130 0 70 9000 10 0 0 60 0 0\ncpu0 1 2 3\nintr 5\nctxt 77\n";
+        let all = MachineUse::parse(stat).expect("a stat file");
+        assert_eq!(all, MachineUse { busy_us: 2_000_000, switches: 77 });
+        assert_eq!(MachineUse::parse("cpu  130 0 70 9000 10 0 0 60 0 0\n"), None);
     }
 
     #[test]

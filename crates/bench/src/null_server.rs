@@ -171,7 +171,7 @@ impl Workload for NullServer {
                     WireDepth::Bytes => send_frames(&sockets, operation, *requests),
                 };
                 done.map_err(io_error("asking the echo"))?;
-                Ok(PhaseTotals { ops: *requests, bytes: 0 })
+                Ok(PhaseTotals { ops: *requests, ..PhaseTotals::default() })
             }
         }
     }
@@ -287,7 +287,7 @@ fn serve_clients(listener: &Listener, clients: usize, depth: WireDepth) -> io::R
             }
         }
     }
-    Ok(PhaseTotals { ops, bytes: 0 })
+    Ok(PhaseTotals { ops, ..PhaseTotals::default() })
 }
 
 impl NullServerConnection {

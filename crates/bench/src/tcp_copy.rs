@@ -101,7 +101,11 @@ impl Workload for TcpCopy {
             }
         };
         let bytes = done.map_err(io_error("copying over TCP"))?;
-        Ok(PhaseTotals { ops: bytes.div_ceil(self.buffer.len() as u64), bytes })
+        Ok(PhaseTotals {
+            ops: bytes.div_ceil(self.buffer.len() as u64),
+            bytes,
+            ..PhaseTotals::default()
+        })
     }
 }
 

@@ -59,6 +59,10 @@ pub struct WorkerReport {
     pub ops: u64,
     /// Bytes moved.
     pub bytes: u64,
+    /// Slow operations, see [`PhaseTotals`].
+    pub slow_ops: u64,
+    /// Nanoseconds of the slowest operation, see [`PhaseTotals`].
+    pub slowest_ns: u64,
 }
 
 fn create_workload(task: WorkerTask) -> Result<Box<dyn Workload>, BenchError> {
@@ -115,10 +119,19 @@ fn handle_orders(orders: &mut impl BufRead, says: &mut impl Write) -> Result<(),
                 // Reads the CPU clock first and last, so that the wall clock covers the phase
                 // alone.
                 let (cpu, start_ns) = (clock::own_cpu_ns(), clock::now_ns());
-                let PhaseTotals { ops, bytes } = workload.run_phase(&phase)?;
+                let PhaseTotals { ops, bytes, slow_ops, slowest_ns } =
+                    workload.run_phase(&phase)?;
                 let end_ns = clock::now_ns();
                 let cpu_ns = clock::own_cpu_ns() - cpu;
-                WorkerMessage::Report(WorkerReport { start_ns, end_ns, cpu_ns, ops, bytes })
+                WorkerMessage::Report(WorkerReport {
+                    start_ns,
+                    end_ns,
+                    cpu_ns,
+                    ops,
+                    bytes,
+                    slow_ops,
+                    slowest_ns,
+                })
             }
         };
         send_message(says, &answer)?;

@@ -57,6 +57,10 @@ pub struct PhaseOutcome {
     pub bytes: u64,
     /// Nanoseconds of CPU time (user and system) of all processes.
     pub cpu_ns: u64,
+    /// Slow operations of all processes, see [`crate::workload::PhaseTotals`].
+    pub slow_ops: u64,
+    /// Nanoseconds of the slowest operation.
+    pub slowest_ns: u64,
 }
 
 impl PhaseOutcome {
@@ -69,6 +73,8 @@ impl PhaseOutcome {
             ops: reports.iter().map(|r| r.ops).sum(),
             bytes: reports.iter().map(|r| r.bytes).sum(),
             cpu_ns: reports.iter().map(|r| r.cpu_ns).sum(),
+            slow_ops: reports.iter().map(|r| r.slow_ops).sum(),
+            slowest_ns: reports.iter().map(|r| r.slowest_ns).max().unwrap_or(0),
         }
     }
 
@@ -250,12 +256,15 @@ mod tests {
             cpu_ns: 500,
             ops: 10,
             bytes: 1 << 20,
+            slow_ops: 2,
+            slowest_ns: end_ns - start_ns,
         };
         let outcome = PhaseOutcome::from_reports(&[
             report(1_000_000_000, 2_000_000_000),
             report(1_500_000_000, 3_000_000_000),
         ]);
         assert_eq!(outcome.seconds, 2.0);
+        assert_eq!((outcome.slow_ops, outcome.slowest_ns), (4, 1_500_000_000));
         assert_eq!(outcome.ops_per_sec(), 10.0);
         assert_eq!(outcome.mib_per_sec(), 1.0);
         assert_eq!(outcome.cpu_us_per_op(), 0.05);

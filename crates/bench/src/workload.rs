@@ -1,6 +1,7 @@
 //! The work of one process: phases that are prepared, then run.
 
 use crate::error::BenchError;
+use std::time::Duration;
 
 /// The totals of one phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -9,7 +10,14 @@ pub struct PhaseTotals {
     pub ops: u64,
     /// Bytes.
     pub bytes: u64,
+    /// Operations that took longer than [`SLOW`]. Only mdtest counts them.
+    pub slow_ops: u64,
+    /// Nanoseconds of the slowest operation. Only mdtest measures it.
+    pub slowest_ns: u64,
 }
+
+/// An operation on names that takes longer than this is slow: a program notices it.
+pub const SLOW: Duration = Duration::from_millis(20);
 
 /// A task of a process.
 pub trait Workload {

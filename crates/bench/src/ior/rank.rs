@@ -161,7 +161,7 @@ impl Workload for IorRank {
         }
         self.transfer_all(phase)?;
         let ops = self.offsets.len() as u64;
-        Ok(PhaseTotals { ops, bytes: ops * self.part.shape.transfer })
+        Ok(PhaseTotals { ops, bytes: ops * self.part.shape.transfer, ..PhaseTotals::default() })
     }
 }
 

@@ -7,14 +7,14 @@
 pub mod names;
 pub mod rank;
 
-use crate::clock::Steal;
+use crate::clock::{MachineUse, Steal};
 use crate::error::{BenchError, path_error, volume_error};
 use crate::missing_dirs;
-use crate::stats::RunSpread;
+use crate::stats::{RunSpread, ratio_or_zero};
 use crate::table::{ReportTable, format_number, format_percent};
 use crate::volume_access::{VolumeAccess, own_cred};
 use crate::worker::WorkerTask;
-use crate::worker_group::{Launcher, WorkerGroup};
+use crate::worker_group::{Launcher, PhaseOutcome, WorkerGroup};
 use names::{MdtestOp, WorkloadPlace};
 use rank::MdtestPart;
 use serde::{Deserialize, Serialize};
@@ -34,6 +34,15 @@ pub struct MdtestPhaseResult {
     pub cpu_us_per_op: f64,
     /// Operations of one iteration.
     pub ops: u64,
+    /// CPU time of the whole machine for one operation, in microseconds: with daemons, mounts and
+    /// whatever else ran. Median.
+    pub machine_cpu_us_per_op: f64,
+    /// Context switches of the whole machine for one operation. Median.
+    pub switches_per_op: f64,
+    /// Operations of all iterations that took longer than 20 ms.
+    pub slow_ops: u64,
+    /// The slowest operation of all iterations, in milliseconds.
+    pub slowest_ms: f64,
     /// Share of CPU time that the host gave to others, 0 to 1. Largest.
     pub stolen: f64,
 }
@@ -43,8 +52,10 @@ pub struct MdtestPhaseResult {
 pub struct MdtestReport {
     /// `mdtest`
     pub workload: String,
-    /// The directory.
+    /// The directory, by the first of its paths.
     pub dir: String,
+    /// Number of paths that lead to it, such as mounts. The processes take them in turn.
+    pub mounts: usize,
     /// `posix` or `library`
     pub through: String,
     /// Number of processes.
@@ -73,14 +84,14 @@ pub fn run(
     access: impl FnOnce() -> Result<VolumeAccess, BenchError>,
 ) -> Result<MdtestReport, BenchError> {
     let place = if args.library {
-        let dir = args.dir.to_str().filter(|d| d.starts_with('/')).ok_or_else(|| {
+        let dir = args.dirs[0].to_str().filter(|d| d.starts_with('/')).ok_or_else(|| {
             BenchError::Usage(
                 "with --library, DIR is a path from the volume's root, such as /".into(),
             )
         })?;
         WorkloadPlace::Library { reach: access()?, dir: dir.into() }
     } else {
-        WorkloadPlace::Path { dir: args.dir.clone(), relative: args.relative }
+        WorkloadPlace::Path { dir: args.dirs[0].clone(), relative: args.relative }
     };
     let site = MdtestSite::create(&place, args.procs, args.shared)?;
     let phases = measure_phases(args, launcher, &site);
@@ -89,7 +100,8 @@ pub fn run(
     removed?;
     Ok(MdtestReport {
         workload: "mdtest".into(),
-        dir: args.dir.display().to_string(),
+        dir: args.dirs[0].display().to_string(),
+        mounts: args.dirs.len(),
         through: if args.library { "library" } else { "posix" }.into(),
         procs: args.procs,
         items: args.items,
@@ -101,36 +113,56 @@ pub fn run(
     })
 }
 
+/// A phase of one iteration.
+struct MdtestRun {
+    outcome: PhaseOutcome,
+    machine: MachineUse,
+    stolen: f64,
+}
+
 fn measure_phases(
     args: &MdtestArgs,
     launcher: &Launcher,
     site: &MdtestSite,
 ) -> Result<Vec<MdtestPhaseResult>, BenchError> {
     let parts = site.process_parts(args.procs, args.items, args.shared, args.shift);
-    let parts =
-        parts.into_iter().map(|part| MdtestPart { bulk: args.bulk, threads: args.threads, ..part });
+    let parts = parts.into_iter().enumerate().map(|(rank, part)| MdtestPart {
+        place: part.place.through_mount(&args.dirs[rank % args.dirs.len()]),
+        bulk: args.bulk,
+        threads: args.threads,
+        ..part
+    });
     let mut gang = WorkerGroup::start(launcher, parts.map(WorkerTask::Mdtest).collect())?;
-    let mut runs: [Vec<(crate::worker_group::PhaseOutcome, f64)>; 6] = Default::default();
+    let mut runs: [Vec<MdtestRun>; 6] = Default::default();
     for _ in 0..args.iterations {
         for (op, runs) in MdtestOp::ALL.into_iter().zip(&mut runs) {
-            let steal = Steal::now();
-            let outcome = gang.run_phase(op.name())?;
-            runs.push((outcome, steal.stolen_share()));
+            gang.prepare_phase(op.name())?;
+            let (steal, machine) = (Steal::now(), MachineUse::now());
+            gang.start_phase()?;
+            let outcome = PhaseOutcome::from_reports(&gang.collect_reports()?);
+            let machine = machine.used_since();
+            runs.push(MdtestRun { outcome, machine, stolen: steal.stolen_share() });
         }
     }
     Ok(MdtestOp::ALL
         .into_iter()
         .zip(&runs)
         .map(|(op, runs)| {
-            let all = |f: &dyn Fn(&crate::worker_group::PhaseOutcome) -> f64| {
-                RunSpread::from_values(&runs.iter().map(|(o, _)| f(o)).collect::<Vec<_>>())
+            let all = |f: &dyn Fn(&MdtestRun) -> f64| {
+                RunSpread::from_values(&runs.iter().map(f).collect::<Vec<_>>())
             };
+            let per_op =
+                |run: &MdtestRun, all: u64| ratio_or_zero(all as f64, run.outcome.ops as f64);
             MdtestPhaseResult {
                 phase: op.name().into(),
-                ops_per_sec: all(&|o| o.ops_per_sec()),
-                cpu_us_per_op: all(&|o| o.cpu_us_per_op()).median,
-                ops: runs[0].0.ops,
-                stolen: runs.iter().map(|(_, stolen)| *stolen).fold(0.0, f64::max),
+                ops_per_sec: all(&|run| run.outcome.ops_per_sec()),
+                cpu_us_per_op: all(&|run| run.outcome.cpu_us_per_op()).median,
+                machine_cpu_us_per_op: all(&|run| per_op(run, run.machine.busy_us)).median,
+                switches_per_op: all(&|run| per_op(run, run.machine.switches)).median,
+                ops: runs[0].outcome.ops,
+                slow_ops: runs.iter().map(|run| run.outcome.slow_ops).sum(),
+                slowest_ms: all(&|run| run.outcome.slowest_ns as f64 / 1e6).max,
+                stolen: all(&|run| run.stolen).max,
             }
         })
         .collect())
@@ -239,8 +271,18 @@ impl MdtestSite {
 impl MdtestReport {
     /// Renders the report for people.
     pub fn render(&self) -> String {
-        let mut table =
-            ReportTable::new(&["phase", "min ops/s", "median", "max", "CPU µs/op", "stolen"]);
+        let mut table = ReportTable::new(&[
+            "phase",
+            "min ops/s",
+            "median",
+            "max",
+            "CPU µs/op",
+            "of all",
+            "switches/op",
+            "over 20 ms",
+            "slowest ms",
+            "stolen",
+        ]);
         for p in &self.phases {
             table.add_row(vec![
                 p.phase.clone(),
@@ -248,12 +290,21 @@ impl MdtestReport {
                 format_number(p.ops_per_sec.median),
                 format_number(p.ops_per_sec.max),
                 format_number(p.cpu_us_per_op),
+                format_number(p.machine_cpu_us_per_op),
+                format_number(p.switches_per_op),
+                p.slow_ops.to_string(),
+                format_number(p.slowest_ms),
                 format_percent(p.stolen),
             ]);
         }
         format!(
-            "mdtest on {} ({}): {} processes{} × {} items, {}, {}{} iterations\n{}",
+            "mdtest on {}{} ({}): {} processes{} × {} items, {}, {}{} iterations\n{}",
             self.dir,
+            if self.mounts > 1 {
+                format!(" through {} mounts", self.mounts)
+            } else {
+                String::new()
+            },
             self.through,
             self.procs,
             if self.threads > 1 { format!(" of {} threads", self.threads) } else { String::new() },

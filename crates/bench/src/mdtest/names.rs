@@ -40,6 +40,20 @@ pub enum WorkloadPlace {
     },
 }
 
+impl WorkloadPlace {
+    /// Returns the same place by another path of the directory that contains it, such as that of
+    /// another mount. Places of a library stay as they are.
+    pub fn through_mount(self, base: &Path) -> WorkloadPlace {
+        let moved = |dir: PathBuf| dir.file_name().map(|name| base.join(name)).unwrap_or(dir);
+        match self {
+            WorkloadPlace::Path { dir, relative } => {
+                WorkloadPlace::Path { dir: moved(dir), relative }
+            }
+            other => other,
+        }
+    }
+}
+
 /// One of the operations that mdtest counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MdtestOp {

@@ -2,9 +2,10 @@
 
 use super::names::{MdtestOp, WorkDirectory, WorkloadPlace, object_name};
 use crate::error::BenchError;
-use crate::workload::{PhaseTotals, Workload};
+use crate::workload::{PhaseTotals, SLOW, Workload};
 use serde::{Deserialize, Serialize};
 use std::ffi::CString;
+use std::time::{Duration, Instant};
 
 /// The task of one process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -75,6 +76,36 @@ impl MdtestRank {
     }
 }
 
+/// How long the operations of a thread took, one after the other.
+struct OperationTimes {
+    last_end: Instant,
+    slow: u64,
+    slowest: Duration,
+}
+
+impl OperationTimes {
+    fn start() -> OperationTimes {
+        OperationTimes { last_end: Instant::now(), slow: 0, slowest: Duration::ZERO }
+    }
+
+    /// Records that an operation has ended, which began at the end of the one before.
+    fn record_end(&mut self) {
+        let now = Instant::now();
+        let time = now - self.last_end;
+        self.slow += u64::from(time > SLOW);
+        self.slowest = self.slowest.max(time);
+        self.last_end = now;
+    }
+
+    fn merge(self, other: OperationTimes) -> OperationTimes {
+        OperationTimes {
+            last_end: self.last_end.max(other.last_end),
+            slow: self.slow + other.slow,
+            slowest: self.slowest.max(other.slowest),
+        }
+    }
+}
+
 fn parse_op(phase: &str) -> Result<MdtestOp, BenchError> {
     MdtestOp::from_name(phase)
         .ok_or_else(|| BenchError::Usage(format!("mdtest has no phase '{phase}'")))
@@ -98,13 +129,20 @@ impl Workload for MdtestRank {
     fn run_phase(&mut self, phase: &str) -> Result<PhaseTotals, BenchError> {
         let op = parse_op(phase)?;
         let names = self.op_directory(op);
-        let work = |items: &[CString]| match self.part.bulk {
-            0 | 1 => items.iter().try_for_each(|name| names.run_op(op, name)),
-            bulk => items.chunks(bulk).try_for_each(|some| names.run_many(op, some)),
+        let work = |items: &[CString]| -> Result<OperationTimes, BenchError> {
+            let mut times = OperationTimes::start();
+            for some in items.chunks(self.part.bulk.max(1)) {
+                match some {
+                    [name] => names.run_op(op, name)?,
+                    some => names.run_many(op, some)?,
+                }
+                times.record_end();
+            }
+            Ok(times)
         };
         let threads = self.part.threads.max(1);
-        if threads == 1 {
-            work(&self.names)?;
+        let times = if threads == 1 {
+            work(&self.names)?
         } else {
             let share = self.names.len().div_ceil(threads).max(1);
             std::thread::scope(|scope| {
@@ -113,12 +151,18 @@ impl Workload for MdtestRank {
                     shares.map(|items| scope.spawn(move || work(items))).collect();
                 // All threads must have ended, whether or not the first one failed.
                 let ended: Vec<_> = running.into_iter().map(|thread| thread.join()).collect();
-                ended.into_iter().try_for_each(|done| {
-                    done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+                ended.into_iter().try_fold(OperationTimes::start(), |all, done| {
+                    let done = done.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                    Ok::<_, BenchError>(all.merge(done?))
                 })
-            })?;
-        }
-        Ok(PhaseTotals { ops: self.names.len() as u64, bytes: 0 })
+            })?
+        };
+        Ok(PhaseTotals {
+            ops: self.names.len() as u64,
+            bytes: 0,
+            slow_ops: times.slow,
+            slowest_ns: times.slowest.as_nanos() as u64,
+        })
     }
 }
 
