@@ -276,9 +276,8 @@ pub static KEYS: [ConfigKey; 19] = [
         range: KeyRange::Bool,
         unit: "",
         default: ["true", "true"],
-        doc: "Whether the kernel may cache names and attributes that are delegated to the mount. \
-              It drops them before changes of other nodes become visible. Such changes may wait \
-              for that, a fifth of a second at most.",
+        doc: "Whether the kernel may cache attributes that are delegated to the mount, and names of \
+              delegated directories. It drops them before changes of other nodes become visible.",
     },
     ConfigKey {
         name: name::MOUNT_ENTRY_TIMEOUT,

@@ -8,6 +8,7 @@ use crate::connection::{Caller, ConnectError, Connection};
 use crate::delegations::DelegationCache;
 use crate::executor::ExecutorClient;
 use crate::held_locks::ClientLocks;
+use crate::lent_names::KernelName;
 use crate::loss_tracker::LossTracker;
 use crate::node::NodeClient;
 use crate::node_spaces::NodeSpaces;
@@ -403,16 +404,38 @@ impl Client {
         time.or_else(|| self.grant_split_timeout(attr)).unwrap_or_default()
     }
 
-    /// Returns for how long the kernel may cache that `name` leads to that inode, or to none. The
-    /// time is zero unless the directory is delegated to this client and no other client has
-    /// changed it for some time.
-    pub fn entry_timeout(&self, dir: Ino, name: &[u8], to: Option<Ino>) -> Duration {
-        let dir = self.partitions.partition_of_name(dir, name);
-        let times = self.delegation_caches(dir).into_iter().flatten();
-        times
-            .filter_map(|known| known.grant_entry_timeout(dir, name, to))
-            .next()
-            .unwrap_or_default()
+    /// Returns for how long the kernel may cache that `name` leads to directory `to`. The time is
+    /// zero unless both directories are delegated to this client, and the kernel has often asked.
+    /// The client makes the kernel drop the name before it changes: see
+    /// [`Client::hold_delegations`].
+    pub fn name_timeout(&self, dir: Ino, name: &[u8], to: Ino) -> Duration {
+        let part = self.partitions.partition_of_name(dir, name);
+        let leads_there = || {
+            let mut known = self.delegation_caches(part).into_iter().flatten();
+            known.any(|known| known.leads_to(part, name, to))
+        };
+        if !leads_there() {
+            return Duration::ZERO;
+        }
+        let as_known = KernelName { dir, name: name.into() };
+        let lend = |known: &DelegationCache| known.grant_name_timeout(to, as_known.clone());
+        let Some(time) = self.delegation_caches(to).into_iter().flatten().find_map(lend) else {
+            return Duration::ZERO;
+        };
+        // Once more after the record: a rename by this client that begins later finds the record.
+        if leads_there() {
+            return time;
+        }
+        self.mark_moved(&as_known);
+        Duration::ZERO
+    }
+
+    /// Records that a rename by this client may move the entry with that name.
+    pub(crate) fn mark_moved(&self, name: &KernelName) {
+        let met = self.peers.iter().filter_map(OnceLock::get);
+        for executor in met.flat_map(|peer| peer.known_executors()) {
+            executor.delegations.mark_moved(name);
+        }
     }
 
     /// Makes the kernel drop the attributes of `ino`, because the executors do not know all of

@@ -7,8 +7,9 @@
 //! each such event advances. The last event of an inode or entry is kept by hash: two that share a
 //! place cost at worst one more request.
 
-use crate::kernel_table::{KernelCache, KernelRevocation, KernelTable, entry_timeout_after};
-use crate::uptime::{to_uptime, uptime};
+use crate::kernel_table::{KernelCache, KernelTable, revoke_attrs};
+use crate::lent_names::{KernelName, LentName, LentNames};
+use crate::uptime::uptime;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash};
@@ -50,12 +51,11 @@ struct CachedInode {
     part: Option<Arc<PartitionAttr>>,
 }
 
+#[derive(Default)]
 struct CachedDir {
     names: HashMap<Box<[u8]>, CachedEntry, hash::HashBuilder>,
     /// Names that are not in `names` are not in the directory.
     complete: bool,
-    /// The time of the last change by another client, as far as known, by [`uptime`].
-    since: Duration,
 }
 
 struct CacheShard {
@@ -140,6 +140,8 @@ pub(crate) struct DelegationCache {
     hasher: hash::HashBuilder,
     /// The kernel that caches some of it in turn.
     kernel: OnceLock<Arc<dyn KernelCache>>,
+    /// The names of delegated directories that this kernel caches. Locked last.
+    lent_names: Mutex<LentNames>,
 }
 
 impl Default for DelegationCache {
@@ -153,6 +155,7 @@ impl Default for DelegationCache {
             victim: AtomicUsize::new(0),
             hasher: hash::HashBuilder::default(),
             kernel: OnceLock::new(),
+            lent_names: Mutex::default(),
         }
     }
 }
@@ -202,26 +205,28 @@ impl DelegationCache {
         self.until.fetch_max(end.as_micros() as u64, SeqCst);
     }
 
-    /// Ends the recall connection: nothing is delegated any more. Returns for how long the kernel
-    /// still caches names.
-    pub(crate) fn end_connection(&self) -> Duration {
+    /// Ends the recall connection: nothing is delegated any more. Returns the names that the kernel
+    /// still caches.
+    pub(crate) fn end_connection(&self) -> Vec<LentName> {
         // Before the cache is emptied: from here on no thread stores a reply, so none can slip in
         // after a shard was emptied.
         self.until.store(0, SeqCst);
         self.since.store(u64::MAX, SeqCst);
         self.clear_all_shards();
-        let mut owed = KernelRevocation::default();
-        self.shards.iter().for_each(|shard| shard.lock().kernel_table.take_all(&mut owed));
-        owed.revoke_from_kernel(self.kernel())
+        let mut attrs = Vec::new();
+        self.shards.iter().for_each(|shard| attrs.extend(shard.lock().kernel_table.take_all()));
+        revoke_attrs(attrs, self.kernel());
+        self.lent_names.lock().take_all_names(uptime())
     }
 
     /// Sets the kernel that caches the facts that [`DelegationCache::grant_attr_timeout`] and
-    /// [`DelegationCache::grant_entry_timeout`] allow.
+    /// [`DelegationCache::grant_name_timeout`] allow.
     pub(crate) fn set_kernel(&self, kernel: &Arc<dyn KernelCache>) {
         self.kernel.get_or_init(|| kernel.clone());
     }
 
-    fn kernel(&self) -> Option<&dyn KernelCache> {
+    /// Returns the kernel that caches facts, if there is one.
+    pub(crate) fn kernel(&self) -> Option<&dyn KernelCache> {
         self.kernel.get().map(Arc::as_ref)
     }
 
@@ -256,23 +261,29 @@ impl DelegationCache {
         (lends && shard.kernel_table.record_attr(part, whole, now, end)).then_some(left)
     }
 
-    /// Returns for how long the kernel may cache that `name` leads to that inode, or to none.
-    pub(crate) fn grant_entry_timeout(
-        &self,
-        dir: Ino,
-        name: &[u8],
-        to: Option<Ino>,
-    ) -> Option<Duration> {
-        self.kernel()?;
-        let now = uptime();
-        let end = Duration::from_micros(self.until.load(SeqCst));
-        let mut shard = self.shard_of_inode(dir).lock();
-        let known = shard.inodes.get(&dir)?.dir.as_ref()?;
-        let absent = known.complete && is_entry_name(name);
-        let leads_to = known.names.get(name).copied().or(absent.then_some(CachedEntry::Absent))?;
-        let time = entry_timeout_after(now.saturating_sub(known.since))?;
-        let lends = leads_to == to.map_or(CachedEntry::Absent, CachedEntry::Is) && now + time < end;
-        (lends && shard.kernel_table.record_entry(dir, now, time)).then_some(time)
+    /// Returns for how long the kernel may cache that this name leads to directory `ino`, if the
+    /// directory is delegated. The caller must then check that the name still does, and else call
+    /// [`DelegationCache::mark_moved`]: a rename by this client is no event of `ino`.
+    pub(crate) fn grant_name_timeout(&self, ino: Ino, name: KernelName) -> Option<Duration> {
+        self.kernel().filter(|kernel| kernel.can_expire_names())?;
+        let (now, end) = (uptime(), Duration::from_micros(self.until.load(SeqCst)));
+        // The check and the record are one step under this lock, as in `grant_attr_timeout`.
+        let shard = self.shard_of_inode(ino).lock();
+        let known = shard.inodes.get(&ino)?;
+        if known.attr.is_none() && known.part.is_none() {
+            return None;
+        }
+        self.lent_names.lock().lend_name(ino, name, now, end)
+    }
+
+    /// Records that a rename by this client may move the entry with that name.
+    pub(crate) fn mark_moved(&self, name: &KernelName) {
+        self.lent_names.lock().mark_moved(name);
+    }
+
+    /// Returns whether the name leads to `ino`, as far as this cache knows.
+    pub(crate) fn leads_to(&self, dir: Ino, name: &[u8], ino: Ino) -> bool {
+        self.cached_entry(dir, name) == Some(CachedEntry::Is(ino))
     }
 
     /// Makes the kernel drop these attributes, because this client does not know all of them.
@@ -317,25 +328,34 @@ impl DelegationCache {
         self.size.fetch_sub(size, SeqCst);
     }
 
-    /// Handles a recall of these inodes. When this returns, the cache does not use them any more;
-    /// the kernel may use names for the returned time.
-    pub(crate) fn handle_recall(&self, inos: &[Ino]) -> Duration {
-        let mut owed = KernelRevocation::default();
+    /// Handles a recall of these inodes. When this returns, the cache does not use them any more.
+    /// Returns the names of them that the kernel may still use.
+    pub(crate) fn handle_recall(&self, inos: &[Ino]) -> Vec<LentName> {
+        let (mut attrs, mut names, now) = (Vec::new(), Vec::new(), uptime());
         for ino in inos {
-            let mut shard = self.shard_of_inode(*ino).lock();
-            // The kernel's part first, and all under one lock: see
-            // `Delegations::grant_attr_timeout`.
-            shard.kernel_table.take_inode(*ino, &mut owed);
-            // The event stops replies that are in flight: their requests were sent before the
-            // recall.
-            shard.recalls[self.attr_event_index(*ino)] = self.next_moment();
-            if let Some(known) = shard.inodes.remove(ino) {
-                self.size.fetch_sub(known.count_records(), SeqCst);
-            }
+            attrs.extend(self.forget_inode(*ino));
+            // After that, so that no name is lent any more, under the lock of the cache's shard.
+            names.extend(self.lent_names.lock().take_name(*ino, now));
         }
         // Without a lock, because the kernel may first have to finish an operation that needs this
         // cache.
-        owed.revoke_from_kernel(self.kernel())
+        revoke_attrs(attrs, self.kernel());
+        names
+    }
+
+    /// Drops all facts of the inode, and the replies that are in flight. Returns the attributes
+    /// that the kernel must drop, see [`revoke_attrs`].
+    fn forget_inode(&self, ino: Ino) -> Option<(Ino, Duration)> {
+        let mut shard = self.shard_of_inode(ino).lock();
+        // The kernel's part first, and all under one lock: see
+        // `DelegationCache::grant_attr_timeout`.
+        let attr = shard.kernel_table.take_attr(ino);
+        // The event stops replies that are in flight: their requests were sent before.
+        shard.recalls[self.attr_event_index(ino)] = self.next_moment();
+        if let Some(known) = shard.inodes.remove(&ino) {
+            self.size.fetch_sub(known.count_records(), SeqCst);
+        }
+        attr
     }
 
     /// Returns the attributes, if they are cached.
@@ -389,7 +409,8 @@ impl DelegationCache {
     /// is dropped.
     fn drop_cleared_directory(&self, op: &MetaOp) {
         if let MetaOp::ClearDir { dir, .. } = op {
-            self.handle_recall(&[*dir]);
+            // The directory keeps its own name, so the record of that stays.
+            revoke_attrs(Vec::from_iter(self.forget_inode(*dir)), self.kernel());
         }
     }
 
@@ -581,7 +602,7 @@ impl DelegationCache {
         }
         let is_sure = is_sure && shard.attrs[self.attr_event_index(part)] <= own.0;
         let known = self.enter_inode(&mut shard, part);
-        known.dir.get_or_insert_with(|| CachedDir::quiet_since(to_uptime(reported.attr.ctime)));
+        known.dir.get_or_insert_default();
         if is_sure {
             known.part = Some(Arc::new(reported.clone()));
         }
@@ -619,7 +640,7 @@ impl DelegationCache {
         known.attr = Some(attr.clone());
         // A directory that this client has just made is empty, so all its names are known.
         if fresh && attr.kind == InodeKind::Dir {
-            known.dir.get_or_insert_with(|| CachedDir::quiet_since(uptime())).complete = true;
+            known.dir.get_or_insert_default().complete = true;
         }
     }
 
@@ -639,11 +660,7 @@ impl DelegationCache {
             return;
         }
         let known = self.enter_inode(&mut shard, dir);
-        if known.dir.is_none() {
-            known.dir = Some(CachedDir::quiet_since(
-                known.attr.as_ref().map_or_else(uptime, |attr| to_uptime(attr.ctime)),
-            ));
-        }
+        known.dir.get_or_insert_default();
         self.store_entry(&mut shard, dir, name, leads_to);
     }
 
@@ -673,12 +690,6 @@ impl DelegationCache {
             Some(more) => self.size.fetch_add(more, SeqCst),
             None => self.size.fetch_sub(1, SeqCst),
         };
-    }
-}
-
-impl CachedDir {
-    fn quiet_since(since: Duration) -> Box<CachedDir> {
-        Box::new(CachedDir { names: HashMap::default(), complete: false, since })
     }
 }
 

@@ -1,6 +1,7 @@
 //! Operations on names and inodes, one method each, as requests to the shard.
 
 use crate::Client;
+use crate::lent_names::KernelName;
 use crate::retry::Retry;
 use crate::unsynced::SyncTargets;
 use crate::uptime::uptime;
@@ -353,9 +354,17 @@ impl Client {
         mode: RenameMode,
         keep: bool,
     ) -> Result<Removed, Errno> {
+        let places = [(parent, name), (new_parent, new_name)];
+        let places = places.map(|(dir, name)| KernelName { dir, name: name.into() });
         let (name, new_name) = (to_bytes(name), to_bytes(new_name));
         let op = MetaOp::Rename { parent, name, new_parent, new_name, mode, keep };
-        expect!(self.send_meta(cred, op), MetaReply::Renamed { ino, last, .. } => Removed { ino, last })
+        let mark = || places.iter().for_each(|place| self.mark_moved(place));
+        // Before the kernel moves its own entries. The second time for names that it was lent while
+        // the request was under way.
+        mark();
+        let renamed = self.send_meta(cred, op);
+        mark();
+        expect!(renamed, MetaReply::Renamed { ino, last, .. } => Removed { ino, last })
     }
 
     /// Gives an inode one more name.

@@ -4,10 +4,12 @@ use crate::Client;
 use crate::connection::Connection;
 use crate::executor::ExecutorClient;
 use crate::kernel_table::KernelCache;
+use crate::lent_names::LentName;
+use crate::name_revocation::NameRevocation;
 use crate::uptime::uptime;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::collections::BTreeSet;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 use tatami_wire::delegation::{OPEN_FOR_READING_MAX, RecallCall, RecallNotice};
@@ -36,12 +38,13 @@ impl Client {
     /// Lets `executor` delegate names to this client, until `stop` is readable. This is a thread's
     /// whole work, and the front end must decide on it: the client answers from delegations without
     /// asking whether the user may look them up. So the caller must check permissions itself, as
-    /// the kernel does for a mount. Through [`Client::attr_timeout`] and [`Client::entry_timeout`],
+    /// the kernel does for a mount. Through [`Client::attr_timeout`] and [`Client::name_timeout`],
     /// `kernel` may cache some of it. The client reports `files` to the executor before it serves
     /// other clients, because the executor may be a new incarnation.
     ///
     /// # Errors
-    /// `ENXIO` for an executor of a node that does not exist.
+    /// `ENXIO` for an executor of a node that does not exist, `EMFILE` or `ENFILE` without a
+    /// descriptor for the thread.
     pub fn hold_delegations(
         &self,
         executor: ExecutorId,
@@ -54,9 +57,12 @@ impl Client {
         if let Some(kernel) = kernel {
             executor.delegations.set_kernel(kernel);
         }
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let wake = eventfd(0, flags).map_err(|e| Errno(e.raw_os_error()))?;
+        let wake = Arc::new(wake);
         let mut pause = PAUSE;
         loop {
-            let (shortest, longest) = match self.hold_connection(executor, stop, files) {
+            let (shortest, longest) = match self.hold_connection(executor, stop, &wake, files) {
                 RecallEnd::Stopped => return Ok(()),
                 RecallEnd::Lost => {
                     pause = PAUSE;
@@ -67,7 +73,7 @@ impl Client {
                 RecallEnd::Refused => (REFUSED, REFUSED),
             };
             pause = pause.clamp(shortest, longest);
-            if is_readable(&[stop], pause) {
+            if is_readable(stop, pause) {
                 return Ok(());
             }
             pause *= 2;
@@ -105,6 +111,7 @@ impl Client {
         &self,
         executor: &ExecutorClient,
         stop: BorrowedFd<'_>,
+        wake: &Arc<OwnedFd>,
         files: Option<&dyn OpenFiles>,
     ) -> RecallEnd {
         let id = executor.id;
@@ -121,18 +128,16 @@ impl Client {
         executor.locks.begin_connection();
         // The daemon may be a new incarnation that waits for the client to reclaim its locks.
         self.locks.notify_waiters(|news| _ = news.reclaim.insert(id));
-        let mut kept = Vec::new();
-        let ended = self.serve_recalls(&mut connection, executor, stop, files, &mut kept);
+        let mut held = HeldReturns { waiting: Vec::new(), wake: wake.clone() };
+        let ended = self.serve_recalls(&mut connection, executor, stop, files, &mut held);
         let served = executor.delegations.is_enabled();
         // Before the connection is closed: the close states that this client has forgotten
         // everything that was delegated.
-        let names = executor.delegations.end_connection();
-        let now = uptime();
-        let kept = kept.iter().map(|(until, _)| until.saturating_sub(now)).max();
-        let names = kept.map_or(names, |kept| kept.max(names));
-        // The kernel may still use names: the connection stays open until their time has passed.
-        if !names.is_zero() {
-            is_readable(&[], names);
+        held.add(0, executor.delegations.end_connection(), executor.delegations.kernel());
+        // The kernel may still use names: the connection stays open until it has dropped them.
+        while let Some(left) = held.time_left() {
+            held.wait_for_input([], left);
+            held.take_ended();
         }
         executor.locks.end_connection();
         match ended {
@@ -144,15 +149,15 @@ impl Client {
         }
     }
 
-    /// Serves one connection; returns `Ok` when `stop` is readable. `kept` are recalls that wait
-    /// for the kernel, and until when.
+    /// Serves one connection; returns `Ok` when `stop` is readable. `held` are recalls that wait
+    /// for the kernel.
     fn serve_recalls(
         &self,
         connection: &mut Connection,
         executor: &ExecutorClient,
         stop: BorrowedFd<'_>,
         files: Option<&dyn OpenFiles>,
-        kept: &mut Vec<(Duration, u64)>,
+        held: &mut HeldReturns,
     ) -> Result<(), FrameError> {
         // Open files come before the first `Alive`: a new incarnation of the daemon must know them
         // before it lets other clients remove them.
@@ -165,8 +170,8 @@ impl Client {
         let mut next = uptime() + WAIT;
         loop {
             let now = uptime();
-            // The kernel's time has passed: only now is the delegation given back.
-            for (_, id) in kept.extract_if(.., |(until, _)| *until <= now) {
+            // The kernel has dropped the names: only now is the delegation given back.
+            for id in held.take_ended() {
                 connection.send(FrameClass::Recall, 0, &RecallCall::Returned(id), &[])?;
             }
             // Shards may have moved to this executor, and with them open files that it does not
@@ -184,14 +189,16 @@ impl Client {
                 Some(_) => WAIT,
                 None => next.saturating_sub(now),
             };
-            let end = kept.iter().map(|(until, _)| until.saturating_sub(now)).min();
-            let wait = end.map_or(wait, |end| wait.min(end));
+            let wait = held.time_left().map_or(wait, |left| wait.min(left));
             // A message may be in the buffer already: poll would not see it.
-            if !connection.has_input() && !is_readable(&[connection.as_fd(), stop], wait) {
-                continue;
-            }
-            if is_readable(&[stop], Duration::ZERO) {
+            let buffered = connection.has_input();
+            let wait = if buffered { Duration::ZERO } else { wait };
+            let [input, stopped] = held.wait_for_input([connection.as_fd(), stop], wait);
+            if stopped {
                 return Ok(());
+            }
+            if !input && !buffered {
+                continue;
             }
             match connection.receive(FrameClass::Recall, 0, &mut [])?.0 {
                 RecallNotice::Term {
@@ -232,23 +239,64 @@ impl Client {
                     })
                 }
                 RecallNotice::Map { epoch } => self.receive_map_epoch(executor.id.node, epoch),
-                // The cache has dropped the facts when this returns. With time left for the
-                // kernel's names, the reply waits, and the connection goes on serving.
+                // The cache has dropped the facts when this returns. Only with names in the kernel
+                // the reply waits, and the connection goes on serving.
                 RecallNotice::Recall { id, inos } => {
-                    match executor.delegations.handle_recall(&inos) {
-                        Duration::ZERO => {
-                            connection.send(
-                                FrameClass::Recall,
-                                0,
-                                &RecallCall::Returned(id),
-                                &[],
-                            )?;
-                        }
-                        names => kept.push((uptime() + names, id)),
+                    let names = executor.delegations.handle_recall(&inos);
+                    if names.is_empty() {
+                        connection.send(FrameClass::Recall, 0, &RecallCall::Returned(id), &[])?;
+                    } else {
+                        held.add(id, names, executor.delegations.kernel());
                     }
                 }
             }
         }
+    }
+}
+
+/// Recalls whose answers wait until the kernel has dropped names, by their numbers.
+struct HeldReturns {
+    waiting: Vec<(u64, Arc<NameRevocation>)>,
+    /// An eventfd, readable when the kernel has dropped some.
+    wake: Arc<OwnedFd>,
+}
+
+impl HeldReturns {
+    fn add(&mut self, id: u64, names: Vec<LentName>, kernel: Option<&dyn KernelCache>) {
+        self.waiting.push((id, NameRevocation::start(names, kernel, &self.wake)));
+    }
+
+    /// Removes the recalls that can be answered now, and returns their numbers.
+    fn take_ended(&mut self) -> Vec<u64> {
+        if self.waiting.is_empty() {
+            return Vec::new();
+        }
+        let now = uptime();
+        self.waiting.extract_if(.., |(_, names)| names.end() <= now).map(|(id, _)| id).collect()
+    }
+
+    /// Returns how long the first of them waits at most. `None` when none waits.
+    fn time_left(&self) -> Option<Duration> {
+        let end = self.waiting.iter().map(|(_, names)| names.end()).min()?;
+        Some(end.saturating_sub(uptime()))
+    }
+
+    /// Waits until one of `fds` is readable, the kernel has dropped names, or the time is over.
+    /// Returns which of `fds` are readable.
+    fn wait_for_input<const N: usize>(
+        &self,
+        fds: [BorrowedFd<'_>; N],
+        wait: Duration,
+    ) -> [bool; N] {
+        let wake = PollFd::new(&self.wake, PollFlags::IN);
+        let mut polled: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+        polled.push(wake);
+        let events = poll_until(&mut polled, wait);
+        if polled.last().is_some_and(|wake| events && !wake.revents().is_empty()) {
+            // The count means nothing.
+            let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
+        }
+        std::array::from_fn(|n| events && !polled[n].revents().is_empty())
     }
 }
 
@@ -281,10 +329,14 @@ impl Client {
     }
 }
 
-/// Waits until one of `fds` is readable or closed, or until the time is over.
-fn is_readable(fds: &[BorrowedFd<'_>], wait: Duration) -> bool {
-    let mut fds: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+/// Waits until `fd` is readable or closed, or until the time is over.
+fn is_readable(fd: BorrowedFd<'_>, wait: Duration) -> bool {
+    poll_until(&mut [PollFd::new(&fd, PollFlags::IN)], wait)
+}
+
+/// Waits for an event of `fds`, or until the time is over. Returns whether there was one.
+fn poll_until(fds: &mut [PollFd<'_>], wait: Duration) -> bool {
     let wait = Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: wait.subsec_nanos().into() };
     // An interrupted wait counts as one without an event.
-    poll(&mut fds, Some(&wait)).is_ok_and(|n| n > 0)
+    poll(fds, Some(&wait)).is_ok_and(|n| n > 0)
 }

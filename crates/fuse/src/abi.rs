@@ -81,6 +81,7 @@ pub mod init {
     pub const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
     pub const INIT_EXT: u64 = 1 << 30;
     pub const CREATE_SUPP_GROUP: u64 = 1 << 34;
+    pub const HAS_EXPIRE_ONLY: u64 = 1 << 35;
     pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
     pub const PASSTHROUGH: u64 = 1 << 37;
     pub const NO_EXPORT_SUPPORT: u64 = 1 << 38;
@@ -122,4 +123,7 @@ pub const EXT_GROUPS: u32 = 32;
 /// Notifications to the kernel.
 pub mod notify {
     pub const INVAL_INODE: i32 = 2;
+    pub const INVAL_ENTRY: i32 = 3;
+    /// Flag of INVAL_ENTRY: the kernel asks again for the name and does not drop the entry.
+    pub const EXPIRE_ONLY: u32 = 1 << 0;
 }

@@ -29,6 +29,23 @@ impl Notifier {
         self.send_notification(notify::INVAL_INODE, body.as_bytes())
     }
 
+    /// Makes the kernel ask again for a name of directory `dir` when it is used next. Waits for the
+    /// operations of this mount that change the directory or look up new names in it. Needs
+    /// [`crate::abi::init::HAS_EXPIRE_ONLY`].
+    ///
+    /// # Errors
+    /// `ENOENT` if the kernel does not know the directory, or no such name in it.
+    pub fn expire_entry(&self, dir: u64, name: &[u8]) -> Result<(), Errno> {
+        let body = FixedReply::<16>::new()
+            .put_u64(dir)
+            .put_u32(name.len() as u32)
+            .put_u32(notify::EXPIRE_ONLY);
+        let mut bytes = body.as_bytes().to_vec();
+        bytes.extend_from_slice(name);
+        bytes.push(0);
+        self.send_notification(notify::INVAL_ENTRY, &bytes)
+    }
+
     fn send_notification(&self, code: i32, body: &[u8]) -> Result<(), Errno> {
         let len = abi::OUT_HEADER_LEN + body.len();
         // Request number 0 marks a notification. Its code takes the place of the error.

@@ -49,7 +49,7 @@ impl FileSystem {
     fn reply_lookup(&self, r: &Request<'_>, name: &[u8], reply: Reply<'_>) {
         let found = self.lookup(r, name);
         if found == Err(Errno::ENOENT) {
-            let time = self.entry_timeout(Ino(r.header.node), name, None);
+            let time = self.timeouts.entry;
             if !time.is_zero() {
                 reply.send_absent(time);
                 return;

@@ -1,16 +1,22 @@
-//! The kernel attribute cache: names and attributes that are delegated to this mount.
+//! What the kernel caches: attributes that are delegated to this mount, and names of directories
+//! that programs walk through.
 //!
 //! The kernel asks again after the timeout or after an invalidation. The mount invalidates before
 //! any client sees another mount's change. The kernel knows its own changes. But it cannot know the
 //! effect of writes in this process. So attributes of a file that is open for writing are not
 //! cached.
+//!
+//! Since Linux 6.16 a mount can also end all names at once (`FUSE_NOTIFY_INC_EPOCH`), without any
+//! lock. Tatami does not use that: the kernel then drops every entry of the mount at its next use,
+//! unchanged ones too. Mounts inside are detached, and open files count as deleted in `/proc`.
 
 use crate::filesystem::FileSystem;
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tatami_client::KernelCache;
-use tatami_fuse::{CacheTimeouts, Device, Notifier};
+use tatami_client::{KernelCache, KernelName, NamesExpired};
+use tatami_fuse::abi::init;
+use tatami_fuse::{CacheTimeouts, Device, NegotiatedFeatures, Notifier};
 use tatami_wire::{Attr, Ino, InodeKind};
 
 /// The kernel may not yet know an inode from a reply, until the requesting thread runs again. This
@@ -22,12 +28,28 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// The kernel's cache of a mount.
 pub(crate) struct FuseKernelCache {
     notifier: Notifier,
+    can_expire_names: bool,
     sleeping: (Mutex<()>, Condvar),
 }
 
 impl FuseKernelCache {
-    pub(crate) fn new(device: Arc<Device>) -> FuseKernelCache {
-        FuseKernelCache { notifier: Notifier::new(device), sleeping: Default::default() }
+    pub(crate) fn new(device: Arc<Device>, agreed: &NegotiatedFeatures) -> FuseKernelCache {
+        FuseKernelCache {
+            notifier: Notifier::new(device),
+            // Linux 6.2 and later.
+            can_expire_names: agreed.has_flags(init::HAS_EXPIRE_ONLY),
+            sleeping: Default::default(),
+        }
+    }
+}
+
+/// Makes the kernel ask again for a name. Returns whether it surely does not use the name any more.
+fn expire_name(notifier: &Notifier, name: &KernelName) -> bool {
+    match notifier.expire_entry(name.dir.0, &name.name) {
+        Ok(()) => true,
+        // Without the directory, the kernel has no name in it. With the directory, the entry may
+        // have been moved to another place.
+        Err(_) => notifier.inval_inode(name.dir.0, -1, 0) == Err(rustix::io::Errno::NOENT),
     }
 }
 
@@ -41,6 +63,20 @@ impl KernelCache for FuseKernelCache {
             }
             let (lock, never) = &self.sleeping;
             never.wait_for(&mut lock.lock(), PAUSE);
+        }
+    }
+
+    fn can_expire_names(&self) -> bool {
+        self.can_expire_names
+    }
+
+    fn expire_names(&self, names: Vec<KernelName>, done: NamesExpired) {
+        let notifier = self.notifier.clone();
+        // A thread for each call: they are rare, and one that waits must not hold up another.
+        let work = move || done(names.iter().map(|name| expire_name(&notifier, name)).collect());
+        if let Err(error) = std::thread::Builder::new().name("names".into()).spawn(work) {
+            // The names stay until their time is over, and the recall waits for that.
+            tracing::warn!(%error, "names in the kernel end by themselves");
         }
     }
 }
@@ -68,20 +104,14 @@ impl FileSystem {
                 .is_some_and(|inode| inode.state.lock().writers > 0 || self.has_changes(&inode))
     }
 
-    /// Returns the time for which the kernel may cache that the name leads to `to`, or that it is
-    /// absent.
-    pub(crate) fn entry_timeout(&self, parent: Ino, name: &[u8], to: Option<Ino>) -> Duration {
-        match self.kernel_cache {
-            true => self.client.entry_timeout(parent, name, to).max(self.timeouts.entry),
-            false => self.timeouts.entry,
-        }
-    }
-
-    /// Returns the timeouts of the entry and of the attributes.
+    /// Returns the timeouts of the entry and of the attributes. Only names of directories are
+    /// cached: see `tatami_client::KernelName`.
     pub(crate) fn cache_timeouts(&self, parent: Ino, name: &[u8], attr: &Attr) -> CacheTimeouts {
-        CacheTimeouts {
-            entry: self.entry_timeout(parent, name, Some(attr.ino)),
-            attr: self.attr_timeout(attr),
-        }
+        let lends = self.kernel_cache && attr.kind == InodeKind::Dir;
+        let entry = match lends {
+            true => self.client.name_timeout(parent, name, attr.ino).max(self.timeouts.entry),
+            false => self.timeouts.entry,
+        };
+        CacheTimeouts { entry, attr: self.attr_timeout(attr) }
     }
 }

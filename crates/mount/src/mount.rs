@@ -92,7 +92,7 @@ impl Mount {
         // Attributes in a listing are only useful if the kernel may cache them.
         let plus = options.kernel_cache || !options.attr_timeout.is_zero();
         let mut wanted = requested_features(options.max_write, depth, plus);
-        wanted.flags |= init::POSIX_LOCKS | init::FLOCK_LOCKS;
+        wanted.flags |= init::POSIX_LOCKS | init::FLOCK_LOCKS | init::HAS_EXPIRE_ONLY;
         let agreed = channel.negotiate_features(&wanted)?;
         mountpoint::set_read_ahead(&path, READ_AHEAD_KIB);
         let why_not = match options.passthrough {
@@ -109,9 +109,9 @@ impl Mount {
         };
         let valid = CacheTimeouts { entry: options.entry_timeout, attr: options.attr_timeout };
         let device = channel.device().clone();
-        let kernel = options
-            .kernel_cache
-            .then(|| -> Arc<dyn KernelCache> { Arc::new(FuseKernelCache::new(device.clone())) });
+        let kernel = options.kernel_cache.then(|| -> Arc<dyn KernelCache> {
+            Arc::new(FuseKernelCache::new(device.clone(), &agreed))
+        });
         let (passes, keeps) = (info.passthrough, options.kernel_cache);
         let fs = Arc::new(FileSystem::new(client.clone(), device, passes, valid, keeps));
         let threads = ThreadLimits { base: options.threads, max: options.threads_max };

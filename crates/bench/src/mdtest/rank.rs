@@ -77,15 +77,15 @@ impl MdtestRank {
 }
 
 /// How long the operations of a thread took, one after the other.
-struct OperationTimes {
+struct ThreadTimes {
     last_end: Instant,
     slow: u64,
     slowest: Duration,
 }
 
-impl OperationTimes {
-    fn start() -> OperationTimes {
-        OperationTimes { last_end: Instant::now(), slow: 0, slowest: Duration::ZERO }
+impl ThreadTimes {
+    fn start() -> ThreadTimes {
+        ThreadTimes { last_end: Instant::now(), slow: 0, slowest: Duration::ZERO }
     }
 
     /// Records that an operation has ended, which began at the end of the one before.
@@ -97,8 +97,8 @@ impl OperationTimes {
         self.last_end = now;
     }
 
-    fn merge(self, other: OperationTimes) -> OperationTimes {
-        OperationTimes {
+    fn merge(self, other: ThreadTimes) -> ThreadTimes {
+        ThreadTimes {
             last_end: self.last_end.max(other.last_end),
             slow: self.slow + other.slow,
             slowest: self.slowest.max(other.slowest),
@@ -129,8 +129,8 @@ impl Workload for MdtestRank {
     fn run_phase(&mut self, phase: &str) -> Result<PhaseTotals, BenchError> {
         let op = parse_op(phase)?;
         let names = self.op_directory(op);
-        let work = |items: &[CString]| -> Result<OperationTimes, BenchError> {
-            let mut times = OperationTimes::start();
+        let work = |items: &[CString]| -> Result<ThreadTimes, BenchError> {
+            let mut times = ThreadTimes::start();
             for some in items.chunks(self.part.bulk.max(1)) {
                 match some {
                     [name] => names.run_op(op, name)?,
@@ -151,7 +151,7 @@ impl Workload for MdtestRank {
                     shares.map(|items| scope.spawn(move || work(items))).collect();
                 // All threads must have ended, whether or not the first one failed.
                 let ended: Vec<_> = running.into_iter().map(|thread| thread.join()).collect();
-                ended.into_iter().try_fold(OperationTimes::start(), |all, done| {
+                ended.into_iter().try_fold(ThreadTimes::start(), |all, done| {
                     let done = done.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
                     Ok::<_, BenchError>(all.merge(done?))
                 })

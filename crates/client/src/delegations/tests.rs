@@ -1,7 +1,7 @@
 //! The delegation cache and the kernel's copies are never old, in any order of events.
 
 use super::*;
-use tatami_wire::Timestamp;
+use crate::kernel_table::NamesExpired;
 use tatami_wire::delegation::DelegatedEntries;
 use tatami_wire::partition::HashRange;
 
@@ -141,31 +141,6 @@ fn what_is_listed_needs_no_question() {
     d.handle_recall(&[of_first.ino]);
     d.finish_request(&list(), asked, Ok(&reply), Some(&granted));
     assert_eq!((d.answer(&find(&of_second)), d.answer(&get(of_first.ino))), (None, None));
-}
-
-#[test]
-fn a_directory_that_was_quiet_for_long_lends_names_at_once() {
-    let quiet = attr(DIR, InodeKind::Dir, 1);
-    let mut busy = part(1);
-    busy.attr.ctime = Timestamp::from_sec(i64::MAX);
-    for (dir, part, at_once) in [
-        (Some(quiet), None, true),
-        (None, Some(part(1)), true),
-        (None, Some(busy), false),
-        (None, None, false),
-    ] {
-        let d = on();
-        let kernel: Arc<dyn KernelCache> = Arc::new(Told::default());
-        d.set_kernel(&kernel);
-        let delegated: &[Ino] = if part.is_some() { &[] } else { &[DIR] };
-        let granted = DelegationGrant { partition: part, ..granted(&[], delegated, dir) };
-        let asked = d.begin_request(&list());
-        let names = HashMap::from([(1, Ino(11))]);
-        d.finish_request(&list(), asked, Ok(&listing(&names)), Some(&granted));
-        let time = d.grant_entry_timeout(DIR, &name(1), Some(Ino(11)));
-        // A machine that was just started has seen nothing quiet yet.
-        assert_eq!(time.is_some(), at_once && uptime() > Duration::from_secs(1));
-    }
 }
 
 #[test]
@@ -476,6 +451,12 @@ impl KernelCache for Told {
         assert!(ago < uptime());
         self.0.lock().push(ino);
     }
+    fn can_expire_names(&self) -> bool {
+        true
+    }
+    fn expire_names(&self, names: Vec<KernelName>, done: NamesExpired) {
+        done(vec![true; names.len()]);
+    }
 }
 
 #[test]
@@ -523,26 +504,36 @@ fn what_is_lent_is_forgotten_before_it_is_given_back() {
 }
 
 #[test]
-fn names_are_lent_where_all_is_quiet_and_waited_for() {
+fn the_name_of_a_delegated_directory_is_lent_until_it_is_recalled() {
     let d = on();
+    let sub = Ino(5);
+    let as_known = || KernelName { dir: DIR, name: b"sub".as_slice().into() };
+    let lend = |d: &DelegationCache| {
+        let until = uptime() + Duration::from_secs(1);
+        let mut lent = None;
+        while lent.is_none() && uptime() < until {
+            lent = d.grant_name_timeout(sub, as_known());
+        }
+        lent
+    };
+    let learn = |d: &DelegationCache| {
+        let asked = d.begin_request(&get(sub));
+        d.finish_request(&get(sub), asked, Ok(&found(sub)), Some(&granted(&[], &[sub], None)));
+    };
+    learn(&d);
+    assert_eq!(lend(&d), None, "there is no kernel");
     let kernel: Arc<dyn KernelCache> = Arc::new(Told::default());
     d.set_kernel(&kernel);
-    let asked = d.begin_request(&lookup(5));
-    let with = granted(&[], &[DIR, Ino(5)], None);
-    d.finish_request(&lookup(5), asked, Ok(&found(Ino(5))), Some(&with));
-    assert_eq!(
-        d.grant_entry_timeout(DIR, &name(5), Some(Ino(5))),
-        None,
-        "it was delegated just now"
-    );
-    let quiet = uptime() + Duration::from_millis(200);
-    while uptime() < quiet {
-        std::thread::yield_now();
-    }
-    assert!(d.grant_entry_timeout(DIR, &name(5), Some(Ino(5))).is_some());
-    assert_eq!(d.grant_entry_timeout(DIR, &name(5), Some(Ino(6))), None);
-    assert_eq!(d.grant_entry_timeout(DIR, &name(6), None), None, "nothing is known of it");
-    assert!(!d.handle_recall(&[DIR]).is_zero());
-    assert!(d.handle_recall(&[DIR]).is_zero());
-    assert_eq!(d.grant_entry_timeout(DIR, &name(5), Some(Ino(5))), None);
+    assert!(lend(&d).is_some_and(|time| time < TERM));
+    assert_eq!(d.grant_name_timeout(Ino(6), as_known()), None, "it is not delegated");
+    let names = |lent: Vec<LentName>| lent.into_iter().map(|lent| lent.name).collect::<Vec<_>>();
+    assert_eq!(names(d.handle_recall(&[DIR])), [], "the name does not depend on its directory");
+    assert_eq!(names(d.handle_recall(&[sub])), [as_known()]);
+    assert_eq!(names(d.handle_recall(&[sub])), []);
+    assert_eq!(lend(&d), None);
+    let d = on();
+    d.set_kernel(&kernel);
+    learn(&d);
+    assert!(lend(&d).is_some());
+    assert_eq!(names(d.end_connection()), [as_known()]);
 }
