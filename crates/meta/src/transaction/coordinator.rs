@@ -398,7 +398,9 @@ impl<S: Store> Meta<S> {
         }
         let PendingOperation { ticket, seen, op, .. } = job;
         let dir = op.delegable_dir().and_then(|dir| self.current_attr(dir));
-        self.tx.finished.push(FinishedOperation { ticket, result, seen, changed, dir });
+        let part = op.delegable_dir().filter(|_| dir.is_none());
+        let part = part.and_then(|part| self.partition_info(part));
+        self.tx.finished.push(FinishedOperation { ticket, result, seen, changed, dir, part });
     }
 
     /// Aborts the attempt: it has not happened and never will.

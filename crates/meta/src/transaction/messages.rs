@@ -1,5 +1,6 @@
 //! Answers that come later, and messages to other executors.
 
+use tatami_wire::delegation::PartitionAttr;
 use tatami_wire::meta::MetaResult;
 use tatami_wire::transaction::PeerMessage;
 use tatami_wire::{Attr, ExecutorId, Ino};
@@ -64,4 +65,6 @@ pub struct FinishedOperation {
     /// The directory of [`MetaOp::delegable_dir`](tatami_wire::meta::MetaOp::delegable_dir), after
     /// the operation, if it is on this executor.
     pub dir: Option<Attr>,
+    /// The partition that stands in for that directory.
+    pub part: Option<PartitionAttr>,
 }

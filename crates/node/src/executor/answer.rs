@@ -63,7 +63,7 @@ impl RoundAnswer {
 
     /// Takes over the outcome, after the other nodes have replied.
     pub(crate) fn set_outcome(&mut self, finished: &FinishedOperation, delegates: bool) {
-        let FinishedOperation { result, seen, changed, dir, .. } = finished;
+        let FinishedOperation { result, seen, changed, dir, part, .. } = finished;
         self.ticket = None;
         self.result = match result {
             Err(Errno::EAGAIN) => Ok(MetaReply::TryLater),
@@ -71,7 +71,8 @@ impl RoundAnswer {
         };
         let seen = [&seen[..], &changed[..]].concat();
         let dir = dir.clone().filter(|_| delegates).map(Box::new);
-        self.touched = TouchedInodes { seen, changed: changed.clone(), dir, part: None };
+        let part = part.clone().filter(|_| delegates).map(Box::new);
+        self.touched = TouchedInodes { seen, changed: changed.clone(), dir, part };
     }
 
     /// Whether the client waits for everything to survive a power cut.

@@ -8,13 +8,15 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant};
-use tatami_wire::{ClientId, Ino, hash};
+use tatami_wire::{ClientId, Ino, ShardId, hash};
 
 /// Most inodes that are delegated at a time. Beyond that, no inode is delegated until some are
 /// recalled or a holder leaves.
 const DELEGATED_MAX: usize = 1 << 20;
-/// An inode that is recalled a second time within this time is not delegated for the same time:
-/// several clients work there, and recalls cost more than they save.
+/// An inode, or a directory with all its partitions, that is recalled a second time within this
+/// time is not delegated for the same time: several clients work there, and recalls cost more than
+/// they save. Each of the hundreds of partitions of a directory may be quiet while the directory is
+/// not, so they count together.
 const CONTENDED: Duration = Duration::from_secs(1);
 /// Most inodes in one recall: they fit a frame.
 const RECALL_MAX: usize = 32 * 1024;
@@ -90,7 +92,8 @@ pub(crate) struct Delegations {
     delegated: IdMap<Ino, Holders>,
     /// The holders that have not yet given an inode back.
     recalled: IdMap<Ino, Vec<HolderId>>,
-    /// When an inode was recalled last, and until when it is not delegated again.
+    /// When an inode was recalled last, and until when it is not delegated again. By
+    /// [`contended_key`].
     contended: IdMap<Ino, (Instant, Option<Instant>)>,
     /// Clients that may have delegations from before our start, or open files that they have not
     /// yet reported; and until when.
@@ -234,7 +237,8 @@ impl Delegations {
         if silent || self.recalled.contains_key(&ino) || self.is_withheld(ino) {
             return false;
         }
-        if self.contended.get(&ino).is_some_and(|(_, until)| until.is_some_and(|u| now < u)) {
+        let contended = self.contended.get(&contended_key(ino));
+        if contended.is_some_and(|(_, until)| until.is_some_and(|u| now < u)) {
             return false;
         }
         let full = self.delegated.len() >= DELEGATED_MAX;
@@ -287,9 +291,12 @@ impl Delegations {
         if self.contended.len() >= CONTENDED_SWEEP {
             self.contended.retain(|_, (last, _)| *last + CONTENDED * 2 > now);
         }
-        let again = self.contended.get(&ino).is_some_and(|(last, _)| *last + CONTENDED > now);
-        if again || self.contended.len() < CONTENDED_SWEEP {
-            self.contended.insert(ino, (now, again.then_some(now + CONTENDED)));
+        let key = contended_key(ino);
+        let last = self.contended.get(&key).map(|(last, _)| *last);
+        // One change of all partitions at one moment counts once.
+        let again = last.is_some_and(|last| last < now && last + CONTENDED > now);
+        if again || last != Some(now) && self.contended.len() < CONTENDED_SWEEP {
+            self.contended.insert(key, (now, again.then_some(now + CONTENDED)));
         }
     }
 
@@ -403,6 +410,11 @@ impl Delegations {
     }
 }
 
+/// Returns a number that an inode shares with its partitions only. They differ in the owner shard.
+fn contended_key(ino: Ino) -> Ino {
+    Ino::new(ShardId(0), ino.allocating_shard(), ino.counter())
+}
+
 fn is_in_block((first, count): (u16, u16), ino: Ino) -> bool {
     [ino.owner_shard(), ino.allocating_shard()]
         .iter()
@@ -464,9 +476,10 @@ mod tests {
 
     #[test]
     fn what_several_change_is_not_given_for_a_while() {
-        let now = Instant::now();
-        let mut d = with(&[A, B], now);
-        for _ in 0..2 {
+        let start = Instant::now();
+        let now = start + CONTENDED / 2;
+        let mut d = with(&[A, B], start);
+        for now in [start, now] {
             assert!(d.delegate_inode(A, Ino(7), now), "once is no contention");
             d.record_change(B, Ino(7), now);
             let recalls = d.take_recalls();
@@ -533,6 +546,29 @@ mod tests {
         let mut d = Delegations::new(TERM, HashSet::from([A]), now);
         assert_eq!(d.closed_until(now + TERM), None, "its term is over");
         assert_eq!(Delegations::new(TERM, HashSet::new(), now).closed_until(now), None);
+    }
+
+    #[test]
+    fn partitions_of_a_directory_are_contended_together() {
+        let now = Instant::now();
+        let later = now + CONTENDED / 2;
+        let part = |owner| Ino::new(ShardId(owner), ShardId(3), 9);
+        let mut d = with(&[A, B], now);
+        let give = |d: &mut Delegations, at| {
+            [0, 1, 2].map(|n| d.delegate_inode(A, part(n), at)).into_iter().all(|given| given)
+        };
+        let change = |d: &mut Delegations, parts: &[u16], at| {
+            parts.iter().for_each(|n| d.record_change(B, part(*n), at));
+            d.take_recalls().iter().for_each(|recall| d.record_return(A, recall.id));
+        };
+        assert!(give(&mut d, now));
+        change(&mut d, &[0, 1], now);
+        assert!(give(&mut d, now), "a change of several partitions is one change");
+        change(&mut d, &[2], later);
+        assert!(!d.delegate_inode(A, part(0), later), "the second one within a second");
+        let other = Ino::new(ShardId(0), ShardId(3), 10);
+        assert!(d.delegate_inode(A, other, later));
+        assert!(give(&mut d, later + CONTENDED));
     }
 
     /// Checks random histories against a model that knows which client has which state.

@@ -9,15 +9,48 @@
 use crate::executor::answer::RoundAnswer;
 use crate::executor::delegations::{Delegations, Recall};
 use crate::executor::holders_file::HoldersFile;
+use crate::executor::shards::ExecutorShards;
 use std::io;
 use std::time::{Duration, Instant};
-use tatami_meta::OutgoingMessage;
-use tatami_wire::delegation::DelegationGrant;
+use tatami_meta::{OutgoingMessage, Store};
+use tatami_wire::delegation::{DelegationGrant, PartitionAttr};
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult};
 use tatami_wire::{Attr, ClientId, Errno, Ino};
 
 /// Most messages to other nodes that wait. More are dropped; their senders repeat them.
 const HELD_MESSAGES_MAX: usize = 4096;
+/// Tells whether what an answer shows is still so.
+pub(crate) trait CurrentState {
+    /// Whether the attributes are still those of the inode.
+    fn is_current(&mut self, attr: &Attr) -> bool;
+    /// Whether the partition has changed neither its attributes nor its entries.
+    fn is_current_partition(&mut self, part: &PartitionAttr) -> bool;
+}
+
+impl<S: Store> CurrentState for ExecutorShards<S> {
+    fn is_current(&mut self, attr: &Attr) -> bool {
+        let now = self.meta_mut().and_then(|meta| meta.current_attr(attr.ino));
+        now.is_some_and(|now| now.version == attr.version)
+    }
+
+    fn is_current_partition(&mut self, part: &PartitionAttr) -> bool {
+        let now = self.meta_mut().and_then(|meta| meta.partition_info(part.attr.ino));
+        now.is_some_and(|now| now.attr.version == part.attr.version && now.range == part.range)
+    }
+}
+
+/// In a round without other nodes, answers are examined in the order in which they were applied.
+struct AppliedInOrder;
+
+impl CurrentState for AppliedInOrder {
+    fn is_current(&mut self, _: &Attr) -> bool {
+        true
+    }
+    fn is_current_partition(&mut self, _: &PartitionAttr) -> bool {
+        true
+    }
+}
+
 /// Stands for the unknown client that changes an inode through another node. No client has this id.
 const REMOTE_CLIENT: ClientId = ClientId([0; 16]);
 
@@ -131,7 +164,7 @@ impl ServerRecalls {
             }
             if !must_wait(delegations, answer, call) {
                 if delegations.has_client(ctx.client) {
-                    answer.grant_delegations(delegations, now(), |_| true);
+                    answer.grant_delegations(delegations, now(), &mut AppliedInOrder);
                 }
                 return false;
             }
@@ -145,7 +178,7 @@ impl ServerRecalls {
         &mut self,
         round: &mut Vec<RoundAnswer>,
         outs: Vec<OutgoingMessage>,
-        mut is_current: impl FnMut(&Attr) -> bool,
+        state: &mut impl CurrentState,
     ) -> Vec<OutgoingMessage> {
         if !self.delegations.has_clients() {
             return outs;
@@ -167,9 +200,7 @@ impl ServerRecalls {
             if must_wait(delegations, answer, call) {
                 return true;
             }
-            // Nothing here shows whether the partition is still as it was.
-            answer.touched.part = None;
-            answer.grant_delegations(delegations, now, &mut is_current);
+            answer.grant_delegations(delegations, now, state);
             false
         }));
         // A vote or an outcome lets another node show the change. It waits as an answer would.
@@ -216,11 +247,8 @@ impl ServerRecalls {
     }
 
     /// Returns the answers that need not wait any more. They delegate the attributes in them that
-    /// are still current: `is_current` compares attributes with the present ones.
-    pub(crate) fn take_released(
-        &mut self,
-        mut is_current: impl FnMut(&Attr) -> bool,
-    ) -> Vec<RoundAnswer> {
+    /// are still current.
+    pub(crate) fn take_released(&mut self, state: &mut impl CurrentState) -> Vec<RoundAnswer> {
         if self.held_answers.is_empty() {
             return Vec::new();
         }
@@ -228,8 +256,7 @@ impl ServerRecalls {
         let free = |answer: &mut RoundAnswer| match &answer.request {
             Some((_, call)) if must_wait(delegations, answer, call) => false,
             _ => {
-                answer.touched.part = None;
-                answer.grant_delegations(delegations, now, &mut is_current);
+                answer.grant_delegations(delegations, now, state);
                 true
             }
         };
@@ -265,7 +292,7 @@ impl RoundAnswer {
         &mut self,
         delegations: &mut Delegations,
         now: Instant,
-        mut is_current: impl FnMut(&Attr) -> bool,
+        state: &mut impl CurrentState,
     ) {
         let Some((ctx, call)) = &self.request else { return };
         assert_eq!(self.granted, None, "an answer grants its delegations twice");
@@ -283,7 +310,7 @@ impl RoundAnswer {
             // While another client writes, the object has a newer size and newer times than these
             // attributes: no delegation.
             if !attr.maybe_written_elsewhere
-                && is_current(attr)
+                && state.is_current(attr)
                 && delegations.delegate_inode(ctx.client, ino, now)
             {
                 granted.delegated.push(ino);
@@ -293,13 +320,15 @@ impl RoundAnswer {
         // partition.
         if matches!(self.result, Ok(_) | Err(Errno::ENOENT)) {
             let part = self.touched.part.take();
-            granted.partition =
-                part.filter(|part| delegations.delegate_inode(ctx.client, part.attr.ino, now));
+            granted.partition = part.filter(|part| {
+                state.is_current_partition(part)
+                    && delegations.delegate_inode(ctx.client, part.attr.ino, now)
+            });
         }
         if let Ok(MetaReply::Entries { entries, .. }) = &self.result {
             let mut give = |attr: &Attr| {
                 !attr.maybe_written_elsewhere
-                    && is_current(attr)
+                    && state.is_current(attr)
                     && delegations.delegate_inode(ctx.client, attr.ino, now)
             };
             let given = entries.iter().map(|entry| entry.attr.as_ref().is_some_and(&mut give));
@@ -342,7 +371,6 @@ mod tests {
     use super::*;
     use crate::executor::touched::TouchedInodes;
     use tatami_meta::OperationContext;
-    use tatami_wire::delegation::PartitionAttr;
     use tatami_wire::meta::{Bytes, DirEntry};
     use tatami_wire::partition::HashRange;
     use tatami_wire::transaction::{PeerMessage, Txid};
@@ -351,6 +379,18 @@ mod tests {
     const A: ClientId = ClientId([1; 16]);
     const B: ClientId = ClientId([2; 16]);
     const INO: Ino = Ino(7);
+
+    /// All that answers show has changed since.
+    struct Changed;
+
+    impl CurrentState for Changed {
+        fn is_current(&mut self, _: &Attr) -> bool {
+            false
+        }
+        fn is_current_partition(&mut self, _: &PartitionAttr) -> bool {
+            false
+        }
+    }
 
     fn recalls(dir: &tempfile::TempDir) -> ServerRecalls {
         let file = HoldersFile::at_path(dir.path().join("holders"));
@@ -408,7 +448,7 @@ mod tests {
         let mut recalls = recalls(&dir);
         give(&mut recalls);
         let outs = vec![out(&[INO], &[]), out(&[], &[])];
-        let left = recalls.process_spread_round(&mut Vec::new(), outs, |_| true);
+        let left = recalls.process_spread_round(&mut Vec::new(), outs, &mut AppliedInOrder);
         assert_eq!(left, [out(&[], &[])], "what concerns nobody leaves");
         assert_eq!(recalls.take_released_messages(), []);
         let recall = recalls.take_recalls().remove(0);
@@ -422,11 +462,14 @@ mod tests {
         let mut recalls = recalls(&dir);
         give(&mut recalls);
         let mut round = vec![changed(B)];
-        assert_eq!(recalls.process_spread_round(&mut round, vec![out(&[], &[INO])], |_| true), []);
+        assert_eq!(
+            recalls.process_spread_round(&mut round, vec![out(&[], &[INO])], &mut AppliedInOrder),
+            []
+        );
         assert!(round.is_empty());
         let recall = recalls.take_recalls().remove(0);
         recalls.record_return(A, recall.id);
-        assert_eq!(recalls.take_released(|_| true).len(), 1);
+        assert_eq!(recalls.take_released(&mut AppliedInOrder).len(), 1);
         assert_eq!(recalls.take_released_messages().len(), 1);
     }
 
@@ -468,11 +511,14 @@ mod tests {
         let mut round = vec![listed()];
         recalls.process_round(&mut round);
         assert_eq!(reported(&round[0]), (Some(part), false, true));
-        // With other nodes in the round, the partition may have changed meanwhile, so it is not
-        // delegated.
-        let mut round = vec![listed()];
-        recalls.process_spread_round(&mut round, Vec::new(), |_| true);
-        assert_eq!(reported(&round[0]), (None, false, true));
+        // With other nodes in the round, the partition may have changed meanwhile.
+        let mut round = vec![listed(), listed()];
+        let second = round.split_off(1);
+        recalls.process_spread_round(&mut round, Vec::new(), &mut AppliedInOrder);
+        assert_eq!(reported(&round[0]), (Some(part), false, true));
+        round = second;
+        recalls.process_spread_round(&mut round, Vec::new(), &mut Changed);
+        assert_eq!(reported(&round[0]), (None, false, false));
         // An answer waits while an inode that it has listed is being recalled.
         let mut round = vec![changed(B), listed()];
         recalls.process_round(&mut round);
@@ -485,7 +531,7 @@ mod tests {
         let mut recalls = recalls(&dir);
         // The client asked before a transaction that came in the same round.
         let mut round = vec![read_by(A)];
-        let left = recalls.process_spread_round(&mut round, vec![out(&[INO], &[])], |_| false);
+        let left = recalls.process_spread_round(&mut round, vec![out(&[INO], &[])], &mut Changed);
         assert_eq!((left.len(), round.len()), (1, 1));
         assert!(!is_granted(&round[0]));
     }

@@ -159,7 +159,7 @@ impl Executor {
                 // Other executors apply changes in an order that is not known here. The attributes
                 // of each answer are compared with the current ones before they are delegated.
                 let shards = &mut self.shards;
-                self.recalls.process_spread_round(round, outs, |attr| shards.is_current(attr))
+                self.recalls.process_spread_round(round, outs, shards)
             }
         };
         // Free messages first: peers can work while the clients answer their recalls.
@@ -170,7 +170,7 @@ impl Executor {
     /// Sends the answers and messages whose recalls have been answered.
     pub(super) fn send_released(&mut self) {
         let shards = &mut self.shards;
-        let mut released = self.recalls.take_released(|attr| shards.is_current(attr));
+        let mut released = self.recalls.take_released(shards);
         self.send_answers(&mut released);
         let outs = self.recalls.take_released_messages();
         self.send_messages(outs);

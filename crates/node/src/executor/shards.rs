@@ -15,7 +15,7 @@ use tatami_wire::admin::{ClusterMap, Durability};
 use tatami_wire::handshake::ServerIdentity;
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult};
 use tatami_wire::transaction::PeerMessage;
-use tatami_wire::{Attr, ClientId, Errno, ExecutorId, Ino, NodeId, ShardId, Timestamp};
+use tatami_wire::{ClientId, Errno, ExecutorId, Ino, NodeId, ShardId, Timestamp};
 
 /// The settings of the node that the stores of its shards need.
 pub(crate) struct ShardSettings<'a> {
@@ -282,12 +282,6 @@ impl<S: Store> ExecutorShards<S> {
     /// See [`Meta::job_holder`].
     pub(crate) fn job_holder(&self, ino: Ino, open: u64) -> Option<(ClientId, u32)> {
         self.meta.as_ref()?.job_holder(ino, open)
-    }
-
-    /// Whether the attributes are still those of the inode.
-    pub(crate) fn is_current(&mut self, attr: &Attr) -> bool {
-        let now = self.meta.as_mut().and_then(|meta| meta.current_attr(attr.ino));
-        now.is_some_and(|now| now.version == attr.version)
     }
 
     /// Commits the pending changes, if there are any.
