@@ -365,9 +365,7 @@ impl Client {
 
     /// Returns whether any executor can delegate something to this client.
     pub(crate) fn has_delegations(&self) -> bool {
-        let mut met =
-            self.peers.iter().filter_map(OnceLock::get).flat_map(|peer| peer.known_executors());
-        met.any(|executor| executor.delegations.is_enabled())
+        self.known_executors().any(|executor| executor.delegations.is_enabled())
     }
 
     /// Returns the delegation caches of the executors that can have an inode: that of its owner
@@ -430,12 +428,28 @@ impl Client {
         Duration::ZERO
     }
 
+    /// Runs `change`, which moves or removes the entries with these names, if they lead to
+    /// directories. The kernel cannot drop the names of these directories meanwhile.
+    pub(crate) fn run_change<R>(&self, names: &[KernelName], change: impl FnOnce() -> R) -> R {
+        let parents: Vec<Ino> = names.iter().map(|name| name.dir).collect();
+        let begin =
+            |executor: &ExecutorClient| executor.delegations.begin_name_change(&parents, names);
+        let begun: Vec<_> = self.known_executors().map(|known| (known, begin(known))).collect();
+        let result = change();
+        for (executor, busy) in begun.iter().filter(|(_, busy)| !busy.is_empty()) {
+            executor.delegations.end_name_change(busy, names);
+        }
+        result
+    }
+
     /// Records that a rename by this client may move the entry with that name.
     pub(crate) fn mark_moved(&self, name: &KernelName) {
-        let met = self.peers.iter().filter_map(OnceLock::get);
-        for executor in met.flat_map(|peer| peer.known_executors()) {
-            executor.delegations.mark_moved(name);
-        }
+        self.known_executors().for_each(|executor| executor.delegations.mark_moved(name));
+    }
+
+    /// Returns the executors to which this client has had a connection.
+    fn known_executors(&self) -> impl Iterator<Item = &ExecutorClient> {
+        self.peers.iter().filter_map(OnceLock::get).flat_map(|peer| peer.known_executors())
     }
 
     /// Makes the kernel drop the attributes of `ino`, because the executors do not know all of

@@ -276,6 +276,23 @@ impl DelegationCache {
         self.lent_names.lock().lend_name(ino, name, now, end)
     }
 
+    /// See [`LentNames::begin_change`].
+    pub(crate) fn begin_name_change(&self, parents: &[Ino], names: &[KernelName]) -> Vec<Ino> {
+        self.lent_names.lock().begin_change(parents, names)
+    }
+
+    /// Ends a change, see [`LentNames::end_change`]. The kernel drops names in the background:
+    /// `further` are places to which it may have moved them.
+    pub(crate) fn end_name_change(&self, busy: &[Ino], further: &[KernelName]) {
+        let mut overdue = self.lent_names.lock().end_change(busy);
+        if let Some(kernel) = self.kernel()
+            && !overdue.is_empty()
+        {
+            overdue.extend_from_slice(further);
+            kernel.expire_names(overdue, Box::new(drop));
+        }
+    }
+
     /// Records that a rename by this client may move the entry with that name.
     pub(crate) fn mark_moved(&self, name: &KernelName) {
         self.lent_names.lock().mark_moved(name);

@@ -13,6 +13,11 @@
 //!   again. That may be after the request to drop it. So a name counts as dropped [`NAME_GRACE`]
 //!   after the last answer at the earliest.
 //! - A rename by this mount takes the cached name along, so the kernel has it in another place.
+//!
+//! While a program of this machine renames or removes a directory, its kernel holds the locks that
+//! it would need to drop the name. And the change itself may recall the directory from this client.
+//! So such a recall is answered at once: until the operation ends, the program itself sees the old
+//! name anyway. After the end the kernel is asked to drop the name ([`LentNames::end_change`]).
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -70,6 +75,11 @@ struct AskedDir {
 pub(crate) struct LentNames {
     dirs: HashMap<Ino, AskedDir, hash::HashBuilder>,
     by_name: HashMap<KernelName, Ino, hash::HashBuilder>,
+    /// Directories that operations of this mount are renaming or removing, or whose entries they
+    /// move. Counted.
+    busy: HashMap<Ino, u32, hash::HashBuilder>,
+    /// The names of busy directories that were recalled.
+    overdue: Vec<(Ino, KernelName)>,
 }
 
 impl LentNames {
@@ -97,7 +107,7 @@ impl LentNames {
         asked.lookups = asked.lookups.saturating_add(1);
         let time = term_end.saturating_sub(now).saturating_sub(NAME_GRACE).min(NAME_TIME);
         let is_hot = asked.lookups >= HOT_LOOKUPS && now >= asked.lend_from;
-        if !is_hot || time < NAME_TIME_MIN {
+        if !is_hot || time < NAME_TIME_MIN || self.busy.contains_key(&ino) {
             return None;
         }
         if let Some(lent) = &mut asked.lent {
@@ -116,7 +126,8 @@ impl LentNames {
         Some(time)
     }
 
-    /// Records a recall of the directory. Returns the name that the kernel may still use.
+    /// Records a recall of the directory. Returns the name that the kernel may still use, and that
+    /// the recall must wait for.
     pub(crate) fn take_name(&mut self, ino: Ino, now: Duration) -> Option<LentName> {
         let asked = self.dirs.get_mut(&ino)?;
         (asked.lookups, asked.lend_from) = (0, now + QUIET_AFTER_RECALL);
@@ -124,7 +135,38 @@ impl LentNames {
         if self.by_name.get(&lent.name) == Some(&ino) {
             self.by_name.remove(&lent.name);
         }
+        if self.busy.contains_key(&ino) {
+            self.overdue.push((ino, lent.name));
+            return None;
+        }
         (lent.end > now).then_some(lent)
+    }
+
+    /// Records that an operation of this mount begins to rename or remove the directories `names`,
+    /// if there are any, or moves an entry between the directories `parents`. Returns the
+    /// directories that are busy until [`LentNames::end_change`].
+    pub(crate) fn begin_change(&mut self, parents: &[Ino], names: &[KernelName]) -> Vec<Ino> {
+        let children = names.iter().filter_map(|name| self.by_name.get(name)).copied();
+        let lent = |ino: &Ino| self.dirs.get(ino).is_some_and(|asked| asked.lent.is_some());
+        let parents = parents.iter().copied().filter(lent);
+        let busy: Vec<Ino> = children.chain(parents).collect();
+        busy.iter().for_each(|ino| *self.busy.entry(*ino).or_default() += 1);
+        busy
+    }
+
+    /// Records the end of an operation. Returns the names that were recalled meanwhile: the kernel
+    /// must drop them.
+    pub(crate) fn end_change(&mut self, busy: &[Ino]) -> Vec<KernelName> {
+        for ino in busy {
+            if let Some(count) = self.busy.get_mut(ino) {
+                *count -= 1;
+                if *count == 0 {
+                    self.busy.remove(ino);
+                }
+            }
+        }
+        let is_over = |(ino, _): &mut (Ino, _)| !self.busy.contains_key(ino);
+        self.overdue.extract_if(.., is_over).map(|(_, name)| name).collect()
     }
 
     /// Ends all records. Returns the names that the kernel may still use.
@@ -217,6 +259,26 @@ mod tests {
         assert!(names.lend_name(Ino(5), new.clone(), later, later + NAME_TIME).is_some());
         let lent = names.take_name(Ino(5), later).expect("it is lent");
         assert!(lent.name == new && !lent.moved);
+    }
+
+    #[test]
+    fn a_recall_does_not_wait_for_an_operation_of_this_mount() {
+        let (mut names, sub, parent) = (LentNames::default(), named(5, "sub"), named(1, "parent"));
+        assert!(lend(&mut names, 6, &sub).is_some() && lend(&mut names, 5, &parent).is_some());
+        assert_eq!(names.begin_change(&[Ino(9)], &[named(5, "none")]), []);
+        let removal = names.begin_change(&[], std::slice::from_ref(&sub));
+        let rename = names.begin_change(&[Ino(5), Ino(9)], std::slice::from_ref(&sub));
+        assert_eq!((&*removal, &*rename), (&[Ino(6)][..], &[Ino(6), Ino(5)][..]));
+        assert_eq!(names.take_name(Ino(6), NOW), None);
+        assert_eq!(names.take_name(Ino(5), NOW), None);
+        let later = NOW + QUIET_AFTER_RECALL;
+        for _ in 0..HOT_LOOKUPS {
+            let term_end = later + NAME_TIME * 2;
+            assert_eq!(names.lend_name(Ino(6), sub.clone(), later, term_end), None);
+        }
+        assert_eq!(names.end_change(&removal), []);
+        assert_eq!(names.end_change(&rename), [sub, parent]);
+        assert!(names.busy.is_empty() && names.overdue.is_empty());
     }
 
     #[test]

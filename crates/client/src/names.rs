@@ -334,8 +334,9 @@ impl Client {
         name: &[u8],
         keep: bool,
     ) -> Result<Removed, Errno> {
+        let removed = [KernelName { dir: parent, name: name.into() }];
         let op = MetaOp::Rmdir { parent, name: to_bytes(name), keep };
-        self.remove_entry(cred, op)
+        self.run_change(&removed, || self.remove_entry(cred, op))
     }
 
     fn remove_entry(&self, cred: &Cred, op: MetaOp) -> Result<Removed, Errno> {
@@ -362,7 +363,7 @@ impl Client {
         // Before the kernel moves its own entries. The second time for names that it was lent while
         // the request was under way.
         mark();
-        let renamed = self.send_meta(cred, op);
+        let renamed = self.run_change(&places, || self.send_meta(cred, op));
         mark();
         expect!(renamed, MetaReply::Renamed { ino, last, .. } => Removed { ino, last })
     }
