@@ -7,6 +7,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tatami_tests::files::{create, names, put, refused, stat};
 use tatami_tests::{Cluster, job, process};
@@ -233,7 +234,11 @@ fn in_a_large_directory_nothing_is_old() {
     let cluster = Cluster::start(3);
     large(&cluster.mount(0).join("large"));
     let seen = |node: u16| {
-        let of = stat(cluster.mount(node).join("large"));
+        let dir = cluster.mount(node).join("large");
+        // A mount that asks often may see counts and times that are a second old, but not after an
+        // fsync.
+        File::open(&dir).expect("open").sync_all().expect("fsync");
+        let of = stat(dir);
         (of.len(), of.nlink(), of.mode(), of.modified().expect("mtime"), of.ctime_nsec())
     };
     for round in 0..12u16 {
@@ -271,6 +276,48 @@ fn in_a_large_directory_nothing_is_old() {
 }
 
 /// The kernel does not even send a request to the mount.
+/// Several mounts change a large directory. The size and the times that a mount shows are those of
+/// a second ago at most, and the mode is never old.
+#[test]
+fn of_a_large_directory_that_others_change_counts_are_a_second_old_at_most() {
+    let cluster = Cluster::start(2);
+    let [here, there] = [0, 1].map(|node| cluster.mount(node).join("large"));
+    large(&here);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for n in 0.. {
+                drop(create(here.join(format!("more{n}"))));
+                fs::remove_file(here.join(format!("more{n}"))).expect("unlink");
+                if stop.load(Ordering::SeqCst) {
+                    return;
+                }
+            }
+        });
+        for round in 0..20u32 {
+            // Often enough to be given old counts.
+            (0..50).for_each(|n| drop(fs::metadata(there.join(n.to_string()))));
+            set_mode(&here, 0o700 + round);
+            assert_eq!(mode(&there) & 0o777, 0o700 + round);
+        }
+        stop.store(true, Ordering::SeqCst);
+    });
+    fs::create_dir(here.join("last")).expect("mkdir");
+    let entries = names(&there).len() as u64;
+    for dir in [&here, &there] {
+        File::open(dir).expect("open").sync_all().expect("fsync");
+        let shown = stat(dir);
+        assert_eq!((shown.len(), shown.nlink()), (entries, 4), "after an fsync");
+    }
+    // Without one, after a second.
+    let begun = Instant::now();
+    fs::remove_dir(here.join("last")).expect("rmdir");
+    while (stat(&there).len(), stat(&there).nlink()) != (entries - 1, 3) {
+        assert!(begun.elapsed() < PATIENCE, "an old size is shown for ever");
+    }
+    cluster.finish();
+}
+
 #[test]
 fn what_is_known_the_kernel_keeps() {
     let (cluster, a, b) = two();

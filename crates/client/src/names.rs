@@ -89,9 +89,31 @@ impl Client {
         Err(Errno::EIO)
     }
 
-    /// Returns the attributes of an inode.
+    /// Returns the attributes of an inode. Size and times of a split directory may be up to a
+    /// second old, and its link count 1, if others change it and this client asks for them often:
+    /// to add up all partitions takes requests to all their executors.
     pub fn getattr(&self, cred: &Cred, ino: Ino) -> Result<Attr, Errno> {
-        expect!(self.send_meta(cred, MetaOp::GetAttr { ino }), MetaReply::Attr(attr) => attr)
+        if let Some(attr) = self.cached_attr(ino) {
+            if attr.kind == InodeKind::Dir {
+                self.partitions.forget_sum(ino);
+            }
+            return Ok(attr);
+        }
+        let sent = uptime();
+        if let Some(sum) = self.partitions.recent_sum(ino, sent) {
+            // Mode, owner and the existence of the directory are never old.
+            return match self.send_meta(cred, MetaOp::GetOwnAttr { ino })? {
+                MetaReply::Attr(attr) => Ok(attr),
+                MetaReply::FirstPartition(own) => Ok(own.with_counts_of(&sum)),
+                _ => Err(Errno::EPROTO),
+            };
+        }
+        let attr =
+            expect!(self.send_meta(cred, MetaOp::GetAttr { ino }), MetaReply::Attr(attr) => attr)?;
+        if attr.kind == InodeKind::Dir {
+            self.partitions.record_sum(&attr, sent);
+        }
+        Ok(attr)
     }
 
     /// Changes attributes. Before a new size, the caller must have resized the objects, with
@@ -257,6 +279,8 @@ impl Client {
     /// As [`Client::sync_inode`], for a directory and all names that this client has made, seen or
     /// removed in it.
     pub fn sync_directory(&self, dir: Ino) -> Result<(), Errno> {
+        // An fsync of a busy directory ends the use of old counts of it.
+        self.partitions.forget_sum(dir);
         let since = uptime();
         let mut inos = Vec::new();
         self.sync_names(|| {

@@ -7,7 +7,7 @@ use tatami_wire::batch::BatchOp;
 use tatami_wire::meta::MetaOp;
 use tatami_wire::partition::{HashRange, name_hash, name_seed};
 use tatami_wire::partition_map::PartitionMaps;
-use tatami_wire::{Ino, ShardMap, VolumeId};
+use tatami_wire::{Attr, Ino, ShardMap, VolumeId};
 
 /// The partition maps that servers have sent.
 pub(crate) struct PartitionCache {
@@ -24,6 +24,26 @@ pub(crate) struct PartitionTable {
     pub(crate) above: HashMap<Ino, Ino>,
     /// Directories whose attributes were asked for.
     pub(crate) asked: HashMap<Ino, AttrRequests>,
+    /// Directories whose attributes this client asks for again and again, because others change
+    /// them.
+    busy: HashMap<Ino, BusyDirectory>,
+}
+
+/// Oldest size, link count and times of a directory that others are changing.
+const SUM_AGE: Duration = Duration::from_secs(1);
+/// Requests for the attributes of a directory within [`SUM_AGE`], after which it counts as busy.
+const BUSY_REQUESTS: u32 = 8;
+/// Most directories whose requests are counted.
+const BUSY_MAX: usize = 1024;
+
+/// A directory whose attributes are not delegated to this client.
+struct BusyDirectory {
+    /// The start of the time in which requests are counted, and their number.
+    since: Duration,
+    requests: u32,
+    /// The attributes in the last reply, and when the request was sent.
+    sum: Attr,
+    sent: Duration,
 }
 
 /// Requests for the attributes of a directory.
@@ -68,11 +88,100 @@ impl PartitionCache {
         operation
     }
 
+    /// Records the attributes of a directory that no delegation covers, from a request that was
+    /// sent at `sent`.
+    pub(crate) fn record_sum(&self, sum: &Attr, sent: Duration) {
+        let busy = &mut self.table.lock().busy;
+        if busy.len() >= BUSY_MAX && !busy.contains_key(&sum.ino) {
+            busy.clear();
+        }
+        let dir = busy.entry(sum.ino).or_insert_with(|| BusyDirectory {
+            since: sent,
+            requests: 0,
+            sum: sum.clone(),
+            sent,
+        });
+        if sent > dir.since + SUM_AGE {
+            (dir.since, dir.requests) = (sent, 0);
+        }
+        dir.requests += 1;
+        // Replies of several threads may come in another order than their requests.
+        if sent >= dir.sent {
+            (dir.sum, dir.sent) = (sum.clone(), sent);
+        }
+    }
+
+    /// Returns attributes of a busy directory that are at most a second old.
+    pub(crate) fn recent_sum(&self, dir: Ino, now: Duration) -> Option<Attr> {
+        let table = self.table.lock();
+        let busy = table.busy.get(&dir)?;
+        (busy.requests >= BUSY_REQUESTS && now < busy.sent + SUM_AGE).then(|| busy.sum.clone())
+    }
+
+    /// Forgets the attributes of a busy directory.
+    pub(crate) fn forget_sum(&self, dir: Ino) {
+        self.table.lock().busy.remove(&dir);
+    }
+
     pub(crate) fn record_partition(&self, part: Ino, range: HashRange) {
         self.table.lock().directories.record_partition(&self.shard_map, part, range);
     }
 
     pub(crate) fn forget_partitions(&self, op: &MetaOp) {
         self.table.lock().directories.forget_directories(self.seed, op);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tatami_wire::{ExecutorId, InodeKind, NodeId};
+
+    const NOW: Duration = Duration::from_secs(1000);
+    const DIR: Ino = Ino(9);
+
+    fn sum(size: u64) -> Attr {
+        Attr { size, ..Attr::with_defaults(DIR, InodeKind::Dir) }
+    }
+
+    fn cache() -> PartitionCache {
+        let map = ShardMap::with_one_shard(ExecutorId::first_of_node(NodeId(0)));
+        PartitionCache::new(VolumeId([1; 16]), map)
+    }
+
+    #[test]
+    fn attributes_of_a_busy_directory_are_a_second_old_at_most() {
+        let cache = cache();
+        for size in 1..BUSY_REQUESTS {
+            cache.record_sum(&sum(size.into()), NOW);
+            assert_eq!(cache.recent_sum(DIR, NOW), None, "it is not busy");
+        }
+        cache.record_sum(&sum(99), NOW);
+        cache.record_sum(&sum(7), NOW - Duration::from_millis(1));
+        let almost = NOW + SUM_AGE - Duration::from_nanos(1);
+        assert_eq!(cache.recent_sum(DIR, almost), Some(sum(99)));
+        assert_eq!(cache.recent_sum(DIR, NOW + SUM_AGE), None);
+        assert_eq!(cache.recent_sum(Ino(8), NOW), None);
+        cache.forget_sum(DIR);
+        assert_eq!(cache.recent_sum(DIR, NOW), None);
+    }
+
+    #[test]
+    fn a_directory_that_is_asked_for_now_and_then_is_not_busy() {
+        let cache = cache();
+        for n in 0..4 * BUSY_REQUESTS {
+            let at = NOW + SUM_AGE * n / 4;
+            cache.record_sum(&sum(n.into()), at);
+            assert_eq!(cache.recent_sum(DIR, at), None);
+        }
+    }
+
+    #[test]
+    fn few_busy_directories_are_remembered() {
+        let cache = cache();
+        for n in 0..3 * BUSY_MAX as u64 {
+            cache.record_sum(&Attr { ino: Ino(n), ..sum(1) }, NOW);
+        }
+        assert!(cache.table.lock().busy.len() <= BUSY_MAX);
     }
 }

@@ -24,6 +24,12 @@ pub(crate) fn get_attr<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> MetaOutcome<
     Ok(MetaReply::Attr(txn.summed_attr(ino, &inode)?))
 }
 
+pub(crate) fn get_own_attr<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> MetaOutcome<MetaReply> {
+    let inode = txn.load_own_inode(ino)?;
+    let attr = inode.to_attr(ino);
+    Ok(if inode.is_partitioned() { MetaReply::FirstPartition(attr) } else { MetaReply::Attr(attr) })
+}
+
 pub(crate) fn readlink<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> MetaOutcome<MetaReply> {
     let inode = txn.load_inode(ino)?;
     if inode.kind != InodeKind::Symlink {

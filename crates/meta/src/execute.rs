@@ -29,6 +29,7 @@ fn run_operation<S: Store>(
         MetaOp::Lookup { parent, name } => entry::lookup(txn, *parent, name),
         MetaOp::LookupEntry { parent, name } => entry::lookup_referral(txn, *parent, name),
         MetaOp::GetAttr { ino } => attr::get_attr(txn, *ino),
+        MetaOp::GetOwnAttr { ino } => attr::get_own_attr(txn, *ino),
         MetaOp::SetAttr { ino, set } => attr::set_attr(txn, *ino, set),
         MetaOp::Create { parent, name, node, mode, umask, exclusive, open } => {
             let new = entry::NewInode { node, mode: *mode, umask: *umask };

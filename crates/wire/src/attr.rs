@@ -178,6 +178,20 @@ impl Attr {
         self.version = self.version.wrapping_add(part.version);
     }
 
+    /// Returns these attributes of a directory with the size and times of `sum`, which are those of
+    /// all partitions some time ago. The link count is 1, which means "not counted": find(1) skips
+    /// the subdirectories of a directory with too small a count.
+    pub fn with_counts_of(self, sum: &Attr) -> Attr {
+        Attr {
+            size: sum.size,
+            nlink: 1,
+            mtime: self.mtime.max(sum.mtime),
+            ctime: self.ctime.max(sum.ctime),
+            version: sum.version,
+            ..self
+        }
+    }
+
     /// Updates the bytes' attributes from the state of the object, which may be newer than the
     /// shard's.
     pub fn apply_object_state(&mut self, state: &DataState) {

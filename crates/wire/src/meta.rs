@@ -78,6 +78,9 @@ pub enum MetaOp {
     LookupEntry { parent: Ino, name: Bytes },
     /// Returns the attributes of an inode. → `Attr`
     GetAttr { ino: Ino },
+    /// Like `GetAttr`, but of a split directory without a request to another node. → `Attr`, or of
+    /// a split directory `FirstPartition`
+    GetOwnAttr { ino: Ino },
     /// Changes attributes. → `Attr`
     SetAttr { ino: Ino, set: SetAttr },
     /// Creates an entry and its inode. With `exclusive`, an existing entry is `EEXIST`. Without it,
@@ -295,7 +298,8 @@ impl MetaOp {
     }
 }
 
-/// The answer to a [`MetaOp`].
+/// The answer to a [`MetaOp`]. Answers are stored with the number of the variant, so new variants
+/// come last.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum MetaReply {
     /// The attributes after the operation.
@@ -491,6 +495,9 @@ pub enum MetaReply {
         /// The reply.
         reply: JobReply,
     },
+    /// Attributes of a split directory. Size, link count and times are those of its first
+    /// partition.
+    FirstPartition(Attr),
 }
 
 /// A partition of a directory.

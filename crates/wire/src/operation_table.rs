@@ -104,7 +104,7 @@ fn traits_of_operation(op: &MetaOp) -> OperationTraits<'_> {
         ListPartitions { dir }                 => row(Users, Reads,   ShardOf(*dir), Unnamed),
 
         // Inodes.
-        GetAttr { ino }                        => row(Users, Reads,   ShardOf(*ino), Unnamed),
+        GetAttr { ino } | GetOwnAttr { ino }   => row(Users, Reads,   ShardOf(*ino), Unnamed),
         SetAttr { ino, .. }                    => row(Users, Changes, ShardOf(*ino), Unnamed),
         Readlink { ino }                       => row(Users, Reads,   ShardOf(*ino), Unnamed),
         GetXattr { ino, .. }                   => row(Users, Reads,   ShardOf(*ino), Unnamed),

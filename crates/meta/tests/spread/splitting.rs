@@ -53,6 +53,25 @@ pub fn spread(shards: usize, files: u32) -> (Cluster, Ino) {
 }
 
 #[test]
+fn own_attributes_of_a_split_directory_are_those_of_its_first_partition() {
+    let (mut cluster, d) = spread(16, 40);
+    let mut own = |ino| cluster.call(1, &Cred::ROOT, MetaOp::GetOwnAttr { ino });
+    let Ok(MetaReply::FirstPartition(first)) = own(d) else { panic!("it has split") };
+    assert!(matches!(own(ROOT), Ok(MetaReply::Attr(root)) if root.ino == ROOT), "it has not");
+    let later = Ino(d.0 ^ 1);
+    assert!(own(later).is_err(), "it is not there");
+    let sum = attr(&mut cluster, d);
+    assert!(first.size < sum.size && first.mode == sum.mode && first.ino == d);
+    let shown = first.with_counts_of(&sum);
+    assert_eq!((shown.size, shown.mtime, shown.nlink), (sum.size, sum.mtime, 1));
+    // A change of the mode concerns all partitions, and the first one shows it.
+    let set = SetAttr { mode: Some(0o711), ..SetAttr::default() };
+    done(&mut cluster, MetaOp::SetAttr { ino: d, set });
+    let own = cluster.call(1, &Cred::ROOT, MetaOp::GetOwnAttr { ino: d });
+    assert!(matches!(own, Ok(MetaReply::FirstPartition(own)) if own.mode == 0o711));
+}
+
+#[test]
 fn a_directory_splits_as_it_grows() {
     for (shards, files) in [(16, 40), (256, 300), (8, 20)] {
         let (mut cluster, d) = spread(shards, files);
