@@ -1,8 +1,8 @@
 //! Selects the figures that a run of the suite takes, by the beginning of their names.
 
 /// The parts of the suite. The name of every figure begins with that of its part.
-pub const SUITE_PARTS: [&str; 7] =
-    ["passthrough", "remote", "copy", "mount", "library", "servers", "large"];
+pub const SUITE_PARTS: [&str; 8] =
+    ["passthrough", "remote", "copy", "mount", "mounts", "library", "servers", "large"];
 
 /// The beginning of the names of some figures, without commas.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,12 +28,22 @@ impl Prefix {
 
     /// Returns whether the part may have such figures, judging by the part's name.
     pub fn matches_part(&self, part: &str) -> bool {
-        part.starts_with(&self.0) || self.0.starts_with(part)
+        let first_word = self.0.split(' ').next().unwrap_or_default();
+        if self.is_word_of_part() { first_word == part } else { part.starts_with(&self.0) }
     }
 
     /// Returns whether the figure's name begins with this prefix.
     pub fn matches_figure(&self, figure: &str) -> bool {
-        normalize_name(figure).starts_with(&self.0)
+        let name = normalize_name(figure);
+        // A part that is named in full is meant alone: "mount" is not the beginning of "mounts".
+        name.strip_prefix(&self.0).is_some_and(|rest| {
+            rest.is_empty() || rest.starts_with(' ') || !SUITE_PARTS.contains(&self.text())
+        })
+    }
+
+    /// Returns whether the first word is the whole name of a part.
+    fn is_word_of_part(&self) -> bool {
+        self.0.split(' ').next().is_some_and(|word| SUITE_PARTS.contains(&word))
     }
 
     /// Returns the prefix as given, without its commas.
@@ -61,7 +71,20 @@ mod tests {
         assert!(
             !prefix("mount").matches_figure(name) && !prefix("mount").matches_part("passthrough")
         );
-        for text in ["", "write", "cached"] {
+        for (text, figure, part) in [
+            ("mount", "mount create, CPU", "mount"),
+            ("mounts", "mounts shared create", "mounts"),
+            ("mounts shared", "mounts shared create", "mounts"),
+        ] {
+            assert!(
+                prefix(text).matches_figure(figure) && prefix(text).matches_part(part),
+                "{text}"
+            );
+        }
+        assert!(!prefix("mount").matches_figure("mounts shared create"));
+        assert!(!prefix("mount").matches_part("mounts") && !prefix("mounts").matches_part("mount"));
+        assert!(prefix("mou").matches_part("mount") && prefix("mou").matches_part("mounts"));
+        for text in ["", "write", "cached", "mountsx", "mountain"] {
             assert!(Prefix::parse(text).is_err_and(|e| e.contains("remote")), "{text}");
         }
     }

@@ -76,8 +76,9 @@ enum BenchCommand {
     /// An empty FUSE file system, until the end of the standard input
     #[command(hide = true)]
     NullMount {
-        /// Where
-        path: PathBuf,
+        /// Where. Several have the same names
+        #[arg(required = true)]
+        paths: Vec<PathBuf>,
         /// Not empty: this file, by passthrough
         #[arg(long)]
         file: Option<PathBuf>,
@@ -106,8 +107,8 @@ fn run(cli: BenchCli) -> Result<(), BenchError> {
     let access = || VolumeAccess::from_args(&cli.at);
     match cli.command {
         BenchCommand::Worker => worker::main(out),
-        BenchCommand::NullMount { path, file } => {
-            null_mount::serve_null_mount(&path, file.as_deref(), out)
+        BenchCommand::NullMount { paths, file } => {
+            null_mount::serve_null_mounts(&paths, file.as_deref(), out)
         }
         BenchCommand::Workload(WorkloadArgs::Mdtest(args)) => {
             let report = mdtest::run(&args, &Launcher::this_program()?, access)?;

@@ -7,7 +7,7 @@
 use parking_lot::RwLock;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tatami_fuse::abi::{ROOT_ID, fopen};
 use tatami_fuse::{
     CacheTimeouts, FuseAttr, FuseOp, FuseTime, Handler, OpenReply, Reply, Request, StatFs,
@@ -24,9 +24,10 @@ struct NullTree {
     next: u64,
 }
 
-/// The file system with its names.
+/// The file system with its names. Clones have the same names.
+#[derive(Clone)]
 pub struct NullFileSystem {
-    tree: RwLock<NullTree>,
+    tree: Arc<RwLock<NullTree>>,
     valid: CacheTimeouts,
 }
 
@@ -36,8 +37,8 @@ fn current_time() -> FuseTime {
 }
 
 impl NullFileSystem {
-    /// Returns an empty file system.
-    pub fn new() -> NullFileSystem {
+    /// Returns an empty file system. The kernel keeps its names and attributes for `valid`.
+    pub fn new(valid: Duration) -> NullFileSystem {
         let root = NullInode {
             attr: FuseAttr {
                 ino: ROOT_ID,
@@ -49,7 +50,8 @@ impl NullFileSystem {
             entries: BTreeMap::new(),
         };
         let tree = NullTree { inodes: HashMap::from([(ROOT_ID, root)]), next: ROOT_ID + 1 };
-        NullFileSystem { tree: RwLock::new(tree), valid: CacheTimeouts::default() }
+        let valid = CacheTimeouts { entry: valid, attr: valid };
+        NullFileSystem { tree: Arc::new(RwLock::new(tree)), valid }
     }
 }
 

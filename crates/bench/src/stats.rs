@@ -38,6 +38,17 @@ pub fn median(values: &[f64]) -> f64 {
     RunSpread::from_values(values).median
 }
 
+/// Returns the smallest value that at least `share` (0 to 1) of all values do not exceed.
+///
+/// # Panics
+/// Without values.
+pub fn percentile(values: &[f64], share: f64) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let rank = (share * sorted.len() as f64).ceil() as usize;
+    sorted[rank.clamp(1, sorted.len()) - 1]
+}
+
 /// Returns `part / whole`, and 0 where `whole` is 0, so that a report never holds a number that
 /// JSON cannot represent.
 pub fn ratio_or_zero(part: f64, whole: f64) -> f64 {
@@ -56,6 +67,16 @@ mod tests {
             RunSpread { min: 1.0, median: 2.0, max: 9.0 }
         );
         assert_eq!(median(&[4.0, 1.0, 2.0, 100.0]), 3.0);
+    }
+
+    #[test]
+    fn a_percentile_is_one_of_the_values() {
+        let values: Vec<f64> = (1..=100).rev().map(f64::from).collect();
+        assert_eq!(percentile(&values, 0.99), 99.0);
+        assert_eq!(percentile(&values, 1.0), 100.0);
+        assert_eq!(percentile(&values, 0.0), 1.0);
+        assert_eq!(percentile(&values[..10], 0.99), 100.0);
+        assert_eq!(percentile(&[7.0], 0.5), 7.0);
     }
 
     #[test]

@@ -21,7 +21,7 @@ fn the_suite_takes_the_figures_that_are_asked_for() {
     let said: Said = suite(
         dir.path(),
         "remote read,passthrough write cached 4k,copy one file out,mount create,\
-         large directory restart",
+         mounts shared create,mounts latency mkdir,large directory restart",
     )
     .output()
     .expect("tatami can be run")
@@ -36,6 +36,8 @@ fn the_suite_takes_the_figures_that_are_asked_for() {
         "remote read 1m",
         "copy one file out, cp",
         "mount create, CPU, floor",
+        "mounts shared create, rate",
+        "mounts latency mkdir, known elsewhere",
         "large directory, restart of the server",
     ];
     for part in some {
@@ -49,6 +51,8 @@ fn the_suite_takes_the_figures_that_are_asked_for() {
             "remote read",
             "copy one file out",
             "mount create",
+            "mounts shared create",
+            "mounts latency mkdir",
             "large directory, restart",
         ];
         assert!(wanted.iter().any(|w| name.starts_with(w)), "{name} was not asked for");
@@ -60,7 +64,7 @@ fn the_suite_takes_the_figures_that_are_asked_for() {
 #[test]
 fn a_figure_that_cannot_exist_is_refused_at_once() {
     tatami(["bench", "suite", "--only", "write"])
-        .fails(2, &["passthrough, remote, copy, mount, library, servers, large"]);
+        .fails(2, &["passthrough, remote, copy, mount, mounts, library, servers, large"]);
     let help = tatami(["bench", "suite", "--help"]);
     assert!(help.works().out.contains("--only <NAMES>"), "{help:?}");
 }

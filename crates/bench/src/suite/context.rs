@@ -14,7 +14,7 @@ pub struct SuiteContext {
     pub launcher: Launcher,
     /// The `tatami` command that starts volumes.
     pub program: PathBuf,
-    /// The volume with a local and a remote node.
+    /// The volume of the part: with a local and a remote node, or with several mounts.
     pub volume: BenchVolume,
     /// For files on the plain disk.
     pub plain: PathBuf,
@@ -46,6 +46,11 @@ impl SuiteContext {
         if self.quick { 400 } else { 8000 }
     }
 
+    /// Returns how often an operation runs for the figure of its slowest times.
+    pub fn latency_repetitions(&self) -> usize {
+        if self.quick { 5 } else { 100 }
+    }
+
     /// Returns the number of entries of a large directory.
     pub fn large_dir_entries(&self) -> u64 {
         if self.quick { 2000 } else { self.entries }
@@ -71,6 +76,16 @@ impl SuiteContext {
             format_percent(figure.stolen)
         ));
         figures.push(figure);
+    }
+
+    /// Does the same as [`SuiteContext::add_figure`], and reports the note, too.
+    pub fn add_figure_with_note(&self, figures: &mut Vec<Figure>, figure: Figure) {
+        let note = format!("    {}", figure.note);
+        let wanted = self.wants_figure(&figure.name);
+        self.add_figure(figures, figure);
+        if wanted {
+            print_progress(&note);
+        }
     }
 }
 

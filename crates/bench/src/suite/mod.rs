@@ -10,7 +10,9 @@ mod context;
 mod copies;
 mod large;
 mod library_names;
+mod mount_latency;
 mod mount_names;
+mod mounts;
 mod pairs;
 mod passthrough;
 mod remote;
@@ -28,8 +30,23 @@ use std::io::Write;
 use std::path::Path;
 use tatami_bench_args::{SUITE_PARTS, SuiteArgs};
 
-/// Nodes of the volume: one is local, one is remote.
+/// Nodes of most volumes: one is local, one is remote.
 const NODES: u16 = 2;
+/// The nodes of these volumes that have names: one, and programs reach it by its socket. The parts
+/// `servers` and `mounts` measure the cost of more.
+const NAMES: &str = "0";
+
+type Parts<'a> = &'a [(&'static str, fn(&SuiteContext) -> Result<Vec<Figure>, BenchError>)];
+
+/// Parts of the suite that run on one volume.
+struct PartGroup<'a> {
+    parts: Parts<'a>,
+    /// Nodes of the volume.
+    nodes: u16,
+    /// The nodes that have names, as `volume.shards` names them.
+    shards: &'static str,
+    one_cpu: bool,
+}
 
 /// Takes all figures, writes the summary, and the table to `out`.
 ///
@@ -57,16 +74,14 @@ pub fn run(args: &SuiteArgs, out: &mut impl Write) -> Result<(), BenchError> {
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(BenchError::Output)
 }
 
-/// Takes the figures of bytes on all CPUs, then those of names on one CPU, each with a volume of
-/// its own.
+/// Takes the figures of bytes and of several mounts on all CPUs, then those of names on one CPU,
+/// each with a volume of its own.
 fn take_figures(
     args: &SuiteArgs,
     launcher: &Launcher,
     dir: &Path,
 ) -> Result<Vec<Figure>, BenchError> {
-    type Figures = fn(&SuiteContext) -> Result<Vec<Figure>, BenchError>;
-    type Parts<'a> = &'a [(&'static str, Figures)];
-    let [local, far, copy, mount, library, servers, large] = SUITE_PARTS;
+    let [local, far, copy, mount, mounts, library, servers, large] = SUITE_PARTS;
     let bytes: Parts<'_> = &[
         (local, passthrough::take_figures),
         (far, remote::take_figures),
@@ -78,8 +93,14 @@ fn take_figures(
         (servers, servers::take_figures),
         (large, large::take_figures),
     ];
+    let several: Parts<'_> = &[(mounts, mounts::take_figures)];
+    let groups = [
+        PartGroup { parts: bytes, nodes: NODES, shards: NAMES, one_cpu: false },
+        PartGroup { parts: several, nodes: mounts::MOUNTS, shards: "all", one_cpu: false },
+        PartGroup { parts: names, nodes: NODES, shards: NAMES, one_cpu: !args.all_cpus },
+    ];
     let mut all = Vec::new();
-    for (parts, one_cpu) in [(bytes, false), (names, !args.all_cpus)] {
+    for PartGroup { parts, nodes, shards, one_cpu } in groups {
         let wanted =
             |part: &str| args.only.is_empty() || args.only.iter().any(|p| p.matches_part(part));
         if !parts.iter().any(|(part, _)| wanted(part)) {
@@ -89,9 +110,7 @@ fn take_figures(
             pin_to_one_cpu().map_err(io_error("choosing a CPU"))?;
         }
         let program = launcher.tatami_command(args.program.as_deref());
-        // Only one node has names here, and programs reach it by its socket. The part `servers`
-        // measures the cost of more nodes.
-        let volume = BenchVolume::start(&program, &dir.join("vol"), NODES, "0")?;
+        let volume = BenchVolume::start(&program, &dir.join("vol"), nodes, shards)?;
         let runs = if args.quick { args.runs.min(2) } else { args.runs };
         let bench = SuiteContext {
             launcher: launcher.clone(),

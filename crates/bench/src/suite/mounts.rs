@@ -1,0 +1,328 @@
+//! Names through the mounts of several nodes, as a job uses them: each process has the mount of its
+//! own node, every call takes a whole path, and the scheduler chooses the CPUs.
+//!
+//! The CPU time of an operation in private directories is that of the whole machine. It stands
+//! against an empty FUSE file system with as many mounts. An operation that changes names must also
+//! reach a server, so its baseline has the CPU time of a request to the null server, too. A process
+//! looks at files of the next process, whose names its own mount does not know yet. The rate in one
+//! shared directory stands against the rate in private ones.
+//!
+//! Every round has directories of its own, and all rounds create before any looks or removes, for
+//! the reason that [`super::mount_names`] gives. Directories are made in fresh ones, too: one that
+//! has been large stays on several servers. A private directory has too few entries to split. The
+//! shared one splits.
+
+use super::context::SuiteContext;
+use super::mount_latency;
+use super::pairs::{SideRun, SideRuns, run_in_turn};
+use crate::clock::{MachineUse, process_cpu_ns};
+use crate::error::BenchError;
+use crate::figure::{Figure, FigureRuns, GoalDirection};
+use crate::mdtest::MdtestSite;
+use crate::mdtest::names::{MdtestOp, WorkloadPlace};
+use crate::mdtest::rank::MdtestPart;
+use crate::null_mount::NullMountProcess;
+use crate::null_server::WireDepth;
+use crate::stats::{median, ratio_or_zero};
+use crate::table::format_number;
+use crate::wire::NullServerRun;
+use crate::worker::WorkerTask;
+use crate::worker_group::{PhaseOutcome, WorkerGroup};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Number of mounts, each of a node of its own, and of processes.
+pub const MOUNTS: u16 = 4;
+const PROCS: usize = MOUNTS as usize;
+/// Limit of the CPU time, as a multiple of the baseline.
+const CPU_GOAL: f64 = 2.0;
+/// Goal of the rate in a shared directory against that in private ones.
+const SHARED_GOAL: f64 = 0.8;
+
+/// A measured operation.
+struct MountsOperation {
+    op: MdtestOp,
+    name: &'static str,
+    /// The null server's message, if a server must learn of the operation.
+    message: Option<&'static str>,
+}
+
+/// The operations on files and on directories, each in the order in which they can run.
+const OPERATIONS: [&[MountsOperation]; 2] = [
+    &[
+        MountsOperation { op: MdtestOp::FileCreate, name: "create", message: Some("create") },
+        MountsOperation { op: MdtestOp::FileStat, name: "stat", message: None },
+        MountsOperation { op: MdtestOp::FileRemove, name: "remove", message: Some("unlink") },
+    ],
+    &[
+        MountsOperation { op: MdtestOp::DirCreate, name: "mkdir", message: Some("create") },
+        MountsOperation { op: MdtestOp::DirRemove, name: "rmdir", message: Some("unlink") },
+    ],
+];
+
+impl MountsOperation {
+    fn private_name(&self) -> String {
+        format!("mounts private {}, CPU", self.name)
+    }
+
+    fn shared_name(&self) -> String {
+        format!("mounts shared {}, rate", self.name)
+    }
+}
+
+/// The result of one run.
+#[derive(Clone, Copy, Debug)]
+struct MountsCost {
+    /// CPU time of the whole machine for one operation, in microseconds.
+    machine_us: f64,
+    /// That of programs, mounts and daemons alone.
+    processes_us: f64,
+    rate: f64,
+    slow_ops: u64,
+    slowest_ms: f64,
+}
+
+impl MountsCost {
+    /// Computes the cost of a phase. `servers_ns` is the CPU time of mounts and daemons.
+    fn from_outcome(outcome: &PhaseOutcome, servers_ns: u64, machine_us: u64) -> MountsCost {
+        let per_op = |us: f64| ratio_or_zero(us, outcome.ops as f64);
+        MountsCost {
+            machine_us: per_op(machine_us as f64),
+            processes_us: per_op((outcome.cpu_ns + servers_ns) as f64 / 1e3),
+            rate: outcome.ops_per_sec(),
+            slow_ops: outcome.slow_ops,
+            slowest_ms: outcome.slowest_ns as f64 / 1e6,
+        }
+    }
+}
+
+/// The processes of all rounds on one file system, and the processes that serve it.
+struct MountsSide {
+    programs: Vec<WorkerGroup>,
+    servers: Vec<u32>,
+}
+
+/// Servers are quiet when they use less than a twentieth of a CPU for this long.
+const QUIET: Duration = Duration::from_millis(20);
+/// Most intervals to wait for that.
+const QUIET_TRIES: u32 = 100;
+
+impl MountsSide {
+    /// Creates the directories of each round, named after `sub`, below `mounts`, which are all of
+    /// one file system, and starts the processes. The directories go with the file system.
+    fn start(
+        bench: &SuiteContext,
+        mounts: &[PathBuf],
+        sub: &str,
+        shared: bool,
+        servers: &[u32],
+    ) -> Result<MountsSide, BenchError> {
+        // The first round warms up.
+        let start = |round: usize| {
+            let sub = format!("{sub}.{}.{round}", if shared { "shared" } else { "private" });
+            let place = WorkloadPlace::Path { dir: mounts[0].join(&sub), relative: false };
+            let site = MdtestSite::create(&place, PROCS, shared)?;
+            let parts = site.process_parts(PROCS, items_of_process(bench), shared, 1);
+            let task = |(part, mount): (MdtestPart, &PathBuf)| {
+                let place = part.place.through_mount(&mount.join(&sub));
+                WorkerTask::Mdtest(MdtestPart { place, ..part })
+            };
+            let tasks = parts.into_iter().zip(mounts).map(task).collect();
+            WorkerGroup::start(&bench.launcher, tasks)
+        };
+        let programs = (0..=bench.runs).map(start).collect::<Result<_, _>>()?;
+        Ok(MountsSide { programs, servers: servers.to_vec() })
+    }
+
+    fn server_cpu_ns(&self) -> u64 {
+        self.servers.iter().filter_map(|pid| process_cpu_ns(*pid)).sum()
+    }
+
+    /// Waits until the servers have done the work that they left for later, so that it counts here
+    /// and not to the next side.
+    fn await_quiet_servers(&self) {
+        for _ in 0..QUIET_TRIES {
+            let before = self.server_cpu_ns();
+            #[expect(clippy::disallowed_methods, reason = "servers send no event at such an end")]
+            std::thread::sleep(QUIET);
+            let used = self.server_cpu_ns().saturating_sub(before);
+            if u128::from(used) < QUIET.as_nanos() / 20 {
+                return;
+            }
+        }
+    }
+
+    fn run_phase(&mut self, op: MdtestOp, round: usize) -> Result<MountsCost, BenchError> {
+        self.programs[round].prepare_phase(op.name())?;
+        let (machine, servers) = (MachineUse::now(), self.server_cpu_ns());
+        self.programs[round].start_phase()?;
+        let outcome = PhaseOutcome::from_reports(&self.programs[round].collect_reports()?);
+        self.await_quiet_servers();
+        let servers = self.server_cpu_ns().saturating_sub(servers);
+        Ok(MountsCost::from_outcome(&outcome, servers, machine.used_since().busy_us))
+    }
+
+    /// Returns the runs of one operation: one round at each call.
+    fn rounds_of(&mut self, op: MdtestOp) -> SideRun<'_, MountsCost> {
+        let mut round = 0;
+        Box::new(move || {
+            let cost = self.run_phase(op, round)?;
+            round += 1;
+            Ok(cost)
+        })
+    }
+}
+
+/// Returns the number of files, and directories, of a process: fewer than make a directory split.
+fn items_of_process(bench: &SuiteContext) -> u64 {
+    bench.items_per_run() / 8
+}
+
+/// Takes all figures of this module and of [`mount_latency`].
+///
+/// # Errors
+/// A measurement that could not be run.
+pub fn take_figures(bench: &SuiteContext) -> Result<Vec<Figure>, BenchError> {
+    let wanted = |part: &MountsOperation| {
+        bench.wants_figure(&part.private_name()) || bench.wants_figure(&part.shared_name())
+    };
+    let mut figures = Vec::new();
+    for operations in OPERATIONS {
+        if operations.iter().any(wanted) {
+            figures.extend(measure_costs(bench, operations)?);
+        }
+    }
+    figures.extend(mount_latency::take_figures(bench)?);
+    Ok(figures)
+}
+
+/// Positions of the sides that take turns.
+const PRIVATE: usize = 0;
+const SHARED: usize = 1;
+const NULL: usize = 2;
+const REQUEST: usize = 3;
+
+fn measure_costs(
+    bench: &SuiteContext,
+    operations: &[MountsOperation],
+) -> Result<Vec<Figure>, BenchError> {
+    let ours: Vec<PathBuf> = (0..MOUNTS).map(|node| bench.volume.mount_path(node)).collect();
+    let mut servers = bench.volume.daemon_pids()?;
+    for node in 0..MOUNTS {
+        servers.extend(bench.volume.node_status(node)?.mounts.iter().map(|mount| mount.pid));
+    }
+    let floor = |i: u16| bench.work.join(format!("nulls/mount{i}"));
+    let floor: Vec<PathBuf> = (0..MOUNTS).map(floor).collect();
+    let null = NullMountProcess::start_several(&bench.launcher, floor.clone())?;
+    let sub = operations[0].name;
+    let mut private = MountsSide::start(bench, &ours, sub, false, &servers)?;
+    let mut shared = MountsSide::start(bench, &ours, sub, true, &servers)?;
+    let mut empty = MountsSide::start(bench, &floor, sub, false, &[null.process_id()])?;
+    let (items, socket) = (items_of_process(bench), bench.work.join("null-server"));
+    let depth = WireDepth::Messages;
+    let mut requests = NullServerRun::start(&bench.launcher, PROCS, items, depth, Some(&socket))?;
+    let mut figures = Vec::new();
+    for part in operations {
+        let mut sides =
+            vec![private.rounds_of(part.op), shared.rounds_of(part.op), empty.rounds_of(part.op)];
+        if let Some(message) = part.message {
+            let requests = &mut requests;
+            sides.push(Box::new(move || {
+                let outcome = requests.run_phase(message)?;
+                // The start of the null server must not count, so only processes do.
+                Ok(MountsCost::from_outcome(&outcome, 0, outcome.cpu_ns / 1000))
+            }));
+        }
+        let turns = run_in_turn(bench.runs, sides)?;
+        bench.add_figure_with_note(&mut figures, build_private(part, &turns));
+        bench.add_figure_with_note(&mut figures, build_shared(part, &turns));
+    }
+    Ok(figures)
+}
+
+/// Returns the figure of CPU time in private directories.
+fn build_private(part: &MountsOperation, turns: &SideRuns<MountsCost>) -> Figure {
+    let mut runs = turns.figure_runs(PRIVATE, NULL, |cost| cost.machine_us);
+    let alone = turns.figure_runs(PRIVATE, NULL, |cost| cost.processes_us);
+    let mut note = format!(
+        "CPU time of programs, mounts and daemons alone: {} µs against {}",
+        format_number(median(&alone.ours)),
+        format_number(median(&alone.baseline)),
+    );
+    let against = if part.message.is_some() {
+        let requests = turns.figure_runs(REQUEST, NULL, |cost| cost.machine_us).ours;
+        add_to_baseline(&mut runs, &requests);
+        note += &format!(" (and {} of the request)", format_number(median(&requests)));
+        "empty FUSE file system and a request to the null server"
+    } else {
+        "empty FUSE file system"
+    };
+    note += &format!("; {}", describe_slow(turns, PRIVATE));
+    let goal = (GoalDirection::Lower, Some(CPU_GOAL));
+    Figure::new(part.private_name(), "µs/op", against, goal, &runs).with_note(note)
+}
+
+/// Returns the figure of the rate in a shared directory.
+fn build_shared(part: &MountsOperation, turns: &SideRuns<MountsCost>) -> Figure {
+    let runs = turns.figure_runs(SHARED, PRIVATE, |cost| cost.rate);
+    let cpu = turns.figure_runs(SHARED, PRIVATE, |cost| cost.machine_us);
+    let note = format!(
+        "CPU time of the machine for an operation: {} µs against {}; {}",
+        format_number(median(&cpu.ours)),
+        format_number(median(&cpu.baseline)),
+        describe_slow(turns, SHARED),
+    );
+    let better = (GoalDirection::Higher, Some(SHARED_GOAL));
+    Figure::new(part.shared_name(), "op/s", "private directories", better, &runs).with_note(note)
+}
+
+/// Adds a cost of each run to that of the baseline.
+fn add_to_baseline(runs: &mut FigureRuns, more: &[f64]) {
+    for (cost, more) in runs.baseline.iter_mut().zip(more) {
+        *cost += more;
+    }
+}
+
+/// Counts the slow operations of a side.
+fn describe_slow(turns: &SideRuns<MountsCost>, side: usize) -> String {
+    let slow: f64 = turns.figure_runs(side, side, |cost| cost.slow_ops as f64).ours.iter().sum();
+    let slowest = turns.figure_runs(side, side, |cost| cost.slowest_ms).ours;
+    let slowest = slowest.into_iter().fold(0.0, f64::max);
+    format!("operations over 20 ms: {slow:.0}, slowest {} ms", format_number(slowest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_baseline_of_a_change_has_the_request_too() {
+        let mut costs = [10.0, 99.0, 4.0, 3.0].map(|us| {
+            let outcome = PhaseOutcome {
+                seconds: 2.0,
+                ops: 10,
+                bytes: 0,
+                cpu_ns: 20_000,
+                slow_ops: 2,
+                slowest_ns: 30_000_000,
+            };
+            let cost = MountsCost::from_outcome(&outcome, 10_000, 10 * us as u64);
+            assert_eq!((cost.machine_us, cost.processes_us, cost.rate), (us, 3.0, 5.0));
+            Some(cost)
+        });
+        let sides = costs.iter_mut().map(|cost| {
+            let cost = &*cost;
+            let side: SideRun<'_, MountsCost> = Box::new(move || Ok(cost.expect("it is there")));
+            side
+        });
+        let turns = run_in_turn(2, sides.collect()).expect("no error");
+        let figure = build_private(&OPERATIONS[0][0], &turns);
+        assert_eq!((figure.value, figure.baseline, figure.met), (10.0, 7.0, Some(true)));
+        assert!(figure.note.contains("operations over 20 ms: 4, slowest 30.0 ms"), "{figure:?}");
+        let figure = build_private(&OPERATIONS[0][1], &turns);
+        assert_eq!((figure.value, figure.baseline, figure.met), (10.0, 4.0, Some(false)));
+        let figure = build_shared(&OPERATIONS[0][1], &turns);
+        assert_eq!((figure.value, figure.baseline, figure.met), (5.0, 5.0, Some(true)));
+        assert!(figure.note.contains("99.0 µs against 10.0"), "{figure:?}");
+    }
+}
