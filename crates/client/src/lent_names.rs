@@ -2,9 +2,9 @@
 //!
 //! A program that works in a directory resolves the names above it again and again. So the kernel
 //! may cache the name of a directory that it has asked for several times, while the directory
-//! itself is delegated to this client: whoever renames or removes it recalls it. Names of files,
-//! and names that are absent, are never lent. The kernel asks for them, and the mount answers from
-//! its own cache.
+//! itself is delegated to this client: another client that renames or removes it recalls it. Names
+//! of files, and names that are absent, are never lent. The kernel asks for them, and the mount
+//! answers from its own cache.
 //!
 //! Before the client returns the delegation, the kernel must have dropped the name. The kernel does
 //! so on request, but two cases are left to time:
@@ -94,6 +94,7 @@ impl LentNames {
     ) -> Option<Duration> {
         if self.dirs.len() >= DIRS_MAX && !self.dirs.contains_key(&ino) {
             self.dirs.retain(|_, asked| asked.lent.as_ref().is_some_and(|lent| lent.end > now));
+            self.by_name.retain(|_, ino| self.dirs.contains_key(ino));
             if self.dirs.len() >= DIRS_MAX {
                 // A name that is not recorded could never be revoked.
                 return None;
@@ -118,7 +119,10 @@ impl LentNames {
             if lent.name == name && lent.moved && lent.end > now {
                 return None;
             }
-            self.by_name.remove(&lent.name);
+            // The former name may lead to another directory by now.
+            if self.by_name.get(&lent.name) == Some(&ino) {
+                self.by_name.remove(&lent.name);
+            }
         }
         self.by_name.insert(name.clone(), ino);
         let end = now + time + NAME_GRACE;
@@ -289,6 +293,12 @@ mod tests {
         assert!(names.take_name(Ino(5), NOW).is_some());
         names.mark_moved(&sub);
         assert!(names.take_name(Ino(6), NOW).is_some_and(|lent| lent.moved));
+        // The directory that had the name before gets a new one.
+        let (mut names, new) = (LentNames::default(), named(1, "new"));
+        assert!(lend(&mut names, 5, &sub).is_some() && lend(&mut names, 6, &sub).is_some());
+        let later = NOW + NAME_TIME + NAME_GRACE;
+        assert!(names.lend_name(Ino(5), new, later, later + NAME_TIME).is_some());
+        assert_eq!(names.by_name.get(&sub), Some(&Ino(6)));
     }
 
     #[test]
@@ -300,6 +310,13 @@ mod tests {
         assert_eq!(names.lend_name(Ino(1 << 20), named(1, "x"), NOW, TERM_END), None);
         assert_eq!(names.dirs.len(), DIRS_MAX);
         assert_eq!(names.take_all_names(NOW).len(), DIRS_MAX);
+        for ino in 0..DIRS_MAX as u64 {
+            lend(&mut names, ino, &named(1, &ino.to_string()));
+        }
+        let later = NOW + NAME_TIME + NAME_GRACE;
+        assert_eq!(names.lend_name(Ino(1 << 20), named(1, "x"), later, later + NAME_TIME), None);
+        assert_eq!((names.dirs.len(), names.by_name.len()), (1, 0), "all times are over");
+        names = LentNames::default();
         assert!(lend(&mut names, 1 << 20, &named(1, "x")).is_some());
     }
 }
