@@ -140,7 +140,7 @@ impl RunningProcess {
         }
     }
 
-    /// Returns the user whose process it is, if it still lives.
+    /// Returns the user that runs the process. `None` after the process has ended.
     pub fn owner(&self) -> Option<u32> {
         std::fs::symlink_metadata(format!("/proc/{}", self.pid)).map(|meta| meta.uid()).ok()
     }

@@ -54,7 +54,7 @@ impl Drop for MountOf<'_> {
     }
 }
 
-/// Returns the users, all of which may mount. `None` where this process cannot arrange that.
+/// Returns users that may mount. `None` if the test cannot give them that right.
 fn users_that_mount() -> Option<Users> {
     let users = Users::new()?;
     let scratch = users.path("scratch");
@@ -115,7 +115,7 @@ fn the_superuser_stops_a_volume_with_the_mounts_of_all_users() {
     users.give("home", 0);
     users.run(0, "up", &["--no-mount"]).works();
     let other = MountOf::new(&users, OTHER, "other");
-    // A program that uses it is named, whoever runs it.
+    // The message names a program of another user that uses the mount.
     let mut command = Command::new("sh");
     command.args(["-c", "cd \"$0\" && echo there && read line", &other.path]);
     command.uid(OTHER).gid(OTHER).stdin(Stdio::piped()).stdout(Stdio::piped());

@@ -61,7 +61,7 @@ pub(crate) struct LentName {
     pub(crate) moved: bool,
 }
 
-/// A directory whose name the kernel has asked for.
+/// A directory that the kernel has looked up by its name.
 struct AskedDir {
     lookups: u8,
     /// From when on the name may be lent.
@@ -75,8 +75,8 @@ struct AskedDir {
 pub(crate) struct LentNames {
     dirs: HashMap<Ino, AskedDir, hash::HashBuilder>,
     by_name: HashMap<KernelName, Ino, hash::HashBuilder>,
-    /// Directories that operations of this mount are renaming or removing, or whose entries they
-    /// move. Counted.
+    /// Directories that this mount is renaming or removing, and parents of such a change, with the
+    /// number of operations.
     busy: HashMap<Ino, u32, hash::HashBuilder>,
     /// The names of busy directories that were recalled.
     overdue: Vec<(Ino, KernelName)>,

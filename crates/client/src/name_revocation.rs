@@ -21,7 +21,7 @@ pub(crate) struct NameRevocation {
 
 impl NameRevocation {
     /// Asks the kernel to drop these names. Makes `wake`, an eventfd, readable when it has.
-    pub(crate) fn start(
+    pub(crate) fn start_revocation(
         names: Vec<LentName>,
         kernel: Option<&dyn KernelCache>,
         wake: &Arc<OwnedFd>,
@@ -51,7 +51,7 @@ impl NameRevocation {
     }
 
     /// Returns when the names are not used any more, as far as known now, by [`uptime`].
-    pub(crate) fn end(&self) -> Duration {
+    pub(crate) fn end_time(&self) -> Duration {
         *self.end.lock()
     }
 }
@@ -86,13 +86,16 @@ mod tests {
     fn revoke(names: Vec<LentName>, expired: Vec<bool>) -> (Vec<KernelName>, Duration) {
         let kernel = SlowKernel::default();
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd"));
-        let revocation = NameRevocation::start(names, Some(&kernel), &wake);
-        assert!(revocation.end() > uptime(), "nothing is known before the kernel has answered");
+        let revocation = NameRevocation::start_revocation(names, Some(&kernel), &wake);
+        assert!(
+            revocation.end_time() > uptime(),
+            "nothing is known before the kernel has answered"
+        );
         let (asked, done) = kernel.0.lock().pop().expect("it is asked");
         done(expired);
         let mut count = [0; 8];
         rustix::io::read(&*wake, &mut count).expect("it is woken");
-        (asked, revocation.end())
+        (asked, revocation.end_time())
     }
 
     #[test]
@@ -121,7 +124,10 @@ mod tests {
     fn without_names_nothing_is_waited_for() {
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd"));
         let kernel = SlowKernel::default();
-        assert_eq!(NameRevocation::start(Vec::new(), Some(&kernel), &wake).end(), Duration::ZERO);
+        assert_eq!(
+            NameRevocation::start_revocation(Vec::new(), Some(&kernel), &wake).end_time(),
+            Duration::ZERO
+        );
         assert!(kernel.0.lock().is_empty());
     }
 }

@@ -263,7 +263,7 @@ struct HeldReturns {
 
 impl HeldReturns {
     fn add(&mut self, id: u64, names: Vec<LentName>, kernel: Option<&dyn KernelCache>) {
-        self.waiting.push((id, NameRevocation::start(names, kernel, &self.wake)));
+        self.waiting.push((id, NameRevocation::start_revocation(names, kernel, &self.wake)));
     }
 
     /// Removes the recalls that can be answered now, and returns their numbers.
@@ -272,12 +272,15 @@ impl HeldReturns {
             return Vec::new();
         }
         let now = uptime();
-        self.waiting.extract_if(.., |(_, names)| names.end() <= now).map(|(id, _)| id).collect()
+        self.waiting
+            .extract_if(.., |(_, names)| names.end_time() <= now)
+            .map(|(id, _)| id)
+            .collect()
     }
 
     /// Returns how long the first of them waits at most. `None` when none waits.
     fn time_left(&self) -> Option<Duration> {
-        let end = self.waiting.iter().map(|(_, names)| names.end()).min()?;
+        let end = self.waiting.iter().map(|(_, names)| names.end_time()).min()?;
         Some(end.saturating_sub(uptime()))
     }
 

@@ -3,9 +3,9 @@
 //!
 //! The CPU time of an operation in private directories is that of the whole machine. It stands
 //! against an empty FUSE file system with as many mounts. An operation that changes names must also
-//! reach a server, so its baseline has the CPU time of a request to the null server, too. A process
-//! looks at files of the next process, whose names its own mount does not know yet. The rate in one
-//! shared directory stands against the rate in private ones.
+//! reach a server, so its baseline has the CPU time of a request to the null server, too. Each
+//! process stats the files that the next process has made: its own mount has not cached them. The
+//! rate in one shared directory stands against the rate in private ones.
 //!
 //! Every round has directories of its own, and all rounds create before any looks or removes, for
 //! the reason that [`super::mount_names`] gives. Directories are made in fresh ones, too: one that

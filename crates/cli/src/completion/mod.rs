@@ -101,7 +101,7 @@ impl CandidateList {
 /// Those of the output.
 pub fn print_candidates(args: &CompleteArgs, command: clap::Command) -> CommandResult {
     let plain = |word: &OsString| ShellWord::plain(word.as_bytes());
-    let typed = |word: &OsString| ShellWord::typed(word.as_bytes(), &args.breaks);
+    let typed = |word: &OsString| ShellWord::from_typed(word.as_bytes(), &args.breaks);
     let words: Vec<ShellWord> = match args.shell {
         CompletingShell::Fish => args.words.iter().map(plain).collect(),
         CompletingShell::Bash | CompletingShell::Zsh => args.words.iter().map(typed).collect(),
@@ -173,7 +173,7 @@ fn matching_options(command: &clap::Command, typed: &str) -> Vec<CompletionCandi
             long.into_iter().chain(short).map(move |name| (name, help.clone()))
         });
         let matching = names.filter(|(name, _)| name.starts_with(typed));
-        matching.map(|(name, help)| candidate(name.into_bytes(), &help)).collect()
+        matching.map(|(name, help)| make_candidate(name.into_bytes(), &help)).collect()
     };
     let own = find(false);
     if own.is_empty() { find(true) } else { own }
@@ -184,7 +184,7 @@ fn matching_commands(command: &clap::Command, typed: &str) -> Vec<CompletionCand
     let matching = shown.filter(|below| below.get_name().starts_with(typed));
     let about = |below: &clap::Command| below.get_about().map(ToString::to_string);
     matching
-        .map(|below| candidate(below.get_name().into(), &about(below).unwrap_or_default()))
+        .map(|below| make_candidate(below.get_name().into(), &about(below).unwrap_or_default()))
         .collect()
 }
 
@@ -207,7 +207,7 @@ fn complete_value(
     let text = String::from_utf8_lossy(value);
     let choose = |all: Vec<(String, String)>| {
         let matching = all.into_iter().filter(|(name, _)| name.starts_with(&*text));
-        let matching = matching.map(|(name, help)| candidate(join(name.as_bytes()), &help));
+        let matching = matching.map(|(name, help)| make_candidate(join(name.as_bytes()), &help));
         CandidateList::words(matching.collect())
     };
     let is_type = |id: TypeId| arg.get_value_parser().type_id() == id;
@@ -260,18 +260,18 @@ fn complete_path(
             // The word goes on behind the slash.
             (true, true) => CandidateList {
                 kind: CandidateKind::Paths,
-                all: vec![candidate(join(b":/"), "the root of the volume")],
+                all: vec![make_candidate(join(b":/"), "the root of the volume")],
             },
             (true, false) => CandidateList::words(Vec::new()),
         };
     }
     let found = volume_names::matching_paths(&point.volume, value);
-    let all = found.iter().map(|path| candidate(join(path), "")).collect();
+    let all = found.iter().map(|path| make_candidate(join(path), "")).collect();
     CandidateList { kind: CandidateKind::Paths, all }
 }
 
 /// Returns a candidate with the first line of its help.
-fn candidate(text: Vec<u8>, help: &str) -> CompletionCandidate {
+fn make_candidate(text: Vec<u8>, help: &str) -> CompletionCandidate {
     CompletionCandidate { text, help: help.lines().next().unwrap_or_default().to_owned() }
 }
 
@@ -353,7 +353,10 @@ mod tests {
     fn what_the_shell_has_split_off_is_not_repeated() {
         let list = CandidateList {
             kind: CandidateKind::Paths,
-            all: vec![candidate(b":/house/".to_vec(), ""), candidate(b":/hou\xff".to_vec(), "")],
+            all: vec![
+                make_candidate(b":/house/".to_vec(), ""),
+                make_candidate(b":/hou\xff".to_vec(), ""),
+            ],
         };
         let bash = render_candidates(CompletingShell::Bash, &list, 1);
         assert_eq!(bash, b"paths\0/house/\0/hou\xff\0");

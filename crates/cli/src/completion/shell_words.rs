@@ -19,7 +19,7 @@ impl ShellWord {
     /// Reads a word as the user has typed it, with the quotes of sh(1). The last quote may still be
     /// open. Variables and commands in the word are not expanded. `breaks` are the characters at
     /// which the shell splits words; it keeps those within quotes.
-    pub fn typed(word: &[u8], breaks: &str) -> ShellWord {
+    pub fn from_typed(word: &[u8], breaks: &str) -> ShellWord {
         let mut read = ShellWord::default();
         let mut bytes = word.iter().copied();
         let mut quote = None;
@@ -67,10 +67,10 @@ mod tests {
             ("", "", 0),
             ("a\\", "a", 0),
         ] {
-            let word = ShellWord::typed(typed.as_bytes(), " \t\n\"'@><=;|&(:");
+            let word = ShellWord::from_typed(typed.as_bytes(), " \t\n\"'@><=;|&(:");
             assert_eq!((word.text, word.kept), (text.as_bytes().to_vec(), kept), "{typed}");
         }
-        assert_eq!(ShellWord::typed(b":/hom", "").kept, 0);
+        assert_eq!(ShellWord::from_typed(b":/hom", "").kept, 0);
         assert_eq!(ShellWord::plain(b"\"a").text, b"\"a");
     }
 }
