@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use tatami_tests::Cluster;
-use tatami_tests::command::{as_user, ask, program, run, tatami_bin};
+use tatami_tests::command::{as_user, ask, copy_program, program, run, tatami_bin};
 use tatami_tests::files::put;
 use tatami_tests::process::signal;
 
@@ -34,7 +34,7 @@ impl TypingPlace {
         let dir = tempfile::Builder::new().prefix("ttc").tempdir_in("/tmp").expect("a directory");
         fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).expect("set");
         fs::create_dir(dir.path().join("bin")).expect("made");
-        fs::copy(tatami_bin(), dir.path().join("bin/tatami")).expect("copied");
+        copy_program(tatami_bin(), dir.path().join("bin/tatami"));
         put(dir.path().join("local file"), "");
         TypingPlace { cluster, dir }
     }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Stdio;
 use tatami_tests::Cluster;
-use tatami_tests::command::{Said, as_user, ask, run, shell, tatami_bin};
+use tatami_tests::command::{Said, as_user, ask, copy_program, run, shell, tatami_bin};
 use tatami_tests::files::{get, names, put};
 
 /// An ordinary user.
@@ -217,7 +217,7 @@ fn an_ordinary_user_copies_as_root_does() {
     std::os::unix::fs::chown(&mine, Some(USER), Some(USER)).expect("owned");
     let place = tempfile::Builder::new().prefix("ttu").tempdir_in("/tmp").expect("a directory");
     std::os::unix::fs::chown(place.path(), Some(USER), Some(USER)).expect("owned");
-    fs::copy(tatami_bin(), place.path().join("tatami")).expect("copied");
+    copy_program(tatami_bin(), place.path().join("tatami"));
     let user = |line: &str| {
         let mut command = as_user(USER, "bash -euo pipefail -c");
         command.arg(line).current_dir(place.path()).env("TATAMI_DIR", cluster.dir());

@@ -227,13 +227,12 @@ fn a_private_mapping_leaves_the_file_alone() {
 fn a_program_on_the_mount_runs() {
     local_and_remote(|folder, place| {
         place("true");
-        fs::copy("/bin/true", folder.join("true")).expect("copy a program");
+        command::copy_program("/bin/true", folder.join("true"));
         command::run(&mut command::program(folder.join("true").to_str().expect("UTF-8")));
         // A running program cannot be written: a script runs by its first line.
         place("script");
-        put(folder.join("script"), "#!/bin/sh\necho from the mount\n");
-        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-        fs::set_permissions(folder.join("script"), mode).expect("chmod");
+        let script = "printf '#!/bin/sh\\necho from the mount\\n' > script && chmod 755 script";
+        command::run(&mut command::shell(folder, script));
         let said =
             command::run(&mut command::program(folder.join("script").to_str().expect("UTF-8")));
         assert_eq!(said.out, "from the mount\n");

@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::PathBuf;
 use std::process::Command;
-use tatami_tests::command::{Said, as_user, ask, program, run, tatami_bin};
+use tatami_tests::command::{Said, as_user, ask, copy_program, program, run, tatami_bin};
 use tatami_tests::process::{kill_hard, mounts_below, pause, processes_of, unmount_all};
 
 /// An ordinary user.
@@ -164,8 +164,7 @@ impl Scratch {
         }
         fs::create_dir_all(dir.join("home/.zfunc")).expect("made");
         for name in ["tatami", "tatami-bench"] {
-            fs::copy(tatami_bin().with_file_name(name), dir.join("bin").join(name))
-                .expect("copied");
+            copy_program(tatami_bin().with_file_name(name), dir.join("bin").join(name));
         }
         fs::set_permissions(&dir, PermissionsExt::from_mode(0o755)).expect("set");
         if let Some(uid) = user {

@@ -8,7 +8,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 use tatami_tests::Cluster;
-use tatami_tests::command::{as_user, ask, run, shell, sources, tatami_bin, wide_number};
+use tatami_tests::command::{
+    as_user, ask, copy_program, run, shell, sources, tatami_bin, wide_number,
+};
 use tatami_tests::files::put;
 use tatami_tests::process::pause;
 use tatami_tests::schema::{JsonSchema, decode_base64};
@@ -193,7 +195,7 @@ fn tools_of_an_ordinary_user_read_numbers_and_names() {
         let dir = run_of.cluster.dir().display();
         format!("{} {verb} --dir {dir} --json", run_of.cluster.dir().join("tatami").display())
     };
-    fs::copy(tatami_bin(), run_of.cluster.dir().join("tatami")).expect("copied");
+    copy_program(tatami_bin(), run_of.cluster.dir().join("tatami"));
     let (ls, status) = (line("ls"), line("status"));
     run_of.check_command("ls", &mut as_user(USER, &ls));
     run_of.check_command("status", &mut as_user(USER, &status));

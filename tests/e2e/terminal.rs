@@ -4,7 +4,7 @@
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
 use tatami_tests::Cluster;
-use tatami_tests::command::{as_user, ask, program, run, shell, tatami_bin};
+use tatami_tests::command::{as_user, ask, copy_program, program, run, shell, tatami_bin};
 use tatami_tests::files::names;
 
 /// An ordinary user.
@@ -51,7 +51,7 @@ fn daemons_of_an_ordinary_user_have_names_of_their_own() {
     let (home, program) = (dir.path().join("home"), dir.path().join("tatami"));
     fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).expect("set");
     fs::create_dir(&home).expect("made");
-    fs::copy(tatami_bin(), &program).expect("copied");
+    copy_program(tatami_bin(), &program);
     chown(&home, Some(USER), Some(USER)).expect("given");
     let tatami = |line: &str| {
         let line = format!("{} {line} --dir {}", program.display(), home.join("v").display());

@@ -170,10 +170,10 @@ fn new_note_path() -> CommandResult<PathBuf> {
 }
 
 fn remove_old_notes(place: &Path) {
-    for StoredNote { path, note, .. } in read_notes(place) {
+    for StoredNote { path, is_running, .. } in read_notes(place) {
         let age = path.metadata().and_then(|meta| meta.modified()).ok();
         let old = age.and_then(|at| at.elapsed().ok()).is_some_and(|age| age > KEEP_TIME);
-        if old && note.process.find_running().is_none() {
+        if old && !is_running {
             let _ = std::fs::remove_file(path);
         }
     }
@@ -185,14 +185,27 @@ struct StoredNote {
     /// The user of the process.
     owner: u32,
     note: RelayoutNote,
+    /// The process lived when the note was read.
+    is_running: bool,
 }
 
 impl StoredNote {
     /// Reads a note that belongs to this user; the superuser reads those of all.
     fn read(path: PathBuf) -> Option<StoredNote> {
+        let (owner, note) = StoredNote::read_file(&path)?;
+        let is_running = note.process.find_running().is_some();
+        // The process may have written its last note after this one was read, and ended then.
+        let (owner, note) = match is_running {
+            true => (owner, note),
+            false => StoredNote::read_file(&path)?,
+        };
+        Some(StoredNote { path, owner, note, is_running })
+    }
+
+    fn read_file(path: &Path) -> Option<(u32, RelayoutNote)> {
         // Another user may have put anything there, such as a pipe without a writer.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let file = std::fs::File::from(rustix::fs::open(&path, flags, Mode::empty()).ok()?);
+        let file = std::fs::File::from(rustix::fs::open(path, flags, Mode::empty()).ok()?);
         let meta = file.metadata().ok()?;
         let (owner, me) = (meta.uid(), geteuid());
         if !meta.is_file() || !(me.is_root() || owner == me.as_raw()) {
@@ -200,7 +213,17 @@ impl StoredNote {
         }
         let mut text = String::new();
         file.take(NOTE_MAX).read_to_string(&mut text).ok()?;
-        Some(StoredNote { path, owner, note: toml::from_str(&text).ok()? })
+        Some((owner, toml::from_str(&text).ok()?))
+    }
+
+    /// Returns the state in one word.
+    fn state_name(&self) -> &'static str {
+        match (self.note.ended, self.note.failures.is_empty()) {
+            (true, true) => "done",
+            (true, false) => "failed",
+            (false, _) if self.is_running => "running",
+            (false, _) => "died",
+        }
     }
 }
 
@@ -264,12 +287,13 @@ pub fn print_status(json: bool) -> CommandResult {
     all.sort_by(|a, b| a.path.file_name().cmp(&b.path.file_name()));
     let mut out = TermOutput::new();
     if json {
-        let reported = |StoredNote { owner, note, .. }: &StoredNote| {
+        let reported = |stored: &StoredNote| {
+            let StoredNote { owner, note, .. } = stored;
             let named = |path: &Vec<u8>| NameFields::new("path", &path[..]);
             let mut value = serde_json::json!({
                 "user": owner,
                 "pid": note.process.pid,
-                "state": note.state_name(),
+                "state": stored.state_name(),
                 "paths": note.paths.iter().map(named).collect::<Vec<_>>(),
                 "size": wide_number(note.size),
                 "copied": wide_number(note.copied),
@@ -286,25 +310,15 @@ pub fn print_status(json: bool) -> CommandResult {
     } else if all.is_empty() {
         writeln!(out, "No relayout runs in the background, and none ended in the last 24 hours.")?;
     }
-    for StoredNote { owner, note, .. } in all.iter().filter(|_| !json) {
-        note.print_note(*owner, &mut out)?;
+    for stored in all.iter().filter(|_| !json) {
+        stored.note.print_note(stored.owner, stored.state_name(), &mut out)?;
     }
     out.flush()?;
     Ok(())
 }
 
 impl RelayoutNote {
-    /// Returns the state in one word.
-    fn state_name(&self) -> &'static str {
-        match (self.ended, self.failures.is_empty()) {
-            (true, true) => "done",
-            (true, false) => "failed",
-            (false, _) if self.process.find_running().is_some() => "running",
-            (false, _) => "died",
-        }
-    }
-
-    fn print_note(&self, owner: u32, out: &mut TermOutput) -> CommandResult {
+    fn print_note(&self, owner: u32, state: &str, out: &mut TermOutput) -> CommandResult {
         let of_user = match owner == geteuid().as_raw() {
             true => String::new(),
             false => format!(" of {}", describe_user(owner)),
@@ -316,7 +330,7 @@ impl RelayoutNote {
             1 => format!("1 file {what}"),
             _ => format!("{count} files {what}"),
         };
-        let mut parts = vec![match self.state_name() {
+        let mut parts = vec![match state {
             "running" if self.size > 0 => {
                 let percent = self.copied.min(self.size).saturating_mul(100) / self.size;
                 let (file, size) = (term::escape_name(&self.file), term::format_size(self.size));

@@ -73,7 +73,7 @@ fn a_figure_that_cannot_exist_is_refused_at_once() {
 fn workloads_that_are_not_installed_are_named() {
     let dir = tempfile::Builder::new().prefix("ttb").tempdir_in("/tmp").expect("a directory");
     let alone = dir.path().join("tatami");
-    std::fs::copy(env!("CARGO_BIN_EXE_tatami"), &alone).expect("a copy");
+    common::copy_program(common::TATAMI.as_ref(), &alone);
     let said: Said = Command::new(&alone).args(["bench", "wire"]).output().expect("it runs").into();
     said.fails(1, &["tatami-bench", "make install"]);
 }

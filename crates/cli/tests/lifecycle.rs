@@ -337,7 +337,7 @@ fn an_ordinary_user_can_have_a_volume() {
     const NOBODY: u32 = 65_534;
     let dir = tempfile::Builder::new().prefix("ttm").tempdir_in("/tmp").expect("a directory");
     let program = dir.path().join("tatami");
-    std::fs::copy(env!("CARGO_BIN_EXE_tatami"), &program).expect("copied");
+    common::copy_program(common::TATAMI.as_ref(), &program);
     std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).expect("set");
     let home = dir.path().join("home");
     std::fs::create_dir(&home).expect("made");

@@ -52,9 +52,21 @@ impl Said {
     }
 }
 
+/// Path of `tatami`.
+pub const TATAMI: &str = env!("CARGO_BIN_EXE_tatami");
+
+/// Copies a program that a test then starts.
+///
+/// Another process copies: a program that another test starts meanwhile would inherit the descriptor
+/// for writing, and the kernel executes no file that is open for writing.
+pub fn copy_program(from: &Path, to: &Path) {
+    let copied = Command::new("cp").arg(from).arg(to).status();
+    assert!(copied.expect("cp runs").success());
+}
+
 /// Returns `tatami` with these arguments and without settings of the caller.
 pub fn command<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_tatami"));
+    let mut command = Command::new(TATAMI);
     for (name, _) in std::env::vars_os() {
         if name.as_encoded_bytes().starts_with(b"TATAMI_") {
             command.env_remove(name);

@@ -32,11 +32,7 @@ impl Users {
         let dir = tempfile::Builder::new().prefix("ttm").tempdir_in("/tmp").expect("a directory");
         let users = Users { dir };
         users.set_mode(users.dir.path(), 0o755);
-        // Another process copies: a program that another test starts meanwhile would inherit the
-        // descriptor for writing, and the kernel executes no file that is open for writing.
-        let mut copy = Command::new("cp");
-        copy.arg(env!("CARGO_BIN_EXE_tatami")).arg(users.path("tatami"));
-        assert!(copy.status().expect("cp runs").success());
+        super::copy_program(Path::new(super::TATAMI), &users.path("tatami"));
         std::fs::create_dir(users.path("home")).expect("made");
         users.give("home", OWNER);
         Some(users)
