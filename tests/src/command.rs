@@ -96,10 +96,10 @@ pub fn as_user(uid: u32, line: &str) -> Command {
 
 /// Copies a program that a test then starts.
 ///
-/// Another process copies: a program that another test starts meanwhile would inherit the descriptor
-/// for writing, and the kernel executes no file that is open for writing.
+/// Another process copies: a program that another test starts meanwhile would inherit the
+/// descriptor for writing, and the kernel executes no file that is open for writing.
 pub fn copy_program(from: impl AsRef<OsStr>, to: impl AsRef<OsStr>) {
-    run(program("cp").arg(from).arg(to));
+    run(program("cp --preserve=mode").arg(from).arg(to));
 }
 
 /// Returns the folder of the workspace's `target`.

@@ -393,13 +393,21 @@ impl Client {
         known.or_else(|| self.sum_partition_attrs(ino))
     }
 
+    /// Returns attributes of a directory of which mode, owner and ACL are sure, from the cache.
+    pub(crate) fn cached_path(&self, dir: Ino) -> Option<Attr> {
+        let known = self.delegation_caches(dir);
+        known.into_iter().flatten().find_map(|known| known.cached_path(dir))
+    }
+
     /// Returns for how long the kernel may cache these attributes. The time is zero unless they are
     /// delegated to this client. The client makes the kernel drop them before they change: see
     /// [`Client::hold_delegations`].
     pub fn attr_timeout(&self, attr: &Attr) -> Duration {
         let times = self.delegation_caches(attr.ino).into_iter().flatten();
         let time = times.filter_map(|known| known.grant_attr_timeout(attr)).next();
-        time.or_else(|| self.grant_split_timeout(attr)).unwrap_or_default()
+        time.or_else(|| self.grant_split_timeout(attr))
+            .or_else(|| self.grant_busy_timeout(attr))
+            .unwrap_or_default()
     }
 
     /// Returns for how long the kernel may cache that `name` leads to directory `to`. The time is

@@ -30,8 +30,14 @@ const KNOWN_MAX: usize = 256 * 1024;
 /// One part in `MARGIN` of each term stays unused, because clocks run at different speeds.
 const MARGIN: u32 = 10;
 
-/// Directories with at most this many cached names are checked for completeness.
+/// Directories with at most this many cached names are checked for completeness with each name.
 const COUNTED_MAX: usize = 64;
+/// Largest directory, or partition of one, whose names are listed to know which are absent.
+const LISTED_MAX: u64 = 4096;
+/// After this many requests for absent names a small directory is listed, and a large one after
+/// one more for each `LISTED_PER_LOOKUP` entries: a listing must cost less than what it saves.
+const LISTED_AFTER: u32 = 8;
+const LISTED_PER_LOOKUP: u32 = 64;
 
 /// The inode that a name leads to, if any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,22 +51,42 @@ enum CachedEntry {
 /// The cached facts of an inode that is delegated to this client.
 #[derive(Default)]
 struct CachedInode {
+    /// The moment from which on some delegation of the inode was held without a break. So a name
+    /// that led to the inode then still does: a rename or a removal recalls all.
+    since: u64,
     attr: Option<Attr>,
+    /// Of a directory: attributes of which only mode, owner and ACL are sure, and that the names
+    /// that lead there do. They outlive changes of entries by other clients.
+    path: Option<Box<Attr>>,
     dir: Option<Box<CachedDir>>,
     /// Set if the inode is a partition of a split directory.
     part: Option<Arc<PartitionAttr>>,
 }
 
+/// The inode that a name leads to, in a directory that is not delegated because several clients
+/// change it. The delegation of the inode covers the name while [`CachedInode::since`] is the same.
+#[derive(Clone, Copy)]
+struct LooseName {
+    leads_to: Ino,
+    since: u64,
+}
+
+type NameMap<T> = HashMap<Box<[u8]>, T, hash::HashBuilder>;
+
 #[derive(Default)]
 struct CachedDir {
-    names: HashMap<Box<[u8]>, CachedEntry, hash::HashBuilder>,
+    names: NameMap<CachedEntry>,
     /// Names that are not in `names` are not in the directory.
     complete: bool,
+    /// Requests for names that were not there.
+    absent_lookups: u32,
 }
 
 struct CacheShard {
     kernel_table: KernelTable,
     inodes: HashMap<Ino, CachedInode, hash::HashBuilder>,
+    /// Names in directories that are not delegated, see [`LooseName`].
+    loose_names: HashMap<Ino, NameMap<LooseName>, hash::HashBuilder>,
     /// Changes by this client that are in flight in a directory, counted.
     changes_in_flight: HashMap<Ino, u32, hash::HashBuilder>,
     /// Moments of the last events, by hash.
@@ -76,6 +102,7 @@ impl Default for CacheShard {
         CacheShard {
             kernel_table: KernelTable::default(),
             inodes: HashMap::default(),
+            loose_names: HashMap::default(),
             changes_in_flight: HashMap::default(),
             attrs,
             names,
@@ -261,6 +288,20 @@ impl DelegationCache {
         (lends && shard.kernel_table.record_attr(part, whole, now, end)).then_some(left)
     }
 
+    /// As [`DelegationCache::grant_attr_timeout`], for attributes of a directory whose path is
+    /// delegated. Its size and times may be used until `sum_end`.
+    pub(crate) fn grant_path_timeout(&self, attr: &Attr, sum_end: Duration) -> Option<Duration> {
+        self.kernel()?;
+        let (now, term_end) = (uptime(), Duration::from_micros(self.until.load(SeqCst)));
+        let end = term_end.min(sum_end);
+        let left = end.checked_sub(now)?;
+        let mut shard = self.shard_of_inode(attr.ino).lock();
+        let known = shard.inodes.get(&attr.ino)?.path.as_deref()?;
+        let walked = |dir: &Attr| (dir.mode, dir.uid, dir.gid, dir.xattr_class);
+        let lends = walked(known) == walked(attr);
+        (lends && shard.kernel_table.record_attr(attr.ino, attr.ino, now, end)).then_some(left)
+    }
+
     /// Returns for how long the kernel may cache that this name leads to directory `ino`, if the
     /// directory is delegated. The caller must then check that the name still does, and else call
     /// [`DelegationCache::mark_moved`]: a rename by this client is no event of `ino`.
@@ -269,10 +310,8 @@ impl DelegationCache {
         let (now, end) = (uptime(), Duration::from_micros(self.until.load(SeqCst)));
         // The check and the record are one step under this lock, as in `grant_attr_timeout`.
         let shard = self.shard_of_inode(ino).lock();
-        let known = shard.inodes.get(&ino)?;
-        if known.attr.is_none() && known.part.is_none() {
-            return None;
-        }
+        // A delegation of the entries alone would not tell of a rename.
+        shard.inodes.get(&ino)?.path.as_ref()?;
         self.lent_names.lock().lend_name(ino, name, now, end)
     }
 
@@ -342,22 +381,38 @@ impl DelegationCache {
 
     fn clear_shard(&self, shard: &mut CacheShard) {
         let size: usize = shard.inodes.drain().map(|(_, known)| known.count_records()).sum();
-        self.size.fetch_sub(size, SeqCst);
+        let loose: usize = shard.loose_names.drain().map(|(_, names)| names.len()).sum();
+        self.size.fetch_sub(size + loose, SeqCst);
     }
 
-    /// Handles a recall of these inodes. When this returns, the cache does not use them any more.
-    /// Returns the names of them that the kernel may still use.
-    pub(crate) fn handle_recall(&self, inos: &[Ino]) -> Vec<LentName> {
+    /// Handles a recall of these inodes, and of the `entries` of further ones, which keep their
+    /// path. When this returns, the cache does not use them any more. Returns the names of them
+    /// that the kernel may still use.
+    pub(crate) fn handle_recall(&self, inos: &[Ino], entries: &[Ino]) -> Vec<LentName> {
         let (mut attrs, mut names, now) = (Vec::new(), Vec::new(), uptime());
         for ino in inos {
             attrs.extend(self.forget_inode(*ino));
             // After that, so that no name is lent any more, under the lock of the cache's shard.
             names.extend(self.lent_names.lock().take_name(*ino, now));
         }
+        attrs.extend(entries.iter().filter_map(|dir| self.forget_entries(*dir)));
         // Without a lock, because the kernel may first have to finish an operation that needs this
         // cache.
         revoke_attrs(attrs, self.kernel());
         names
+    }
+
+    /// As [`DelegationCache::forget_inode`], of a directory that keeps its path.
+    fn forget_entries(&self, dir: Ino) -> Option<(Ino, Duration)> {
+        let mut shard = self.shard_of_inode(dir).lock();
+        let attr = shard.kernel_table.take_attr(dir);
+        shard.recalls[self.attr_event_index(dir)] = self.next_moment();
+        if let Some(known) = shard.inodes.get_mut(&dir) {
+            let before = known.count_records();
+            (known.attr, known.part, known.dir) = (None, None, None);
+            self.size.fetch_sub(before - known.count_records(), SeqCst);
+        }
+        attr
     }
 
     /// Drops all facts of the inode, and the replies that are in flight. Returns the attributes
@@ -383,6 +438,14 @@ impl DelegationCache {
         self.shard_of_inode(ino).lock().inodes.get(&ino)?.attr.clone()
     }
 
+    /// Returns attributes of a directory of which mode, owner and ACL are sure, if they are cached.
+    pub(crate) fn cached_path(&self, dir: Ino) -> Option<Attr> {
+        if !self.is_valid() {
+            return None;
+        }
+        self.shard_of_inode(dir).lock().inodes.get(&dir)?.path.as_deref().cloned()
+    }
+
     /// Returns the partition with that number, if it is cached.
     pub(crate) fn cached_partition(&self, part: Ino) -> Option<Arc<PartitionAttr>> {
         if !self.is_valid() {
@@ -396,9 +459,23 @@ impl DelegationCache {
             return None;
         }
         let shard = self.shard_of_inode(dir).lock();
-        let dir = shard.inodes.get(&dir)?.dir.as_ref()?;
-        let absent = dir.complete && is_entry_name(name);
-        dir.names.get(name).copied().or(absent.then_some(CachedEntry::Absent))
+        if let Some(entries) = shard.inodes.get(&dir).and_then(|known| known.dir.as_ref()) {
+            let absent = entries.complete && is_entry_name(name);
+            let found = entries.names.get(name).copied();
+            if let Some(found) = found.or(absent.then_some(CachedEntry::Absent)) {
+                return Some(found);
+            }
+        }
+        let loose = *shard.loose_names.get(&dir)?.get(name)?;
+        // Without the lock: the inode may be in any shard of the cache.
+        drop(shard);
+        self.holds_since(loose).then_some(CachedEntry::Is(loose.leads_to))
+    }
+
+    /// Returns whether the delegation that covers the name was held until now.
+    fn holds_since(&self, name: LooseName) -> bool {
+        let shard = self.shard_of_inode(name.leads_to).lock();
+        shard.inodes.get(&name.leads_to).is_some_and(|known| known.since == name.since)
     }
 
     /// Must be called before `op` is sent. A change makes the facts that it concerns unknown until
@@ -414,7 +491,7 @@ impl DelegationCache {
                 self.record_entry_event(dir, name, CacheMoment(u64::MAX));
             }
             for ino in affected_inodes(op) {
-                self.record_attr_event(ino, CacheMoment(u64::MAX));
+                self.record_attr_event(ino, op, CacheMoment(u64::MAX));
             }
             self.drop_cleared_directory(op);
         }
@@ -428,6 +505,9 @@ impl DelegationCache {
         if let MetaOp::ClearDir { dir, .. } = op {
             // The directory keeps its own name, so the record of that stays.
             revoke_attrs(Vec::from_iter(self.forget_inode(*dir)), self.kernel());
+            if let Some(names) = self.shard_of_inode(*dir).lock().loose_names.remove(dir) {
+                self.size.fetch_sub(names.len(), SeqCst);
+            }
         }
     }
 
@@ -442,31 +522,50 @@ impl DelegationCache {
         }
     }
 
-    /// Marks a directory as complete if the cache has as many names as the directory has entries.
-    fn detect_complete_directory(&self, dir: Ino) {
+    /// Marks a directory, or a partition, as complete if the cache has as many names as it has
+    /// entries. One with more than `names_max` cached names is not checked.
+    pub(crate) fn detect_complete_directory(&self, dir: Ino, names_max: usize) {
         let mut shard = self.shard_of_inode(dir).lock();
         let busy = shard.changes_in_flight.contains_key(&dir);
-        let Some(CachedInode { attr: Some(attr), dir: Some(names), .. }) =
-            shard.inodes.get_mut(&dir)
-        else {
-            return;
-        };
+        let Some(known) = shard.inodes.get_mut(&dir) else { return };
+        let (Some(size), Some(names)) = (known.entry_count(), known.dir.as_mut()) else { return };
         // With a change in flight, the count of entries and the names may be from different
         // moments.
-        if busy || names.complete || names.names.len() > COUNTED_MAX {
+        if busy || names.complete || names.names.len() > names_max {
             return;
         }
         let known = names.names.values().filter(|name| matches!(name, CachedEntry::Is(_))).count();
-        names.complete = known as u64 == attr.size;
+        names.complete = known as u64 == size;
     }
 
-    /// Records an event of the attributes of `ino`. Returns whether there was none since `asked`.
-    fn record_attr_event(&self, ino: Ino, asked: CacheMoment) -> bool {
+    /// Returns whether a listing of the directory, or partition, would save requests: this client
+    /// has often asked for names that are not there, and its entries are delegated. The count
+    /// begins again then.
+    pub(crate) fn should_list(&self, dir: Ino) -> bool {
+        let mut shard = self.shard_of_inode(dir).lock();
+        let Some(known) = shard.inodes.get_mut(&dir) else { return false };
+        let (Some(size), Some(names)) = (known.entry_count(), known.dir.as_mut()) else {
+            return false;
+        };
+        let wanted = LISTED_AFTER + size.min(LISTED_MAX) as u32 / LISTED_PER_LOOKUP;
+        let should = !names.complete && size <= LISTED_MAX && names.absent_lookups >= wanted;
+        if should {
+            names.absent_lookups = 0;
+        }
+        should
+    }
+
+    /// Records an event of the attributes of `ino`, by the change `op`. Returns whether there was
+    /// none since `asked`.
+    fn record_attr_event(&self, ino: Ino, op: &MetaOp, asked: CacheMoment) -> bool {
         let mut shard = self.shard_of_inode(ino).lock();
         let last =
             std::mem::replace(&mut shard.attrs[self.attr_event_index(ino)], self.next_moment());
         if let Some(known) = shard.inodes.get_mut(&ino) {
             (known.attr, known.part) = (None, None);
+            if !keeps_path(op, ino) {
+                known.path = None;
+            }
         }
         last < asked.0
     }
@@ -479,6 +578,14 @@ impl DelegationCache {
             self.next_moment(),
         );
         self.store_entry(&mut shard, dir, name, CachedEntry::Unknown);
+        if let Some(names) = shard.loose_names.get_mut(&dir)
+            && names.remove(name).is_some()
+        {
+            self.size.fetch_sub(1, SeqCst);
+            if names.is_empty() {
+                shard.loose_names.remove(&dir);
+            }
+        }
         last < asked.0
     }
 
@@ -501,7 +608,7 @@ impl DelegationCache {
             self.revoke_changed_attrs(op, granted);
         }
         if let Some((dir, _)) = op.named_entry().filter(|_| self.is_enabled()) {
-            self.detect_complete_directory(dir);
+            self.detect_complete_directory(dir, COUNTED_MAX);
         }
     }
 
@@ -559,7 +666,7 @@ impl DelegationCache {
                 granted.changed.iter().filter(|ino| affected_inodes(op).all(|f| f != **ino)),
             );
             disturbed
-                .extend(changed.into_iter().filter(|ino| !self.record_attr_event(*ino, asked)));
+                .extend(changed.into_iter().filter(|ino| !self.record_attr_event(*ino, op, asked)));
         }
         // A fact from this client's own change counts against events up to now, its own event
         // included.
@@ -571,6 +678,12 @@ impl DelegationCache {
                 && reported.is_some_and(|reported| reported.ino == attr.ino);
             self.cache_attr(attr, asked, own, fresh);
         }
+        if let Ok(MetaReply::Attr(dir) | MetaReply::FirstPartition(dir)) = result
+            && granted.has_path
+            && !disturbed.contains(&dir.ino)
+        {
+            self.cache_path(dir, asked, own);
+        }
         if let Some(part) = part {
             self.cache_partition(part, asked, own, !disturbed.contains(&part.attr.ino));
         }
@@ -578,23 +691,87 @@ impl DelegationCache {
             // The event also when nothing is stored: an older lookup in flight must not bring the
             // old entry back.
             if self.record_entry_event(dir, name, asked)
-                && delegated(dir)
                 && let Some(leads_to) = entry_after(op, result)
             {
-                self.cache_entry(dir, name, leads_to, asked, CacheMoment(self.next_moment()));
+                let own = CacheMoment(self.next_moment());
+                self.cache_found(dir, name, leads_to, &delegated, asked, own);
             }
         }
         if let (
             MetaOp::Lookup { parent, name } | MetaOp::LookupEntry { parent, name },
             Some(leads_to),
         ) = (op, entry_after(op, result))
-            && delegated(*parent)
         {
-            self.cache_entry(*parent, name, leads_to, asked, asked);
+            self.cache_found(*parent, name, leads_to, &delegated, asked, asked);
+            if leads_to == CachedEntry::Absent {
+                self.count_absent_lookup(*parent);
+            }
         }
         if let (MetaOp::ReadDir { dir, .. }, Ok(MetaReply::Entries { entries, .. })) = (op, result)
         {
             self.cache_listing(entries, delegated(*dir).then_some(*dir), asked, granted);
+        }
+    }
+
+    /// Stores where a name leads, as part of its directory or, if that is not delegated, with the
+    /// inode that it leads to.
+    fn cache_found(
+        &self,
+        dir: Ino,
+        name: &[u8],
+        leads_to: CachedEntry,
+        delegated: &impl Fn(Ino) -> bool,
+        asked: CacheMoment,
+        own: CacheMoment,
+    ) {
+        match leads_to {
+            _ if delegated(dir) => self.cache_entry(dir, name, leads_to, asked, own),
+            CachedEntry::Is(ino) if delegated(ino) => {
+                self.cache_loose_name(dir, name, ino, asked, own);
+            }
+            _ => {}
+        }
+    }
+
+    /// Stores a name in a directory that is not delegated, from a reply that delegated the inode
+    /// that it leads to.
+    fn cache_loose_name(
+        &self,
+        dir: Ino,
+        name: &[u8],
+        leads_to: Ino,
+        asked: CacheMoment,
+        own: CacheMoment,
+    ) {
+        let since = {
+            let shard = self.shard_of_inode(leads_to).lock();
+            // After a recall since then, the inode may be delegated again under another name.
+            if self.is_outdated(&shard, leads_to, asked) {
+                return;
+            }
+            let Some(known) = shard.inodes.get(&leads_to) else { return };
+            known.since
+        };
+        let mut shard = self.shard_of_inode(dir).lock();
+        if self.is_outdated(&shard, dir, asked)
+            || shard.names[self.entry_event_index(dir, name)] > own.0
+            || !is_entry_name(name)
+        {
+            return;
+        }
+        if self.size.load(SeqCst) >= KNOWN_MAX {
+            self.evict_shard(&mut shard);
+        }
+        let names = shard.loose_names.entry(dir).or_default();
+        if names.insert(name.into(), LooseName { leads_to, since }).is_none() {
+            self.size.fetch_add(1, SeqCst);
+        }
+    }
+
+    fn count_absent_lookup(&self, dir: Ino) {
+        let mut shard = self.shard_of_inode(dir).lock();
+        if let Some(names) = shard.inodes.get_mut(&dir).and_then(|known| known.dir.as_mut()) {
+            names.absent_lookups = names.absent_lookups.saturating_add(1);
         }
     }
 
@@ -622,6 +799,10 @@ impl DelegationCache {
         known.dir.get_or_insert_default();
         if is_sure {
             known.part = Some(Arc::new(reported.clone()));
+            // The first partition has the number and the attributes of the directory.
+            if reported.range.from == 0 {
+                known.path = Some(Box::new(reported.attr.clone()));
+            }
         }
     }
 
@@ -655,10 +836,24 @@ impl DelegationCache {
         }
         let known = self.enter_inode(&mut shard, attr.ino);
         known.attr = Some(attr.clone());
+        if attr.kind == InodeKind::Dir {
+            known.path = Some(Box::new(attr.clone()));
+        }
         // A directory that this client has just made is empty, so all its names are known.
         if fresh && attr.kind == InodeKind::Dir {
             known.dir.get_or_insert_default().complete = true;
         }
+    }
+
+    /// Stores the path of a directory; changes by this client after `own` make it outdated.
+    fn cache_path(&self, dir: &Attr, asked: CacheMoment, own: CacheMoment) {
+        let mut shard = self.shard_of_inode(dir.ino).lock();
+        if self.is_outdated(&shard, dir.ino, asked)
+            || shard.attrs[self.attr_event_index(dir.ino)] > own.0
+        {
+            return;
+        }
+        self.enter_inode(&mut shard, dir.ino).path = Some(Box::new(dir.clone()));
     }
 
     fn cache_entry(
@@ -687,7 +882,7 @@ impl DelegationCache {
         }
         shard.inodes.entry(ino).or_insert_with(|| {
             self.size.fetch_add(1, SeqCst);
-            CachedInode::default()
+            CachedInode { since: self.next_moment(), ..CachedInode::default() }
         })
     }
 
@@ -711,6 +906,12 @@ impl DelegationCache {
 }
 
 impl CachedInode {
+    /// Returns the number of entries of a directory or a partition, if it is cached.
+    fn entry_count(&self) -> Option<u64> {
+        let whole = self.attr.as_ref().map(|attr| attr.size);
+        whole.or_else(|| self.part.as_ref().map(|part| part.attr.size))
+    }
+
     fn count_records(&self) -> usize {
         1 + self.dir.as_ref().map_or(0, |dir| dir.names.len())
     }
@@ -750,6 +951,13 @@ fn affected_inodes(op: &MetaOp) -> impl Iterator<Item = Ino> {
         _ => None,
     });
     inos.into_iter().flatten().chain(batch.skip(1).map(BatchOp::target_inode)).chain(linked)
+}
+
+/// Returns whether the change `op` by this client leaves the path through directory `ino` as it
+/// is, because it changes only entries of the directory.
+fn keeps_path(op: &MetaOp, ino: Ino) -> bool {
+    let sets = |some: &BatchOp| matches!(some, BatchOp::SetAttr { ino: set, .. } if *set == ino);
+    operation_entries(op).any(|(dir, _)| dir == ino) && !batch_operations(op).iter().any(sets)
 }
 
 /// Returns the entry after the operation, as the reply shows it.

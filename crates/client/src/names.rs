@@ -74,24 +74,30 @@ impl Client {
     /// Returns the attributes of entry `name` of `parent`.
     pub fn lookup(&self, cred: &Cred, parent: Ino, name: &[u8]) -> Result<Attr, Errno> {
         for _ in 0..ATTEMPTS {
-            match self.send_meta(cred, MetaOp::LookupEntry { parent, name: to_bytes(name) })? {
-                MetaReply::Attr(attr) => return Ok(attr),
-                MetaReply::Referral(ino) => match self.getattr(cred, ino) {
+            match self.send_meta(cred, MetaOp::LookupEntry { parent, name: to_bytes(name) }) {
+                Ok(MetaReply::Attr(attr)) => return Ok(attr),
+                Ok(MetaReply::Referral(ino)) => match self.getattr(cred, ino) {
                     // The inode was removed in between. The name now leads to another inode or to
                     // none.
                     Err(Errno::ENOENT | Errno::ESTALE) => {}
                     found => return found,
                 },
-                _ => return Err(Errno::EPROTO),
+                Ok(_) => return Err(Errno::EPROTO),
+                Err(error) => {
+                    if error == Errno::ENOENT {
+                        self.fetch_names_if_useful(self.partitions.partition_of_name(parent, name));
+                    }
+                    return Err(error);
+                }
             }
         }
         tracing::error!(dir = %parent, "a name leads to an inode that is not there: tatami fsck");
         Err(Errno::EIO)
     }
 
-    /// Returns the attributes of an inode. Size and times of a split directory may be up to a
-    /// second old, and its link count 1, if others change it and this client asks for them often:
-    /// to add up all partitions takes requests to all their executors.
+    /// Returns the attributes of an inode. Size and times of a directory may be up to a second old,
+    /// and its link count 1, if others change it and this client asks for them often: each walk
+    /// through it would take a request, and several if it is split.
     pub fn getattr(&self, cred: &Cred, ino: Ino) -> Result<Attr, Errno> {
         if let Some(attr) = self.cached_attr(ino) {
             if attr.kind == InodeKind::Dir {
@@ -102,6 +108,9 @@ impl Client {
         let sent = uptime();
         if let Some(sum) = self.partitions.recent_sum(ino, sent) {
             // Mode, owner and the existence of the directory are never old.
+            if let Some(own) = self.cached_path(ino) {
+                return Ok(own.with_counts_of(&sum));
+            }
             return match self.send_meta(cred, MetaOp::GetOwnAttr { ino })? {
                 MetaReply::Attr(attr) => Ok(attr),
                 MetaReply::FirstPartition(own) => Ok(own.with_counts_of(&sum)),
@@ -281,6 +290,7 @@ impl Client {
     pub fn sync_directory(&self, dir: Ino) -> Result<(), Errno> {
         // An fsync of a busy directory ends the use of old counts of it.
         self.partitions.forget_sum(dir);
+        self.revoke_attr_timeout(dir);
         let since = uptime();
         let mut inos = Vec::new();
         self.sync_names(|| {

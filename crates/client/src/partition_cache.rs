@@ -46,6 +46,12 @@ struct BusyDirectory {
     sent: Duration,
 }
 
+impl BusyDirectory {
+    fn sum_end(&self) -> Option<Duration> {
+        (self.requests >= BUSY_REQUESTS).then(|| self.sent + SUM_AGE)
+    }
+}
+
 /// Requests for the attributes of a directory.
 #[derive(Default)]
 pub(crate) struct AttrRequests {
@@ -102,7 +108,10 @@ impl PartitionCache {
             sent,
         });
         if sent > dir.since + SUM_AGE {
-            (dir.since, dir.requests) = (sent, 0);
+            // What was busy a moment ago still is.
+            let is_still_busy = dir.requests >= BUSY_REQUESTS && sent < dir.since + SUM_AGE * 2;
+            dir.requests = if is_still_busy { BUSY_REQUESTS } else { 0 };
+            dir.since = sent;
         }
         dir.requests += 1;
         // Replies of several threads may come in another order than their requests.
@@ -115,7 +124,12 @@ impl PartitionCache {
     pub(crate) fn recent_sum(&self, dir: Ino, now: Duration) -> Option<Attr> {
         let table = self.table.lock();
         let busy = table.busy.get(&dir)?;
-        (busy.requests >= BUSY_REQUESTS && now < busy.sent + SUM_AGE).then(|| busy.sum.clone())
+        (now < busy.sum_end()?).then(|| busy.sum.clone())
+    }
+
+    /// Returns until when the attributes of a busy directory may be used.
+    pub(crate) fn recent_sum_end(&self, dir: Ino) -> Option<Duration> {
+        self.table.lock().busy.get(&dir)?.sum_end()
     }
 
     /// Forgets the attributes of a busy directory.
@@ -161,7 +175,14 @@ mod tests {
         let almost = NOW + SUM_AGE - Duration::from_nanos(1);
         assert_eq!(cache.recent_sum(DIR, almost), Some(sum(99)));
         assert_eq!(cache.recent_sum(DIR, NOW + SUM_AGE), None);
+        assert_eq!(cache.recent_sum_end(DIR), Some(NOW + SUM_AGE));
         assert_eq!(cache.recent_sum(Ino(8), NOW), None);
+        // A second later it is busy at once, and after a pause it is not.
+        let next = NOW + SUM_AGE * 3 / 2;
+        cache.record_sum(&sum(5), next);
+        assert_eq!(cache.recent_sum(DIR, next), Some(sum(5)));
+        cache.record_sum(&sum(6), next + SUM_AGE * 2);
+        assert_eq!(cache.recent_sum_end(DIR), None);
         cache.forget_sum(DIR);
         assert_eq!(cache.recent_sum(DIR, NOW), None);
     }

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tatami_wire::delegation::PartitionAttr;
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply};
-use tatami_wire::{Attr, Cred, Errno, Ino, InodeKind, ShardId};
+use tatami_wire::{Attr, Cred, Errno, Ino, InodeKind, READDIR_MAX, ShardId};
 
 /// Corrections until a request fails with `ESTALE`. A partition map needs as many as a partition
 /// has split times, and some more if it splits meanwhile.
@@ -184,6 +184,35 @@ impl Client {
         });
     }
 
+    /// Lists a directory, or a partition of one, if this client has often asked it for names that
+    /// are not there: from then on the client knows which are. This is for programs that create
+    /// many files, since the kernel looks up each name first.
+    pub(crate) fn fetch_names_if_useful(&self, part: Ino) {
+        let caches = self.delegation_caches(part);
+        let Some(cache) = caches.into_iter().flatten().find(|known| known.should_list(part)) else {
+            return;
+        };
+        let last = self.cached_partition(part).map_or(u64::MAX, |known| known.range.last_hash());
+        let mut after = self.cached_partition(part).map_or(0, |known| known.range.from);
+        after = after.saturating_sub(1);
+        loop {
+            let op = MetaOp::ReadDir { dir: part, after, limit: READDIR_MAX, plus: true };
+            let call = MetaCall { shard: part.owner_shard(), cred: Cred::ROOT, op };
+            let Ok(MetaReply::Entries { end, upto, .. }) = self.send_to_owner(&call) else {
+                return;
+            };
+            if end || upto >= last {
+                break;
+            }
+            if upto <= after {
+                return;
+            }
+            after = upto;
+        }
+        // All names came under one delegation, or their number does not fit.
+        cache.detect_complete_directory(part, usize::MAX);
+    }
+
     /// Returns the attributes of a directory, if all its partitions are in the cache.
     pub(crate) fn sum_partition_attrs(&self, dir: Ino) -> Option<Attr> {
         let all = self.cached_partitions(dir)?;
@@ -212,6 +241,24 @@ impl Client {
         // Each partition records the copy, so that a recall of any of them revokes the kernel's
         // copy.
         all.iter().map(lend).try_fold(Duration::MAX, |least, time| Some(least.min(time?)))
+    }
+
+    /// Returns for how long the kernel may cache the attributes of a directory that others are
+    /// changing: see [`Client::getattr`].
+    pub(crate) fn grant_busy_timeout(&self, attr: &Attr) -> Option<Duration> {
+        if attr.kind != InodeKind::Dir {
+            return None;
+        }
+        let sum_end = self.partitions.recent_sum_end(attr.ino)?;
+        let caches = self.delegation_caches(attr.ino).into_iter().flatten();
+        let time = caches.filter_map(|known| known.grant_path_timeout(attr, sum_end)).next()?;
+        // Once more after the record: an fsync forgets the counts, and then makes the kernel forget
+        // what is recorded.
+        if self.partitions.recent_sum_end(attr.ino) != Some(sum_end) {
+            self.revoke_attr_timeout(attr.ino);
+            return None;
+        }
+        Some(time)
     }
 
     /// Returns the parent of a directory. `told` is the parent in a part of its listing; only the

@@ -241,8 +241,8 @@ impl Client {
                 RecallNotice::Map { epoch } => self.receive_map_epoch(executor.id.node, epoch),
                 // The cache has dropped the facts when this returns. Only with names in the kernel
                 // the reply waits, and the connection goes on serving.
-                RecallNotice::Recall { id, inos } => {
-                    let names = executor.delegations.handle_recall(&inos);
+                RecallNotice::Recall { id, inos, entries } => {
+                    let names = executor.delegations.handle_recall(&inos, &entries);
                     if names.is_empty() {
                         connection.send(FrameClass::Recall, 0, &RecallCall::Returned(id), &[])?;
                     } else {

@@ -135,6 +135,20 @@ impl Inode {
         self.range.from > 0
     }
 
+    /// Returns whether the directory differs from `old` in its entries only, with its size, link
+    /// count and times: then a path through it is walked as before.
+    pub fn differs_in_entries(&self, old: &Inode) -> bool {
+        let walked = |dir: &Inode| (dir.kind, dir.mode, dir.uid, dir.gid, dir.parent);
+        let attached = |dir: &Inode| (dir.acl.clone(), dir.default_acl.clone(), dir.xattr_list);
+        let counted = |dir: &Inode| (dir.size, dir.nlink, dir.mtime);
+        // A rename of the directory itself changes nothing that is counted, even within a moment.
+        self.is_dir()
+            && self.nlink > 0
+            && counted(self) != counted(old)
+            && walked(self) == walked(old)
+            && attached(self) == attached(old)
+    }
+
     /// Returns whether nothing holds the inode any more.
     pub fn is_unreferenced(&self) -> bool {
         self.nlink == 0 && self.keepers == 0

@@ -71,4 +71,6 @@ pub use namespace::Meta;
 pub use store::{
     BackgroundTask, FaultyStore, FjallStore, MemoryStore, Store, StoreError, StoreOptions, SyncWork,
 };
-pub use transaction::messages::{Applied, FinishedOperation, OutgoingMessage, Ticket};
+pub use transaction::messages::{
+    Applied, ChangedInode, FinishedOperation, OutgoingMessage, Ticket,
+};

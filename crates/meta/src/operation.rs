@@ -15,6 +15,7 @@ use crate::keys::{self, RecordKey};
 use crate::record::EntryRecord;
 use crate::state::{MetaState, RecordVisitor};
 use crate::store::{Change, Store, StoreError};
+use crate::transaction::messages::ChangedInode;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
@@ -130,7 +131,16 @@ fn write_to_state<S: Store>(
     new: Option<Ino>,
     writes: Vec<Change>,
 ) {
-    state.changed.extend(changed);
+    for ino in changed {
+        let after = inodes.iter().find(|(changed, _)| *changed == ino);
+        let after = after.and_then(|(_, inode)| inode.as_ref()).filter(|inode| inode.is_dir());
+        // A record that cannot be read is no reason to fail here.
+        let before = after.and_then(|_| state.load_inode(ino).ok().flatten());
+        let keeps_path = after
+            .zip(before)
+            .is_some_and(|(after, before)| new != Some(ino) && after.differs_in_entries(&before));
+        state.changed.push(ChangedInode { ino, keeps_path });
+    }
     for (ino, inode) in inodes {
         match inode {
             Some(inode) if new == Some(ino) => state.put_new_inode(ino, &inode),

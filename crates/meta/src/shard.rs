@@ -10,7 +10,7 @@ use crate::operation::Txn;
 use crate::session::{ReplySlots, SlotAdmission};
 use crate::state::MetaState;
 use crate::store::{BackgroundTask, Store, StoreError, SyncWork};
-use crate::transaction::messages::{Applied, FinishedOperation, OutgoingMessage};
+use crate::transaction::messages::{Applied, ChangedInode, FinishedOperation, OutgoingMessage};
 use crate::transaction::tables::Transactions;
 use crate::{garbage, job, keys};
 use std::sync::Arc;
@@ -220,7 +220,7 @@ impl<S: Store> Meta<S> {
 
     /// Returns the inodes that the last [`Meta::apply`] has changed: their attributes or (of
     /// directories) their entries.
-    pub fn changed_inodes(&self) -> &[Ino] {
+    pub fn changed_inodes(&self) -> &[ChangedInode] {
         &self.state.changed
     }
 
@@ -345,6 +345,12 @@ impl<S: Store> Meta<S> {
         }
         let record = self.state.get(&keys::embedded_dir(ino)).ok().flatten()?;
         Inode::decode(&record).ok().map(|inode| inode.to_attr(ino))
+    }
+
+    /// Returns the attributes of an inode, or of its first partition if it is a split directory.
+    /// `None` as for [`Meta::current_attr`].
+    pub fn own_attr(&mut self, ino: Ino) -> Option<Attr> {
+        self.current_attr(ino).or_else(|| self.partition_info(ino).map(|part| part.attr))
     }
 
     /// Returns the holder of the lock that the ranks of an open of `ino` share: a client, and its

@@ -13,6 +13,7 @@ use crate::overlay::ChangeOverlay;
 use crate::record::{EntryRecord, Shard};
 use crate::store::{Store, StoreError, SyncWork};
 use crate::transaction::locks::TransactionLocks;
+use crate::transaction::messages::ChangedInode;
 use crate::transaction::record;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -64,7 +65,7 @@ pub(crate) struct MetaState<S> {
     /// Inodes that the running operation has read, maybe more than once.
     pub seen: Vec<Ino>,
     /// Inodes that the last operation has changed.
-    pub changed: Vec<Ino>,
+    pub changed: Vec<ChangedInode>,
     /// A partition with more entries is split.
     pub split_above: u64,
     /// Partitions with more entries, in which some were made.

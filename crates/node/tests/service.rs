@@ -421,7 +421,7 @@ fn an_answer_waits_until_what_it_contradicts_is_given_back() {
     // wait.
     a.sign();
     let changing = Asked::new(&volume, 2, chmod(attr.ino, 0o640));
-    let RecallNotice::Recall { id, inos } = a.next() else { panic!("not a recall") };
+    let RecallNotice::Recall { id, inos, .. } = a.next() else { panic!("not a recall") };
     assert_eq!(inos, [attr.ino]);
     let reading = Asked::new(&volume, 3, get);
     assert!(a.holds_up(&changing) && a.holds_up(&reading));

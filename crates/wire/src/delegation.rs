@@ -6,6 +6,10 @@
 //! holder's reply or for the end of the holder's term. (Read delegations as in NFSv4.1, RFC 8881
 //! section 10.4; callbacks of AFS.)
 //!
+//! A *path delegation* of a directory covers what a path through it needs: that its name leads
+//! there, its mode, owner and ACL. It outlives changes of the directory's entries by other clients.
+//! Each delegation of a directory includes its path delegation.
+//!
 //! The client counts its term from the time at which it *sent* the last [`RecallCall::KeepAlive`]
 //! that was answered. The daemon counts from the receipt, so the client's term ends first. When the
 //! connection breaks, the client has no delegations any more. A client's own changes are not
@@ -54,8 +58,10 @@ pub enum RecallNotice {
     Recall {
         /// Number of the recall.
         id: u64,
-        /// The inodes.
+        /// The inodes whose delegations end.
         inos: Vec<Ino>,
+        /// Directories of which other clients change entries: their path delegations stay.
+        entries: Vec<Ino>,
     },
     /// Notifications about locks, see [`crate::lock`]. They may get lost: a waiting client repeats
     /// its request anyway, and a client that reconnects reclaims its locks.
@@ -80,6 +86,8 @@ pub struct DelegationGrant {
     pub changed: Vec<Ino>,
     /// Inodes that are delegated to the client.
     pub delegated: Vec<Ino>,
+    /// The reply shows the attributes of a directory of which only the path is delegated.
+    pub has_path: bool,
     /// Attributes, after the operation, of the directory in which the operation looked up or
     /// changed an entry, or which it listed with attributes. Only if the directory is delegated.
     pub dir: Option<Box<Attr>>,

@@ -57,8 +57,8 @@ pub const TATAMI: &str = env!("CARGO_BIN_EXE_tatami");
 
 /// Copies a program that a test then starts.
 ///
-/// Another process copies: a program that another test starts meanwhile would inherit the descriptor
-/// for writing, and the kernel executes no file that is open for writing.
+/// Another process copies: a program that another test starts meanwhile would inherit the
+/// descriptor for writing, and the kernel executes no file that is open for writing.
 pub fn copy_program(from: &Path, to: &Path) {
     let copied = Command::new("cp").arg(from).arg(to).status();
     assert!(copied.expect("cp runs").success());

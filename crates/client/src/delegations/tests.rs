@@ -72,6 +72,7 @@ fn granted(changed: &[Ino], delegated: &[Ino], dir: Option<Attr>) -> DelegationG
     DelegationGrant {
         changed,
         delegated,
+        has_path: false,
         dir: dir.map(Box::new),
         partition: None,
         delegated_entries: DelegatedEntries::default(),
@@ -109,7 +110,7 @@ fn what_is_delegated_needs_no_question() {
     let asked = d.begin_request(&lookup(7));
     d.finish_request(&lookup(7), asked, Ok(&found(Ino(7))), Some(&granted(&[], &[], None)));
     assert_eq!((d.answer(&lookup(7)), d.answer(&get(Ino(7)))), (None, None));
-    d.handle_recall(&[Ino(5)]);
+    d.handle_recall(&[Ino(5)], &[]);
     assert_eq!((d.answer(&lookup(5)), d.answer(&get(Ino(5)))), (None, None));
     assert_eq!(d.answer(&lookup(6)), Some(Err(Errno::ENOENT)));
     d.end_connection();
@@ -133,12 +134,12 @@ fn what_is_listed_needs_no_question() {
     assert_eq!(d.answer(&find(&of_first)), Some(Ok(found(of_first.ino))));
     assert_eq!(d.answer(&get(of_second.ino)), None);
     assert_eq!(d.answer(&find(&of_second)), Some(Ok(MetaReply::Referral(of_second.ino))));
-    d.handle_recall(&[DIR]);
+    d.handle_recall(&[DIR], &[]);
     assert_eq!(d.answer(&find(&of_first)), None);
     // Of a directory that is not delegated, only the entries with a bit are known.
     granted.delegated.clear();
     let asked = d.begin_request(&list());
-    d.handle_recall(&[of_first.ino]);
+    d.handle_recall(&[of_first.ino], &[]);
     d.finish_request(&list(), asked, Ok(&reply), Some(&granted));
     assert_eq!((d.answer(&find(&of_second)), d.answer(&get(of_first.ino))), (None, None));
 }
@@ -173,7 +174,7 @@ fn a_partition_is_known_until_it_changes() {
     let whole = Ino(99);
     assert!(d.grant_partition_timeout(&part(1), whole).is_none(), "that is past");
     assert!(d.grant_partition_timeout(&part(2), whole).is_some());
-    d.handle_recall(&[DIR]);
+    d.handle_recall(&[DIR], &[]);
     assert_eq!((version(), d.answer(&lookup(5))), (None, None));
     assert_eq!(*told.0.lock(), [whole]);
 }
@@ -182,7 +183,7 @@ fn a_partition_is_known_until_it_changes() {
 fn an_answer_from_before_a_recall_is_not_kept() {
     let d = on();
     let asked = d.begin_request(&get(Ino(5)));
-    d.handle_recall(&[Ino(5)]);
+    d.handle_recall(&[Ino(5)], &[]);
     d.finish_request(&get(Ino(5)), asked, Ok(&found(Ino(5))), Some(&granted(&[], &[Ino(5)], None)));
     assert_eq!(d.answer(&get(Ino(5))), None);
     // Nor one of an earlier connection.
@@ -255,7 +256,7 @@ fn who_knows_as_many_names_as_there_are_knows_all() {
     let asked = d.begin_request(&create(4));
     assert_eq!(d.answer(&lookup(4)), None);
     d.finish_request(&create(4), asked, Err(Errno::ENOSPC), Some(&granted(&[], &[], None)));
-    d.handle_recall(&[DIR]);
+    d.handle_recall(&[DIR], &[]);
     // Another client has made a name that this one does not know.
     let asked = d.begin_request(&create(5));
     d.finish_request(&create(5), asked, Ok(&made(5)), Some(&told(5, 5)));
@@ -290,7 +291,8 @@ fn a_change_of_unknown_effect_ends_all_knowledge() {
 }
 
 /// Runs threads of one client and another client, in any order, against a shard that applies
-/// requests one by one. A reply without the shard must equal the shard's reply, except for names
+/// requests one by one. The shard delegates the directory with some replies only, and recalls only
+/// what it has delegated. A reply without the shard must equal the shard's reply, except for names
 /// that a thread is just changing.
 #[test]
 fn no_interleaving_leaves_something_old() {
@@ -299,23 +301,31 @@ fn no_interleaving_leaves_something_old() {
     enum Step {
         /// Thread `.0` asks: 0 to look up, 1 to make, 2 to remove name `.2`, 3 to list all.
         Ask(usize, u8, u64),
-        /// The shard applies the request of thread `.0`.
-        Apply(usize),
+        /// The shard applies the request of thread `.0`, and delegates the directory if `.1`.
+        Apply(usize, bool),
         /// Its reply comes in.
         Learn(usize),
         /// Another client makes or removes a name, and the recall comes in.
         Other(u64),
+        /// Another client gives the file with the name `.0` the other name, if that is free.
+        Rename(u64),
     }
     struct Call {
         op: MetaOp,
         asked: CacheTicket,
         answer: Option<(MetaResult, DelegationGrant)>,
     }
+    /// Recalls the entries of the directory, and the file that lost a name.
+    fn recall(d: &DelegationCache, held: &mut std::collections::HashSet<Ino>, file: Option<Ino>) {
+        let file: Vec<Ino> = file.into_iter().filter(|ino| held.remove(ino)).collect();
+        d.handle_recall(&file, if held.remove(&DIR) { &[DIR] } else { &[] });
+    }
     let step = prop_oneof![
         3 => (0..3usize, 0..4u8, 0..2u64).prop_map(|(t, k, n)| Step::Ask(t, k, n)),
-        3 => (0..3usize).prop_map(Step::Apply),
+        3 => (0..3usize, any::<bool>()).prop_map(|(t, whole)| Step::Apply(t, whole)),
         3 => (0..3usize).prop_map(Step::Learn),
         1 => (0..2u64).prop_map(Step::Other),
+        1 => (0..2u64).prop_map(Step::Rename),
     ];
     proptest!(ProptestConfig::with_cases(2000), |(
         steps in proptest::collection::vec(step, 1..40)
@@ -323,6 +333,8 @@ fn no_interleaving_leaves_something_old() {
         let d = on();
         let mut entries: HashMap<u64, Ino> = HashMap::new();
         let (mut next, mut version) = (100u64, 1u64);
+        // What the shard has delegated to the client.
+        let mut held: std::collections::HashSet<Ino> = std::collections::HashSet::new();
         let mut threads: Vec<Option<Call>> = vec![None, None, None];
         for step in steps {
             match step {
@@ -336,7 +348,7 @@ fn no_interleaving_leaves_something_old() {
                     let asked = d.begin_request(&op);
                     threads[t] = Some(Call { op, asked, answer: None });
                 }
-                Step::Apply(t) => {
+                Step::Apply(t, whole) => {
                     let Some(call) = threads[t].as_mut().filter(|c| c.answer.is_none()) else {
                         continue;
                     };
@@ -366,8 +378,8 @@ fn no_interleaving_leaves_something_old() {
                     version += changed.len() as u64;
                     let size = entries.len() as u64;
                     let dir = Some(Attr { size, ..attr(DIR, InodeKind::Dir, version) });
-                    let dir = dir.filter(|_| !changed.is_empty());
-                    let mut to = vec![DIR];
+                    let dir = dir.filter(|_| whole && !changed.is_empty());
+                    let mut to = Vec::from_iter(whole.then_some(DIR));
                     to.extend(match &result {
                         Ok(MetaReply::Attr(a) | MetaReply::Created { attr: a, .. }) => Some(a.ino),
                         _ => None,
@@ -375,7 +387,9 @@ fn no_interleaving_leaves_something_old() {
                     let mut granted = granted(&changed, &to, dir);
                     if let Ok(MetaReply::Entries { entries, .. }) = &result {
                         granted.delegated_entries = entries.iter().map(|_| true).collect();
+                        held.extend(entries.iter().map(|entry| entry.ino));
                     }
+                    held.extend(to);
                     call.answer = Some((result, granted));
                 }
                 Step::Learn(t) => {
@@ -387,17 +401,20 @@ fn no_interleaving_leaves_something_old() {
                     d.finish_request(&op, asked, result.as_ref().map_err(|e| *e), Some(&granted));
                 }
                 Step::Other(n) => {
-                    match entries.remove(&n) {
-                        Some(ino) => {
-                                d.handle_recall(&[DIR, ino]);
-                            }
-                        None => {
-                            next += 1;
-                            entries.insert(n, Ino(next));
-                            d.handle_recall(&[DIR]);
-                        }
+                    let removed = entries.remove(&n);
+                    if removed.is_none() {
+                        next += 1;
+                        entries.insert(n, Ino(next));
                     }
+                    recall(&d, &mut held, removed);
                     version += 1;
+                }
+                Step::Rename(n) => {
+                    if !entries.contains_key(&(1 - n)) && let Some(ino) = entries.remove(&n) {
+                        entries.insert(1 - n, ino);
+                        recall(&d, &mut held, Some(ino));
+                        version += 1;
+                    }
                 }
                 Step::Ask(..) => {}
             }
@@ -426,20 +443,153 @@ fn no_interleaving_leaves_something_old() {
 
 #[test]
 fn what_is_remembered_is_bounded() {
-    let d = on();
-    for n in 0..(KNOWN_MAX as u64 * 2) {
-        let op = lookup(n);
-        let asked = d.begin_request(&op);
-        let ino = Ino(1000 + n);
-        d.finish_request(&op, asked, Ok(&found(ino)), Some(&granted(&[], &[DIR, ino], None)));
+    for dirs in [&[DIR][..], &[]] {
+        let d = on();
+        for n in 0..(KNOWN_MAX as u64 * 2) {
+            let op = lookup(n);
+            let asked = d.begin_request(&op);
+            let ino = Ino(1000 + n);
+            let with = granted(&[], &[dirs, &[ino]].concat(), None);
+            d.finish_request(&op, asked, Ok(&found(ino)), Some(&with));
+        }
+        let count = |shard: &Mutex<CacheShard>| {
+            let shard = shard.lock();
+            let known: usize = shard.inodes.values().map(CachedInode::count_records).sum();
+            known + shard.loose_names.values().map(HashMap::len).sum::<usize>()
+        };
+        let held: usize = d.shards.iter().map(count).sum();
+        assert_eq!(held, d.size.load(SeqCst));
+        assert!(held <= KNOWN_MAX + CACHE_SHARDS);
+        d.invalidate_all();
+        assert_eq!(d.size.load(SeqCst), 0);
     }
-    let held: usize = d
-        .shards
-        .iter()
-        .flat_map(|s| s.lock().inodes.values().map(CachedInode::count_records).collect::<Vec<_>>())
-        .sum();
-    assert_eq!(held, d.size.load(SeqCst));
-    assert!(held <= KNOWN_MAX + CACHE_SHARDS);
+}
+
+#[test]
+fn a_name_in_a_busy_directory_is_known_with_its_inode() {
+    let d = on();
+    let made =
+        MetaReply::Created { attr: attr(Ino(15), InodeKind::Fifo, 1), cap: None, created: true };
+    let learn = |op: &MetaOp, reply: &MetaReply, delegated: &[Ino]| {
+        let asked = d.begin_request(op);
+        let changed = if op.is_mutation() { &[DIR, Ino(15)][..] } else { &[] };
+        d.finish_request(op, asked, Ok(reply), Some(&granted(changed, delegated, None)));
+    };
+    learn(&create(5), &made, &[Ino(15)]);
+    let known = || d.answer(&lookup(5)).is_some();
+    assert!(known());
+    d.handle_recall(&[], &[DIR]);
+    assert!(known(), "others change other entries");
+    // Another client renames the file. It is delegated again, under a name that is not known.
+    d.handle_recall(&[Ino(15)], &[]);
+    assert!(!known());
+    learn(&get(Ino(15)), &found(Ino(15)), &[Ino(15)]);
+    assert!(!known());
+    learn(&lookup(5), &found(Ino(15)), &[]);
+    assert!(!known(), "a recall would not come");
+    learn(&lookup(5), &found(Ino(15)), &[Ino(15)]);
+    assert!(known());
+    let asked = d.begin_request(&unlink(5));
+    assert!(!known(), "this client removes it");
+    d.finish_request(&unlink(5), asked, Err(Errno::EPERM), Some(&granted(&[], &[], None)));
+    assert!(!known());
+    learn(&lookup(5), &found(Ino(15)), &[Ino(15)]);
+    let clear = MetaOp::ClearDir { dir: DIR, after: 0, limit: 1, with_names: false };
+    let asked = d.begin_request(&clear);
+    assert!(!known());
+    d.finish_request(&clear, asked, Err(Errno::EPERM), Some(&granted(&[], &[], None)));
+}
+
+#[test]
+fn the_path_through_a_directory_outlives_its_entries() {
+    let d = on();
+    let (whole, path) = (granted(&[], &[DIR], None), granted(&[], &[], None));
+    let path = DelegationGrant { has_path: true, ..path };
+    let dir = |version| attr(DIR, InodeKind::Dir, version);
+    let learn = |reply: &MetaReply, with: &DelegationGrant| {
+        let asked = d.begin_request(&get(DIR));
+        d.finish_request(&get(DIR), asked, Ok(reply), Some(with));
+    };
+    let known = || d.cached_path(DIR).map(|dir| dir.version);
+    learn(&MetaReply::Attr(dir(1)), &whole);
+    d.handle_recall(&[], &[DIR]);
+    assert_eq!((d.cached_attr(DIR), known()), (None, Some(1)));
+    // Changes of entries by this client leave it, too.
+    let asked = d.begin_request(&create(5));
+    assert_eq!(known(), Some(1));
+    let made =
+        MetaReply::Created { attr: attr(Ino(15), InodeKind::Fifo, 1), cap: None, created: true };
+    let changed = granted(&[DIR, Ino(15)], &[], None);
+    d.finish_request(&create(5), asked, Ok(&made), Some(&changed));
+    assert_eq!(known(), Some(1));
+    d.handle_recall(&[DIR], &[]);
+    assert_eq!(known(), None);
+    // Of a split directory, the first partition has it.
+    learn(&MetaReply::FirstPartition(dir(3)), &granted(&[], &[], None));
+    assert_eq!(known(), None);
+    learn(&MetaReply::FirstPartition(dir(3)), &path);
+    assert_eq!(known(), Some(3));
+    // A change of the directory itself by this client ends it. An older reply does not count.
+    let (early, set) = (d.begin_request(&get(DIR)), tatami_wire::SetAttr::default());
+    let chmod = MetaOp::SetAttr { ino: DIR, set };
+    let asked = d.begin_request(&chmod);
+    assert_eq!(known(), None);
+    d.finish_request(
+        &chmod,
+        asked,
+        Ok(&MetaReply::Attr(dir(4))),
+        Some(&granted(&[DIR], &[], None)),
+    );
+    d.finish_request(&get(DIR), early, Ok(&MetaReply::Attr(dir(3))), Some(&path));
+    assert_eq!(known(), None);
+    let asked = d.begin_request(&chmod);
+    let with = DelegationGrant { has_path: true, ..granted(&[DIR], &[], None) };
+    d.finish_request(&chmod, asked, Ok(&MetaReply::Attr(dir(5))), Some(&with));
+    assert_eq!(known(), Some(5));
+    // The kernel may use it with old counts, for a moment.
+    let (told, second) = (Arc::new(Told::default()), Duration::from_secs(1));
+    let kernel: Arc<dyn KernelCache> = told.clone();
+    d.set_kernel(&kernel);
+    let counted = Attr { size: 99, ..dir(7) };
+    let lent = |attr: &Attr| d.grant_path_timeout(attr, uptime() + second);
+    assert!(lent(&counted).is_some_and(|time| time <= second));
+    assert_eq!(d.grant_path_timeout(&counted, Duration::ZERO), None, "the counts are too old");
+    assert_eq!(lent(&Attr { mode: 0o700, ..dir(7) }), None);
+    let early = d.begin_request(&get(DIR));
+    d.handle_recall(&[DIR], &[]);
+    assert_eq!(*told.0.lock(), [DIR]);
+    d.finish_request(&get(DIR), early, Ok(&MetaReply::Attr(dir(5))), Some(&path));
+    assert_eq!((known(), lent(&counted)), (None, None));
+}
+
+#[test]
+fn a_directory_is_listed_when_that_saves_requests() {
+    let d = on();
+    let dir = |size| Some(Attr { size, ..attr(DIR, InodeKind::Dir, 1) });
+    let miss = |n, size| {
+        let asked = d.begin_request(&lookup(n));
+        let with = granted(&[], &[DIR], dir(size));
+        d.finish_request(&lookup(n), asked, Err(Errno::ENOENT), Some(&with));
+        d.should_list(DIR)
+    };
+    let wanted = u64::from(LISTED_AFTER + 640 / LISTED_PER_LOOKUP);
+    assert!((1..wanted).all(|n| !miss(n, 640)));
+    assert!(miss(wanted, 640));
+    assert!(!miss(wanted + 1, 640), "once");
+    assert!((0..10_000).all(|n| !miss(n, LISTED_MAX + 1)), "too large");
+    // All names have come, of a partition as well.
+    d.handle_recall(&[], &[DIR]);
+    let names: HashMap<u64, Ino> = (0..100).map(|n| (n, Ino(1000 + n))).collect();
+    let mut part = part(1);
+    part.attr.size = 100;
+    let with = DelegationGrant { partition: Some(part), ..granted(&[], &[], None) };
+    let asked = d.begin_request(&list());
+    d.finish_request(&list(), asked, Ok(&listing(&names)), Some(&with));
+    d.detect_complete_directory(DIR, COUNTED_MAX);
+    assert_eq!(d.answer(&lookup(100)), None);
+    d.detect_complete_directory(DIR, usize::MAX);
+    assert_eq!(d.answer(&lookup(100)), Some(Err(Errno::ENOENT)));
+    assert!((0..10_000).all(|n| !miss(n, 640)), "it is complete");
 }
 
 /// Records the inodes that it must forget.
@@ -480,8 +630,8 @@ fn what_is_lent_is_forgotten_before_it_is_given_back() {
         "others than are known"
     );
     assert_eq!(d.grant_attr_timeout(&attr(Ino(6), InodeKind::File, 1)), None);
-    d.handle_recall(&[Ino(5)]);
-    d.handle_recall(&[Ino(5)]);
+    d.handle_recall(&[Ino(5)], &[]);
+    d.handle_recall(&[Ino(5)], &[]);
     assert_eq!(*told.0.lock(), [Ino(5)]);
     assert_eq!(d.grant_attr_timeout(&file), None);
     // A change by this client.
@@ -518,7 +668,8 @@ fn the_name_of_a_delegated_directory_is_lent_until_it_is_recalled() {
     };
     let learn = |d: &DelegationCache| {
         let asked = d.begin_request(&get(sub));
-        d.finish_request(&get(sub), asked, Ok(&found(sub)), Some(&granted(&[], &[sub], None)));
+        let found = MetaReply::Attr(attr(sub, InodeKind::Dir, 1));
+        d.finish_request(&get(sub), asked, Ok(&found), Some(&granted(&[], &[sub], None)));
     };
     learn(&d);
     assert_eq!(lend(&d), None, "there is no kernel");
@@ -527,9 +678,15 @@ fn the_name_of_a_delegated_directory_is_lent_until_it_is_recalled() {
     assert!(lend(&d).is_some_and(|time| time < TERM));
     assert_eq!(d.grant_name_timeout(Ino(6), as_known()), None, "it is not delegated");
     let names = |lent: Vec<LentName>| lent.into_iter().map(|lent| lent.name).collect::<Vec<_>>();
-    assert_eq!(names(d.handle_recall(&[DIR])), [], "the name does not depend on its directory");
-    assert_eq!(names(d.handle_recall(&[sub])), [as_known()]);
-    assert_eq!(names(d.handle_recall(&[sub])), []);
+    assert_eq!(
+        names(d.handle_recall(&[DIR], &[])),
+        [],
+        "the name does not depend on its directory"
+    );
+    assert_eq!(names(d.handle_recall(&[], &[sub])), [], "nor on the entries below");
+    assert!(d.grant_name_timeout(sub, as_known()).is_some());
+    assert_eq!(names(d.handle_recall(&[sub], &[])), [as_known()]);
+    assert_eq!(names(d.handle_recall(&[sub], &[])), []);
     assert_eq!(lend(&d), None);
     let d = on();
     d.set_kernel(&kernel);

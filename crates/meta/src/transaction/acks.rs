@@ -97,7 +97,7 @@ impl Acks {
             self.done.remove(&to);
         }
         let message = PeerMessage::Finished { txids: some };
-        Some(OutgoingMessage { to, message, changed: Vec::new(), seen: Vec::new() })
+        Some(OutgoingMessage::new(to, message))
     }
 }
 

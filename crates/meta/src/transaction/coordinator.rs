@@ -15,7 +15,9 @@ use crate::store::Store;
 use crate::transaction::intervals::{ASK_AGAIN, ASK_SOON, RESEND_MS};
 use crate::transaction::lock_set::LockSet;
 use crate::transaction::locks::inode_of;
-use crate::transaction::messages::{Applied, FinishedOperation, OutgoingMessage, Ticket};
+use crate::transaction::messages::{
+    Applied, ChangedInode, FinishedOperation, OutgoingMessage, Ticket,
+};
 use crate::transaction::pending::{
     DecidedTransaction, OperationPhase, OperationRun, PendingOperation,
 };
@@ -318,7 +320,7 @@ impl<S: Store> Meta<S> {
         reply: MetaReply,
         done: OperationWrites,
         decided: Vec<(Txid, DecisionRecord)>,
-    ) -> Vec<Ino> {
+    ) -> Vec<ChangedInode> {
         let ctx = job.ctx;
         // All that may fail comes before the first change.
         let record = |(txid, committed): &(Txid, DecisionRecord)| Ok((*txid, committed.encode()?));
@@ -352,19 +354,17 @@ impl<S: Store> Meta<S> {
             for (executor, ParticipantWrites { incarnation: life, writes }) in &left {
                 let (to, life, writes) = (*executor, *life, writes.clone());
                 let message = PeerMessage::Finish { txid, incarnation: life, writes };
-                let changed = changed.clone();
-                self.tx.staged_messages.push(OutgoingMessage {
-                    to,
-                    message,
-                    changed,
-                    seen: Vec::new(),
-                });
+                let (changed, client) = (changed.clone(), Some(ctx.client));
+                let shown =
+                    OutgoingMessage { changed, client, ..OutgoingMessage::new(to, message) };
+                self.tx.staged_messages.push(shown);
             }
             let again_at = add_millis(self.tx.now, self.tx.finish_again);
             if self.tx.decided.is_empty() {
                 self.tx.finish_at = again_at;
             }
-            let (since, changed) = (self.tx.now, changed.clone());
+            let since = self.tx.now;
+            let changed = changed.iter().map(|changed| changed.ino).collect();
             self.tx.decided.insert(txid, DecidedTransaction { left, again_at, since, changed });
         }
         // The reply record makes a repeated request (same slot, same number) return this answer.
@@ -380,7 +380,7 @@ impl<S: Store> Meta<S> {
         &mut self,
         job: PendingOperation,
         result: MetaResult,
-        changed: Vec<Ino>,
+        changed: Vec<ChangedInode>,
     ) {
         if let Some(part) = job.split_target() {
             self.end_split(part, result.as_ref().err().copied());

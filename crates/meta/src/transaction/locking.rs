@@ -105,17 +105,15 @@ impl<S: Store> Meta<S> {
                 // The attempt is over before the decision is written: from here on, no older
                 // transaction can abort it.
                 self.tx.by_txid.remove(&txid);
+                let client = Some(job.ctx.client);
                 let changed = self.commit_operation(job, reply, done, decided);
                 // Participants that write nothing only release their locks. They do so after the
                 // commit, since the result rests on the values that they hold fast.
                 for to in others {
                     let (changed, message) = (changed.clone(), PeerMessage::Release { txid });
-                    self.tx.staged_messages.push(OutgoingMessage {
-                        to,
-                        message,
-                        changed,
-                        seen: Vec::new(),
-                    });
+                    let out =
+                        OutgoingMessage { changed, client, ..OutgoingMessage::new(to, message) };
+                    self.tx.staged_messages.push(out);
                 }
             }
         }

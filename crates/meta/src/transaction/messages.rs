@@ -3,7 +3,7 @@
 use tatami_wire::delegation::PartitionAttr;
 use tatami_wire::meta::MetaResult;
 use tatami_wire::transaction::PeerMessage;
-use tatami_wire::{Attr, ExecutorId, Ino};
+use tatami_wire::{Attr, ClientId, ExecutorId, Ino};
 
 /// Names an operation whose answer comes later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -32,6 +32,23 @@ impl Applied {
     }
 }
 
+/// An inode that an operation has changed: its attributes or (of a directory) its entries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChangedInode {
+    /// The inode.
+    pub ino: Ino,
+    /// It is a directory, and only entries have changed, with its size, link count and times. Path
+    /// delegations of it stay valid.
+    pub keeps_path: bool,
+}
+
+impl ChangedInode {
+    /// Returns the record of a change that may concern all of the inode.
+    pub fn of_all(ino: Ino) -> ChangedInode {
+        ChangedInode { ino, keeps_path: false }
+    }
+}
+
 /// A message to another executor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutgoingMessage {
@@ -41,10 +58,20 @@ pub struct OutgoingMessage {
     pub message: PeerMessage,
     /// The inodes that other executors may see changed once the message has left: their attributes
     /// or (of directories) their entries. All delegations of them must be back before it leaves.
-    pub changed: Vec<Ino>,
+    pub changed: Vec<ChangedInode>,
+    /// The client whose operation changes them, if it is known: it learns of the changes with its
+    /// answer, so nothing is recalled from it.
+    pub client: Option<ClientId>,
     /// The inodes of this executor that the message describes. While a delegation of one of them is
     /// being recalled, the message must wait, too.
     pub seen: Vec<Ino>,
+}
+
+impl OutgoingMessage {
+    /// Returns a message that shows no inode.
+    pub fn new(to: ExecutorId, message: PeerMessage) -> OutgoingMessage {
+        OutgoingMessage { to, message, changed: Vec::new(), client: None, seen: Vec::new() }
+    }
 }
 
 /// The answer to an operation that had to wait.
@@ -61,7 +88,7 @@ pub struct FinishedOperation {
     pub seen: Vec<Ino>,
     /// The inodes of this executor that it has changed, as
     /// [`Meta::changed_inodes`](crate::Meta::changed_inodes).
-    pub changed: Vec<Ino>,
+    pub changed: Vec<ChangedInode>,
     /// The directory of [`MetaOp::delegable_dir`](tatami_wire::meta::MetaOp::delegable_dir), after
     /// the operation, if it is on this executor.
     pub dir: Option<Attr>,

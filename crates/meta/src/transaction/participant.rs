@@ -14,7 +14,7 @@ use crate::store::Store;
 use crate::transaction::intervals::{ASK_AGAIN, ASK_SOON};
 use crate::transaction::lock_set::LockReply;
 use crate::transaction::locks::inode_of;
-use crate::transaction::messages::OutgoingMessage;
+use crate::transaction::messages::{ChangedInode, OutgoingMessage};
 use crate::transaction::participations::WaitingRequest;
 use crate::transaction::peer_value::{hash_value, peer_value};
 use crate::transaction::record::{LockRecord, ParticipantWrites};
@@ -145,13 +145,19 @@ impl<S: Store> Meta<S> {
         }
         let inodes =
             |keys: &[Bytes]| sort_and_dedup(keys.iter().filter_map(|k| inode_of(k)).collect());
-        let (changed, seen) = (inodes(&writes), inodes(&reads));
+        // The new values are not known yet, so a directory may change in all that it has.
+        let changed = inodes(&writes).into_iter().map(ChangedInode::of_all).collect();
+        let seen = inodes(&reads);
         // The lock record goes to the log before the reply leaves, so a restart does not lose the
         // lock.
         let incarnation = self.record_locks(txid, age, reads, writes)?;
         let room = self.state.has_room();
         let message = PeerMessage::Locked { txid, incarnation, request, room, values };
-        self.tx.staged_messages.push(OutgoingMessage { to: from, message, changed, seen });
+        self.tx.staged_messages.push(OutgoingMessage {
+            changed,
+            seen,
+            ..OutgoingMessage::new(from, message)
+        });
         Ok(())
     }
 
@@ -226,9 +232,13 @@ impl<S: Store> Meta<S> {
     ) -> MetaOutcome<()> {
         // The coordinator repeats a prepare whose reply was lost.
         if self.state.locks.held().contains_key(&txid) {
-            let (changed, seen) = (written_inodes(&writes), read_inodes(&reads));
+            let (changed, seen) = (list_written(&writes), read_inodes(&reads));
             let message = PeerMessage::Prepared { txid };
-            self.tx.staged_messages.push(OutgoingMessage { to: from, message, changed, seen });
+            self.tx.staged_messages.push(OutgoingMessage {
+                changed,
+                seen,
+                ..OutgoingMessage::new(from, message)
+            });
             return Ok(());
         }
         let refused = |why| PeerMessage::Refused { txid, why };
@@ -276,7 +286,7 @@ impl<S: Store> Meta<S> {
             self.tx.send_message(from, refused(Refusal::DiskFull));
             return Ok(());
         }
-        let (changed, seen) = (written_inodes(&writes), read_inodes(&reads));
+        let (changed, seen) = (list_written(&writes), read_inodes(&reads));
         let only_read =
             |item: &RecordItem<RecordDigest>| !writes.iter().any(|write| write.key == item.key);
         let reads = reads.into_iter().filter(only_read).map(|item| item.key).collect();
@@ -293,7 +303,11 @@ impl<S: Store> Meta<S> {
             "a participant has voted without its locks"
         );
         let message = PeerMessage::Prepared { txid };
-        self.tx.staged_messages.push(OutgoingMessage { to: from, message, changed, seen });
+        self.tx.staged_messages.push(OutgoingMessage {
+            changed,
+            seen,
+            ..OutgoingMessage::new(from, message)
+        });
         Ok(())
     }
 
@@ -575,8 +589,9 @@ impl<S: Store> Meta<S> {
 }
 
 /// Returns the inodes that these records change.
-fn written_inodes(writes: &[RecordItem<Bytes>]) -> Vec<Ino> {
-    sort_and_dedup(writes.iter().filter_map(|item| inode_of(&item.key)).collect())
+fn list_written(writes: &[RecordItem<Bytes>]) -> Vec<ChangedInode> {
+    let inos = sort_and_dedup(writes.iter().filter_map(|item| inode_of(&item.key)).collect());
+    inos.into_iter().map(ChangedInode::of_all).collect()
 }
 
 /// Returns the inodes that these records describe.

@@ -10,7 +10,7 @@ use crate::namespace::Meta;
 use crate::operation::{ExecutorShare, OperationWrites};
 use crate::store::Store;
 use crate::transaction::intervals::RESEND_MS;
-use crate::transaction::messages::OutgoingMessage;
+use crate::transaction::messages::{ChangedInode, OutgoingMessage};
 use crate::transaction::peer_value::hash_value;
 use crate::transaction::pending::{OperationPhase, OperationRun, PendingOperation};
 use crate::transaction::prepare_attempt::{PrepareAttempt, PreparePart};
@@ -65,7 +65,9 @@ impl<S: Store> Meta<S> {
     }
 
     fn send_prepares(&mut self, attempt: &PrepareAttempt, job: &PendingOperation) {
-        let changed: Vec<_> = job.split_target().into_iter().collect();
+        // A split moves entries, and the path to the directory stays.
+        let split = |ino| ChangedInode { ino, keeps_path: true };
+        let changed: Vec<_> = job.split_target().into_iter().map(split).collect();
         for PreparePart { on, txid, share, .. } in attempt.pieces.iter().filter(|p| !p.is_ready) {
             // Digests are enough to compare, and keep the message small.
             let item = |(key, value): (&RecordKey, &Option<Vec<u8>>)| {
@@ -87,8 +89,9 @@ impl<S: Store> Meta<S> {
                 reads,
                 writes,
             };
-            let (changed, seen) = (changed.clone(), Vec::new());
-            self.tx.staged_messages.push(OutgoingMessage { to: *on, message, changed, seen });
+            let changed = changed.clone();
+            let out = OutgoingMessage { changed, ..OutgoingMessage::new(*on, message) };
+            self.tx.staged_messages.push(out);
         }
     }
 

@@ -151,17 +151,12 @@ impl Transactions {
     }
 
     pub fn send_message(&mut self, to: ExecutorId, message: PeerMessage) {
-        self.staged_messages.push(OutgoingMessage {
-            to,
-            message,
-            changed: Vec::new(),
-            seen: Vec::new(),
-        });
+        self.staged_messages.push(OutgoingMessage::new(to, message));
     }
 
     /// As [`Transactions::send_message`], of a message that describes inodes of this executor.
     pub fn send_with_inodes(&mut self, to: ExecutorId, message: PeerMessage, seen: Vec<Ino>) {
-        self.staged_messages.push(OutgoingMessage { to, message, changed: Vec::new(), seen });
+        self.staged_messages.push(OutgoingMessage { seen, ..OutgoingMessage::new(to, message) });
     }
 
     /// Returns whether a message, an answer or an acknowledgement waits for a commit.

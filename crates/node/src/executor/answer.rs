@@ -69,7 +69,7 @@ impl RoundAnswer {
             Err(Errno::EAGAIN) => Ok(MetaReply::TryLater),
             other => other.clone(),
         };
-        let seen = [&seen[..], &changed[..]].concat();
+        let seen = seen.iter().copied().chain(changed.iter().map(|changed| changed.ino)).collect();
         let dir = dir.clone().filter(|_| delegates).map(Box::new);
         let part = part.clone().filter(|_| delegates).map(Box::new);
         self.touched = TouchedInodes { seen, changed: changed.clone(), dir, part };

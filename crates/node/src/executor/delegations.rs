@@ -8,6 +8,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant};
+use tatami_meta::ChangedInode;
 use tatami_wire::{ClientId, Ino, ShardId, hash};
 
 /// Most inodes that are delegated at a time. Beyond that, no inode is delegated until some are
@@ -69,7 +70,7 @@ struct Holder {
     /// Recalls that the client has not answered.
     unanswered: BTreeMap<u64, Vec<Ino>>,
     /// Inodes to be named in the next recall.
-    outbox: Vec<Ino>,
+    outbox: Vec<ChangedInode>,
 }
 
 /// A recall that is to be sent.
@@ -79,6 +80,8 @@ pub(crate) struct Recall {
     pub(crate) at: usize,
     pub(crate) id: u64,
     pub(crate) inos: Vec<Ino>,
+    /// Directories whose path delegations stay.
+    pub(crate) entries: Vec<Ino>,
 }
 
 /// See the module.
@@ -90,6 +93,8 @@ pub(crate) struct Delegations {
     last_holder: HolderId,
     last_recall: u64,
     delegated: IdMap<Ino, Holders>,
+    /// The path delegations of directories. Each holder in `delegated` has one.
+    paths: IdMap<Ino, Holders>,
     /// The holders that have not yet given an inode back.
     recalled: IdMap<Ino, Vec<HolderId>>,
     /// When an inode was recalled last, and until when it is not delegated again. By
@@ -113,6 +118,7 @@ impl Delegations {
             last_holder: 0,
             last_recall: 0,
             delegated: IdMap::default(),
+            paths: IdMap::default(),
             recalled: IdMap::default(),
             contended: IdMap::default(),
             former_clients: (!before.is_empty()).then(|| (before, now + term)),
@@ -204,12 +210,14 @@ impl Delegations {
             waiting.retain(|w| *w != id);
             !waiting.is_empty()
         });
-        if self.holders.is_empty() {
-            self.delegated.clear();
-        } else if self.delegated.len() > DELEGATED_MAX / 2 {
-            let holders = &self.holders;
-            self.delegated
-                .retain(|_, held| held.holder_ids().iter().any(|h| holders.contains_key(h)));
+        for delegated in [&mut self.delegated, &mut self.paths] {
+            if self.holders.is_empty() {
+                delegated.clear();
+            } else if delegated.len() > DELEGATED_MAX / 2 {
+                let holders = &self.holders;
+                delegated
+                    .retain(|_, held| held.holder_ids().iter().any(|h| holders.contains_key(h)));
+            }
         }
         Some(holder.at)
     }
@@ -227,67 +235,75 @@ impl Delegations {
         }
     }
 
-    /// Delegates `ino` to `client`, if that is allowed now. Returns whether it did.
-    pub(crate) fn delegate_inode(&mut self, client: ClientId, ino: Ino, now: Instant) -> bool {
-        let Some(&id) = self.clients.get(&client) else { return false };
-        // A silent client counts its term from its last sign of life. A delegation now would be
-        // void on its side at once.
-        let silent = self.holders.get(&id).is_none_or(|h| h.last_alive + self.term <= now);
-        // While a recall is under way a new grant could not be distinguished from the old one.
-        if silent || self.recalled.contains_key(&ino) || self.is_withheld(ino) {
-            return false;
-        }
+    /// Delegates `ino` to `client`, if that is allowed now. Returns whether it did. A directory is
+    /// delegated with its path.
+    pub(crate) fn delegate_inode(
+        &mut self,
+        client: ClientId,
+        ino: Ino,
+        is_dir: bool,
+        now: Instant,
+    ) -> bool {
         let contended = self.contended.get(&contended_key(ino));
         if contended.is_some_and(|(_, until)| until.is_some_and(|u| now < u)) {
             return false;
         }
-        let full = self.delegated.len() >= DELEGATED_MAX;
-        match self.delegated.entry(ino) {
-            std::collections::hash_map::Entry::Occupied(mut held) => {
-                // Holders that have ended stay until here: the end of a client costs little.
-                held.get_mut().keep_holders(|holder| self.holders.contains_key(&holder));
-                held.get_mut().add_holder(id);
-            }
-            std::collections::hash_map::Entry::Vacant(_) if full => return false,
-            std::collections::hash_map::Entry::Vacant(free) => {
-                free.insert(Holders::One(id));
-            }
+        if is_dir && !self.delegate_path(client, ino, now) {
+            return false;
         }
-        true
+        let Some(id) = self.find_grantee(client, ino, now) else { return false };
+        add_holder(&mut self.delegated, ino, id, &self.holders)
+    }
+
+    /// Delegates the path of directory `ino` to `client`, if that is allowed now. Returns whether
+    /// it did. Changes of entries do not recall it, so a busy directory has it, too.
+    pub(crate) fn delegate_path(&mut self, client: ClientId, ino: Ino, now: Instant) -> bool {
+        let Some(id) = self.find_grantee(client, ino, now) else { return false };
+        add_holder(&mut self.paths, ino, id, &self.holders)
+    }
+
+    /// Returns the number of the client, if `ino` may be delegated to it now.
+    fn find_grantee(&self, client: ClientId, ino: Ino, now: Instant) -> Option<HolderId> {
+        let &id = self.clients.get(&client)?;
+        // A silent client counts its term from its last sign of life. A delegation now would be
+        // void on its side at once.
+        let silent = self.holders.get(&id).is_none_or(|h| h.last_alive + self.term <= now);
+        // While a recall is under way a new grant could not be distinguished from the old one.
+        (!silent && !self.recalled.contains_key(&ino) && !self.is_withheld(ino)).then_some(id)
     }
 
     /// Whether any client has, or may have, a delegation of `ino`.
     pub(crate) fn is_delegated(&self, ino: Ino) -> bool {
-        self.delegated.contains_key(&ino)
+        self.delegated.contains_key(&ino) || self.paths.contains_key(&ino)
     }
 
-    /// Records that `client` has changed `ino`: all other clients must give the inode back.
-    pub(crate) fn record_change(&mut self, client: ClientId, ino: Ino, now: Instant) {
-        let Some(held) = self.delegated.get_mut(&ino) else { return };
+    /// Records a change by `client`: all other clients must give back what it concerns.
+    pub(crate) fn record_change(&mut self, client: ClientId, changed: ChangedInode, now: Instant) {
+        let ChangedInode { ino, keeps_path } = changed;
         let own = self.clients.get(&client).copied();
-        let holders = &mut self.holders;
-        let others: Vec<_> = held
-            .holder_ids()
-            .iter()
-            .copied()
-            .filter(|id| Some(*id) != own && holders.contains_key(id))
-            .collect();
-        // The client that made the change has the new state with its answer, and keeps its
-        // delegation.
-        match own.filter(|id| held.holder_ids().contains(id)) {
-            Some(id) => *held = Holders::One(id),
-            None => drop(self.delegated.remove(&ino)),
+        let others = take_other_holders(&mut self.delegated, ino, own, &self.holders);
+        let mut walkers = Vec::new();
+        if !keeps_path {
+            walkers = take_other_holders(&mut self.paths, ino, own, &self.holders);
+            walkers.retain(|id| !others.contains(id));
         }
-        if others.is_empty() {
+        if others.is_empty() && walkers.is_empty() {
             return;
         }
-        for id in &others {
-            if let Some(holder) = holders.get_mut(id) {
-                holder.outbox.push(ino);
+        for id in others.iter().chain(&walkers) {
+            if let Some(holder) = self.holders.get_mut(id) {
+                holder.outbox.push(changed);
             }
         }
+        // Recalls of paths do not count: they are rare, and say nothing about the entries.
+        if !others.is_empty() {
+            self.record_contention(ino, now);
+        }
         // From here on `is_recalled` holds back every answer that depends on `ino`.
-        self.recalled.entry(ino).or_default().extend(others);
+        self.recalled.entry(ino).or_default().extend(others.into_iter().chain(walkers));
+    }
+
+    fn record_contention(&mut self, ino: Ino, now: Instant) {
         if self.contended.len() >= CONTENDED_SWEEP {
             self.contended.retain(|_, (last, _)| *last + CONTENDED * 2 > now);
         }
@@ -312,17 +328,21 @@ impl Delegations {
         if self.withheld.replace(block) == Some(block) {
             return;
         }
-        let holders = &mut self.holders;
-        for (ino, held) in self.delegated.extract_if(|ino, _| is_in_block(block, *ino)) {
-            let ids = held.holder_ids().iter().copied().filter(|id| holders.contains_key(id));
-            let ids: Vec<_> = ids.collect();
-            for id in &ids {
-                if let Some(holder) = holders.get_mut(id) {
-                    holder.outbox.push(ino);
+        let delegated = self.delegated.extract_if(|ino, _| is_in_block(block, *ino));
+        let paths = self.paths.extract_if(|ino, _| is_in_block(block, *ino));
+        for (ino, held) in delegated.chain(paths) {
+            let waiting = self.recalled.entry(ino).or_default();
+            for id in held.holder_ids() {
+                // A holder of a directory is met twice.
+                if let Some(holder) = self.holders.get_mut(id)
+                    && !waiting.contains(id)
+                {
+                    holder.outbox.push(ChangedInode::of_all(ino));
+                    waiting.push(*id);
                 }
             }
-            if !ids.is_empty() {
-                self.recalled.entry(ino).or_default().extend(ids);
+            if waiting.is_empty() {
+                self.recalled.remove(&ino);
             }
         }
     }
@@ -344,14 +364,19 @@ impl Delegations {
         }
         let mut recalls = Vec::new();
         for holder in self.holders.values_mut().filter(|holder| !holder.outbox.is_empty()) {
-            for inos in std::mem::take(&mut holder.outbox).chunks(RECALL_MAX) {
+            for recalled in std::mem::take(&mut holder.outbox).chunks(RECALL_MAX) {
                 self.last_recall += 1;
-                let inos = inos.to_vec();
+                let named = recalled.iter().map(|recalled| recalled.ino).collect();
                 // Before it is sent: the recall counts as unanswered from the moment the client
                 // could see it.
-                let before = holder.unanswered.insert(self.last_recall, inos.clone());
+                let before = holder.unanswered.insert(self.last_recall, named);
                 assert!(before.is_none(), "the number of a recall is used twice");
-                recalls.push(Recall { at: holder.at, id: self.last_recall, inos });
+                let select = |keeps_path: bool| {
+                    let selected = recalled.iter().filter(|some| some.keeps_path == keeps_path);
+                    selected.map(|some| some.ino).collect()
+                };
+                let (inos, entries) = (select(false), select(true));
+                recalls.push(Recall { at: holder.at, id: self.last_recall, inos, entries });
             }
         }
         recalls
@@ -364,7 +389,9 @@ impl Delegations {
         for ino in holder.unanswered.remove(&id).unwrap_or_default() {
             // A later recall may name the same inode, if it was delegated again in between.
             let again = |inos: &Vec<Ino>| inos.contains(&ino);
-            if holder.outbox.contains(&ino) || holder.unanswered.values().any(again) {
+            if holder.outbox.iter().any(|some| some.ino == ino)
+                || holder.unanswered.values().any(again)
+            {
                 continue;
             }
             if let Some(waiting) = self.recalled.get_mut(&ino) {
@@ -410,6 +437,46 @@ impl Delegations {
     }
 }
 
+/// Records that holder `id` has a delegation of `ino`. Returns false if there are too many.
+fn add_holder(
+    delegated: &mut IdMap<Ino, Holders>,
+    ino: Ino,
+    id: HolderId,
+    holders: &BTreeMap<HolderId, Holder>,
+) -> bool {
+    let full = delegated.len() >= DELEGATED_MAX;
+    match delegated.entry(ino) {
+        std::collections::hash_map::Entry::Occupied(mut held) => {
+            // Holders that have ended stay until here: the end of a client costs little.
+            held.get_mut().keep_holders(|holder| holders.contains_key(&holder));
+            held.get_mut().add_holder(id);
+        }
+        std::collections::hash_map::Entry::Vacant(_) if full => return false,
+        std::collections::hash_map::Entry::Vacant(free) => {
+            free.insert(Holders::One(id));
+        }
+    }
+    true
+}
+
+/// Ends the delegations of `ino` but for that of `own`. Returns their holders that are there.
+fn take_other_holders(
+    delegated: &mut IdMap<Ino, Holders>,
+    ino: Ino,
+    own: Option<HolderId>,
+    holders: &BTreeMap<HolderId, Holder>,
+) -> Vec<HolderId> {
+    let Some(held) = delegated.get_mut(&ino) else { return Vec::new() };
+    let ids = held.holder_ids().iter().copied();
+    let others = ids.filter(|id| Some(*id) != own && holders.contains_key(id)).collect();
+    // The client that made the change has the new state with its answer, and keeps its delegation.
+    match own.filter(|id| held.holder_ids().contains(id)) {
+        Some(id) => *held = Holders::One(id),
+        None => drop(delegated.remove(&ino)),
+    }
+    others
+}
+
 /// Returns a number that an inode shares with its partitions only. They differ in the owner shard.
 fn contended_key(ino: Ino) -> Ino {
     Ino::new(ShardId(0), ino.allocating_shard(), ino.counter())
@@ -449,18 +516,18 @@ mod tests {
         let now = Instant::now();
         let mut d = with(&[A, B], now);
         assert!(
-            d.delegate_inode(A, Ino(7), now)
-                && d.delegate_inode(B, Ino(7), now)
-                && d.delegate_inode(B, Ino(8), now)
+            d.delegate_inode(A, Ino(7), false, now)
+                && d.delegate_inode(B, Ino(7), false, now)
+                && d.delegate_inode(B, Ino(8), false, now)
         );
-        assert!(!d.delegate_inode(C, Ino(7), now), "it has no recall connection");
+        assert!(!d.delegate_inode(C, Ino(7), false, now), "it has no recall connection");
         // A client's own change does not recall its own delegation.
-        d.record_change(B, Ino(8), now);
+        d.record_change(B, ChangedInode::of_all(Ino(8)), now);
         assert!(!d.has_recalls());
-        d.record_change(C, Ino(7), now);
-        d.record_change(C, Ino(8), now);
+        d.record_change(C, ChangedInode::of_all(Ino(7)), now);
+        d.record_change(C, ChangedInode::of_all(Ino(8)), now);
         assert!(d.is_recalled(&[Ino(1), Ino(7)]) && !d.is_recalled(&[Ino(9)]));
-        assert!(!d.delegate_inode(A, Ino(7), now), "it is being recalled");
+        assert!(!d.delegate_inode(A, Ino(7), false, now), "it is being recalled");
         let recalls = d.take_recalls();
         let named: Vec<_> = recalls.iter().map(|r| (r.at, r.inos.clone())).collect();
         assert_eq!(named, [(0, vec![Ino(7)]), (1, vec![Ino(7), Ino(8)])]);
@@ -475,26 +542,61 @@ mod tests {
     }
 
     #[test]
+    fn a_path_outlives_changes_of_entries() {
+        let now = Instant::now();
+        let mut d = with(&[A, B], now);
+        assert!(d.delegate_inode(A, Ino(7), true, now) && d.delegate_path(B, Ino(7), now));
+        d.record_change(C, ChangedInode { ino: Ino(7), keeps_path: true }, now);
+        let named = |recalls: &[Recall]| {
+            let one = |recall: &Recall| (recall.at, recall.inos.clone(), recall.entries.clone());
+            recalls.iter().map(one).collect::<Vec<_>>()
+        };
+        let first = d.take_recalls();
+        assert_eq!(named(&first), [(0, vec![], vec![Ino(7)])], "B knows no entry");
+        assert!(!d.delegate_path(B, Ino(7), now), "it is being recalled");
+        d.record_change(B, ChangedInode::of_all(Ino(7)), now);
+        let second = d.take_recalls();
+        assert_eq!(named(&second), [(0, vec![Ino(7)], vec![])]);
+        d.record_return(A, first[0].id);
+        assert!(d.is_recalled(&[Ino(7)]), "the second one is not answered");
+        d.record_return(A, second[0].id);
+        assert!(!d.has_recalls());
+        // One recall is no contention of the entries, and none of the path.
+        assert!(d.delegate_inode(A, Ino(7), true, now));
+        // A shard that moves takes all along.
+        assert!(d.delegate_path(B, Ino(7), now));
+        d.withhold_shards((Ino(7).owner_shard().0, 1));
+        let recalls = d.take_recalls();
+        assert_eq!(named(&recalls), [(0, vec![Ino(7)], vec![]), (1, vec![Ino(7)], vec![])]);
+        assert!(!d.delegate_path(A, Ino(7), now));
+        d.record_return(A, recalls[0].id);
+        d.record_return(B, recalls[1].id);
+        assert!(d.withheld.is_some() && d.is_withheld_returned());
+    }
+
+    #[test]
     fn what_several_change_is_not_given_for_a_while() {
         let start = Instant::now();
         let now = start + CONTENDED / 2;
         let mut d = with(&[A, B], start);
         for now in [start, now] {
-            assert!(d.delegate_inode(A, Ino(7), now), "once is no contention");
-            d.record_change(B, Ino(7), now);
+            assert!(d.delegate_inode(A, Ino(7), false, now), "once is no contention");
+            d.record_change(B, ChangedInode::of_all(Ino(7)), now);
             let recalls = d.take_recalls();
             d.record_return(A, recalls[0].id);
         }
-        assert!(!d.delegate_inode(A, Ino(7), now) && !d.delegate_inode(B, Ino(7), now));
-        assert!(d.delegate_inode(B, Ino(7), now + CONTENDED));
+        assert!(
+            !d.delegate_inode(A, Ino(7), false, now) && !d.delegate_inode(B, Ino(7), false, now)
+        );
+        assert!(d.delegate_inode(B, Ino(7), false, now + CONTENDED));
     }
 
     #[test]
     fn who_is_silent_or_leaves_holds_nobody_up() {
         let now = Instant::now();
         let mut d = with(&[A, B], now);
-        assert!(d.delegate_inode(A, Ino(7), now) && d.delegate_inode(B, Ino(7), now));
-        d.record_change(C, Ino(7), now);
+        assert!(d.delegate_inode(A, Ino(7), false, now) && d.delegate_inode(B, Ino(7), false, now));
+        d.record_change(C, ChangedInode::of_all(Ino(7)), now);
         d.take_recalls();
         d.close_term(B, 0);
         assert!(d.has_client(B), "that was another connection");
@@ -511,13 +613,13 @@ mod tests {
     fn a_client_that_comes_back_holds_nothing() {
         let now = Instant::now();
         let mut d = with(&[A], now);
-        assert!(d.delegate_inode(A, Ino(7), now));
-        d.record_change(B, Ino(7), now);
+        assert!(d.delegate_inode(A, Ino(7), false, now));
+        d.record_change(B, ChangedInode::of_all(Ino(7)), now);
         let recall = d.take_recalls().remove(0);
         assert_eq!(d.open_term(A, 5, now), Some(0));
         assert!(!d.has_recalls());
         d.record_return(A, recall.id);
-        d.record_change(B, Ino(7), now);
+        d.record_change(B, ChangedInode::of_all(Ino(7)), now);
         assert!(!d.has_recalls());
     }
 
@@ -525,9 +627,9 @@ mod tests {
     fn the_silent_are_given_nothing() {
         let now = Instant::now();
         let mut d = with(&[A], now);
-        assert!(!d.delegate_inode(A, Ino(7), now + TERM));
+        assert!(!d.delegate_inode(A, Ino(7), false, now + TERM));
         d.renew_term(A, now + TERM);
-        assert!(d.delegate_inode(A, Ino(7), now + TERM));
+        assert!(d.delegate_inode(A, Ino(7), false, now + TERM));
     }
 
     #[test]
@@ -555,19 +657,22 @@ mod tests {
         let part = |owner| Ino::new(ShardId(owner), ShardId(3), 9);
         let mut d = with(&[A, B], now);
         let give = |d: &mut Delegations, at| {
-            [0, 1, 2].map(|n| d.delegate_inode(A, part(n), at)).into_iter().all(|given| given)
+            [0, 1, 2]
+                .map(|n| d.delegate_inode(A, part(n), false, at))
+                .into_iter()
+                .all(|given| given)
         };
         let change = |d: &mut Delegations, parts: &[u16], at| {
-            parts.iter().for_each(|n| d.record_change(B, part(*n), at));
+            parts.iter().for_each(|n| d.record_change(B, ChangedInode::of_all(part(*n)), at));
             d.take_recalls().iter().for_each(|recall| d.record_return(A, recall.id));
         };
         assert!(give(&mut d, now));
         change(&mut d, &[0, 1], now);
         assert!(give(&mut d, now), "a change of several partitions is one change");
         change(&mut d, &[2], later);
-        assert!(!d.delegate_inode(A, part(0), later), "the second one within a second");
+        assert!(!d.delegate_inode(A, part(0), false, later), "the second one within a second");
         let other = Ino::new(ShardId(0), ShardId(3), 10);
-        assert!(d.delegate_inode(A, other, later));
+        assert!(d.delegate_inode(A, other, false, later));
         assert!(give(&mut d, later + CONTENDED));
     }
 
@@ -577,14 +682,14 @@ mod tests {
         use proptest::prelude::*;
         #[derive(Clone, Debug)]
         enum Step {
-            Give(u8, u64),
-            Change(u8, u64),
+            Give(u8, u64, bool),
+            Change(u8, u64, bool),
             Answer(u8),
             Reopen(u8),
         }
         let step = prop_oneof![
-            (0..3u8, 0..3u64).prop_map(|(c, i)| Step::Give(c, i)),
-            (0..3u8, 0..3u64).prop_map(|(c, i)| Step::Change(c, i)),
+            (0..3u8, 0..3u64, any::<bool>()).prop_map(|(c, i, path)| Step::Give(c, i, path)),
+            (0..3u8, 0..3u64, any::<bool>()).prop_map(|(c, i, keep)| Step::Change(c, i, keep)),
             (0..3u8).prop_map(Step::Answer),
             (0..3u8).prop_map(Step::Reopen),
         ];
@@ -592,39 +697,54 @@ mod tests {
             let mut now = Instant::now();
             let clients = [A, B, C];
             let mut d = with(&clients, now);
-            // The delegations that each client believes to have, and the recalls that it must
-            // answer.
-            let mut holds = vec![HashSet::new(); 3];
+            // The delegations that each client believes to have, those of paths, and the recalls
+            // that it must answer. Inode 0 is a file.
+            let (mut holds, mut paths) = (vec![HashSet::new(); 3], vec![HashSet::new(); 3]);
             let mut inbox: Vec<Vec<Recall>> = vec![Vec::new(), Vec::new(), Vec::new()];
             for step in steps {
                 now += CONTENDED;
                 clients.iter().for_each(|c| d.renew_term(*c, now));
                 match step {
-                    Step::Give(c, i) => {
-                        if d.delegate_inode(clients[c as usize], Ino(i), now) {
-                            holds[c as usize].insert(Ino(i));
+                    Step::Give(c, i, true) if i > 0 => {
+                        if d.delegate_path(clients[c as usize], Ino(i), now) {
+                            paths[c as usize].insert(Ino(i));
                         }
                     }
-                    Step::Change(c, i) => {
-                        d.record_change(clients[c as usize], Ino(i), now);
+                    Step::Give(c, i, _) => {
+                        if d.delegate_inode(clients[c as usize], Ino(i), i > 0, now) {
+                            holds[c as usize].insert(Ino(i));
+                            paths[c as usize].extend((i > 0).then_some(Ino(i)));
+                        }
+                    }
+                    Step::Change(c, i, keep) => {
+                        let changed = ChangedInode { ino: Ino(i), keeps_path: keep && i > 0 };
+                        d.record_change(clients[c as usize], changed, now);
                         for recall in d.take_recalls() {
                             let of = recall.at % 3;
                             inbox[of].push(recall);
                         }
                         let others = (0..3).filter(|o| *o != c as usize);
-                        for other in others.filter(|o| holds[*o].contains(&Ino(i))) {
+                        let believes = |o: &usize| {
+                            let path = !changed.keeps_path && paths[*o].contains(&Ino(i));
+                            path || holds[*o].contains(&Ino(i))
+                        };
+                        for other in others.filter(believes) {
                             prop_assert!(d.is_recalled(&[Ino(i)]), "{other} believes it");
                         }
                     }
                     Step::Answer(c) => {
                         if !inbox[c as usize].is_empty() {
                             let recall = inbox[c as usize].remove(0);
-                            recall.inos.iter().for_each(|i| { holds[c as usize].remove(i); });
+                            for ino in recall.inos.iter().chain(&recall.entries) {
+                                holds[c as usize].remove(ino);
+                            }
+                            recall.inos.iter().for_each(|i| { paths[c as usize].remove(i); });
                             d.record_return(clients[c as usize], recall.id);
                         }
                     }
                     Step::Reopen(c) => {
                         holds[c as usize].clear();
+                        paths[c as usize].clear();
                         inbox[c as usize].clear();
                         d.open_term(clients[c as usize], c as usize + 3, now);
                     }

@@ -243,12 +243,7 @@ impl Executor {
     fn send_map(&mut self, to: ExecutorId, ask: bool) {
         let map = Box::new(ClusterMap::clone(&self.moving.map));
         let message = PeerMessage::Map { map, ask };
-        self.send_messages(vec![OutgoingMessage {
-            to,
-            message,
-            changed: Vec::new(),
-            seen: Vec::new(),
-        }]);
+        self.send_messages(vec![OutgoingMessage::new(to, message)]);
     }
 }
 

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use tatami_meta::{OutgoingMessage, Store};
 use tatami_wire::delegation::{DelegationGrant, PartitionAttr};
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult};
-use tatami_wire::{Attr, ClientId, Errno, Ino};
+use tatami_wire::{Attr, ClientId, Errno, Ino, InodeKind};
 
 /// Most messages to other nodes that wait. More are dropped; their senders repeat them.
 const HELD_MESSAGES_MAX: usize = 4096;
@@ -23,6 +23,8 @@ const HELD_MESSAGES_MAX: usize = 4096;
 pub(crate) trait CurrentState {
     /// Whether the attributes are still those of the inode.
     fn is_current(&mut self, attr: &Attr) -> bool;
+    /// Whether a path through the directory is still walked as these attributes show.
+    fn is_current_path(&mut self, dir: &Attr) -> bool;
     /// Whether the partition has changed neither its attributes nor its entries.
     fn is_current_partition(&mut self, part: &PartitionAttr) -> bool;
 }
@@ -31,6 +33,12 @@ impl<S: Store> CurrentState for ExecutorShards<S> {
     fn is_current(&mut self, attr: &Attr) -> bool {
         let now = self.meta_mut().and_then(|meta| meta.current_attr(attr.ino));
         now.is_some_and(|now| now.version == attr.version)
+    }
+
+    fn is_current_path(&mut self, dir: &Attr) -> bool {
+        let now = self.meta_mut().and_then(|meta| meta.own_attr(dir.ino));
+        let walked = |dir: &Attr| (dir.kind, dir.mode, dir.uid, dir.gid, dir.xattr_class);
+        now.is_some_and(|now| walked(&now) == walked(dir))
     }
 
     fn is_current_partition(&mut self, part: &PartitionAttr) -> bool {
@@ -44,6 +52,9 @@ struct AppliedInOrder;
 
 impl CurrentState for AppliedInOrder {
     fn is_current(&mut self, _: &Attr) -> bool {
+        true
+    }
+    fn is_current_path(&mut self, _: &Attr) -> bool {
         true
     }
     fn is_current_partition(&mut self, _: &PartitionAttr) -> bool {
@@ -157,9 +168,9 @@ impl ServerRecalls {
         self.held_answers.extend(round.extract_if(.., |answer| {
             let Some((ctx, call)) = &answer.request else { return false };
             // Recalls come before this answer's own delegation, and in the order of the round.
-            for ino in &answer.touched.changed {
-                if delegations.is_delegated(*ino) {
-                    delegations.record_change(ctx.client, *ino, now());
+            for changed in &answer.touched.changed {
+                if delegations.is_delegated(changed.ino) {
+                    delegations.record_change(ctx.client, *changed, now());
                 }
             }
             if !must_wait(delegations, answer, call) {
@@ -184,15 +195,18 @@ impl ServerRecalls {
             return outs;
         }
         let (delegations, now) = (&mut self.delegations, Instant::now());
-        let here = outs.iter().flat_map(|out| out.changed.iter().map(|ino| (REMOTE_CLIENT, *ino)));
+        let here = outs.iter().flat_map(|out| {
+            let client = out.client.unwrap_or(REMOTE_CLIENT);
+            out.changed.iter().map(move |changed| (client, *changed))
+        });
         let answered = round.iter().filter_map(|answer| {
             let client = answer.request.as_ref()?.0.client;
-            Some(answer.touched.changed.iter().map(move |ino| (client, *ino)))
+            Some(answer.touched.changed.iter().map(move |changed| (client, *changed)))
         });
         // All changes first: in which order they and the reads of this round happened is not known.
-        for (client, ino) in here.chain(answered.flatten()) {
-            if delegations.is_delegated(ino) {
-                delegations.record_change(client, ino, now);
+        for (client, changed) in here.chain(answered.flatten()) {
+            if delegations.is_delegated(changed.ino) {
+                delegations.record_change(client, changed, now);
             }
         }
         self.held_answers.extend(round.extract_if(.., |answer| {
@@ -275,7 +289,8 @@ impl ServerRecalls {
 }
 
 fn must_hold(delegations: &Delegations, out: &OutgoingMessage) -> bool {
-    delegations.is_recalled(&out.changed) || delegations.is_recalled(&out.seen)
+    out.changed.iter().any(|changed| delegations.is_recalled(&[changed.ino]))
+        || delegations.is_recalled(&out.seen)
 }
 
 fn must_wait(delegations: &Delegations, answer: &RoundAnswer, call: &MetaCall) -> bool {
@@ -303,39 +318,59 @@ impl RoundAnswer {
         {
             return;
         }
-        let mut granted =
-            DelegationGrant { changed: self.touched.changed.clone(), ..DelegationGrant::default() };
+        let changed = self.touched.changed.iter().map(|changed| changed.ino).collect();
+        let mut granted = DelegationGrant { changed, ..DelegationGrant::default() };
         let [dir, reported] = delegable_attrs(&call.op, &self.result, self.touched.dir.as_deref());
         for (ino, attr) in [dir, reported].into_iter().flatten() {
             // While another client writes, the object has a newer size and newer times than these
             // attributes: no delegation.
             if !attr.maybe_written_elsewhere
                 && state.is_current(attr)
-                && delegations.delegate_inode(ctx.client, ino, now)
+                && delegations.delegate_inode(ctx.client, ino, is_dir(attr), now)
             {
                 granted.delegated.push(ino);
             }
         }
+        // What changes in a busy directory does not concern the path through it.
+        granted.has_path = shown_directory(&self.result).is_some_and(|dir| {
+            !granted.delegated.contains(&dir.ino)
+                && state.is_current_path(dir)
+                && delegations.delegate_path(ctx.client, dir.ino, now)
+        });
         // Only if the answer shows that a name exists or not; other errors say nothing about the
         // partition.
         if matches!(self.result, Ok(_) | Err(Errno::ENOENT)) {
             let part = self.touched.part.take();
             granted.partition = part.filter(|part| {
                 state.is_current_partition(part)
-                    && delegations.delegate_inode(ctx.client, part.attr.ino, now)
+                    && delegations.delegate_inode(ctx.client, part.attr.ino, true, now)
             });
         }
         if let Ok(MetaReply::Entries { entries, .. }) = &self.result {
             let mut give = |attr: &Attr| {
                 !attr.maybe_written_elsewhere
                     && state.is_current(attr)
-                    && delegations.delegate_inode(ctx.client, attr.ino, now)
+                    && delegations.delegate_inode(ctx.client, attr.ino, is_dir(attr), now)
             };
             let given = entries.iter().map(|entry| entry.attr.as_ref().is_some_and(&mut give));
             granted.delegated_entries = given.collect();
         }
         granted.dir = self.touched.dir.clone().filter(|dir| granted.delegated.contains(&dir.ino));
         self.granted = Some(granted);
+    }
+}
+
+fn is_dir(attr: &Attr) -> bool {
+    attr.kind == InodeKind::Dir
+}
+
+/// Returns the attributes that an answer shows, if they are those of a directory.
+fn shown_directory(result: &MetaResult) -> Option<&Attr> {
+    match result {
+        Ok(MetaReply::Attr(attr) | MetaReply::FirstPartition(attr)) => {
+            Some(attr).filter(|attr| is_dir(attr))
+        }
+        _ => None,
     }
 }
 
@@ -370,7 +405,7 @@ fn delegable_attrs<'a>(
 mod tests {
     use super::*;
     use crate::executor::touched::TouchedInodes;
-    use tatami_meta::OperationContext;
+    use tatami_meta::{ChangedInode, OperationContext};
     use tatami_wire::meta::{Bytes, DirEntry};
     use tatami_wire::partition::HashRange;
     use tatami_wire::transaction::{PeerMessage, Txid};
@@ -385,6 +420,9 @@ mod tests {
 
     impl CurrentState for Changed {
         fn is_current(&mut self, _: &Attr) -> bool {
+            false
+        }
+        fn is_current_path(&mut self, _: &Attr) -> bool {
             false
         }
         fn is_current_partition(&mut self, _: &PartitionAttr) -> bool {
@@ -408,6 +446,7 @@ mod tests {
             OperationContext { now: Timestamp::default(), client, slot: 0, seq: 1, trusted: true };
         let call = MetaCall { shard: ShardId(0), cred: Cred::ROOT, op };
         let mut answer = RoundAnswer::new(5, 1, Ok(MetaReply::Attr(attr())), Some((ctx, call)));
+        let changed = changed.into_iter().map(ChangedInode::of_all).collect();
         answer.touched = TouchedInodes { seen: vec![INO], changed, ..TouchedInodes::default() };
         answer
     }
@@ -423,13 +462,11 @@ mod tests {
     fn out(changed: &[Ino], seen: &[Ino]) -> OutgoingMessage {
         let txid =
             Txid { executor: ExecutorId::first_of_node(NodeId(1)), incarnation: 1, number: 1 };
-        let (changed, seen) = (changed.to_vec(), seen.to_vec());
-        OutgoingMessage {
-            to: ExecutorId::first_of_node(NodeId(1)),
-            message: PeerMessage::Prepared { txid },
-            changed,
-            seen,
-        }
+        let changed = changed.iter().copied().map(ChangedInode::of_all).collect();
+        let seen = seen.to_vec();
+        let to = ExecutorId::first_of_node(NodeId(1));
+        let message = PeerMessage::Prepared { txid };
+        OutgoingMessage { changed, seen, ..OutgoingMessage::new(to, message) }
     }
 
     fn is_granted(answer: &RoundAnswer) -> bool {
@@ -534,5 +571,20 @@ mod tests {
         let left = recalls.process_spread_round(&mut round, vec![out(&[INO], &[])], &mut Changed);
         assert_eq!((left.len(), round.len()), (1, 1));
         assert!(!is_granted(&round[0]));
+    }
+
+    #[test]
+    fn the_client_of_a_transaction_keeps_its_delegation() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut recalls = recalls(&dir);
+        let mut round = vec![read_by(A)];
+        recalls.process_round(&mut round);
+        assert!(is_granted(&round[0]));
+        let own = OutgoingMessage { client: Some(A), ..out(&[INO], &[]) };
+        let left = recalls.process_spread_round(&mut Vec::new(), vec![own], &mut Changed);
+        assert_eq!((left.len(), recalls.take_recalls()), (1, Vec::new()));
+        let left =
+            recalls.process_spread_round(&mut Vec::new(), vec![out(&[INO], &[])], &mut Changed);
+        assert_eq!((left.len(), recalls.take_recalls().len()), (0, 1));
     }
 }

@@ -139,9 +139,9 @@ impl Executor {
     }
 
     pub(super) fn send_recalls(&mut self) {
-        for Recall { at, id, inos } in self.recalls.take_recalls() {
+        for Recall { at, id, inos, entries } in self.recalls.take_recalls() {
             if let Some(connection) = &mut self.connections[at] {
-                connection.queue_notification(&RecallNotice::Recall { id, inos });
+                connection.queue_notification(&RecallNotice::Recall { id, inos, entries });
                 self.flush_output(at);
             }
         }

@@ -1,5 +1,6 @@
 //! The inodes that an operation has met, for delegations.
 
+use tatami_meta::ChangedInode;
 use tatami_wire::delegation::PartitionAttr;
 use tatami_wire::{Attr, Ino};
 
@@ -9,7 +10,7 @@ pub(crate) struct TouchedInodes {
     /// Inodes on which the answer depends.
     pub(crate) seen: Vec<Ino>,
     /// Inodes that the operation has changed.
-    pub(crate) changed: Vec<Ino>,
+    pub(crate) changed: Vec<ChangedInode>,
     /// The directory of [`MetaOp::delegable_dir`], after the operation, if it may be delegated to
     /// the client.
     pub(crate) dir: Option<Box<Attr>>,
