@@ -393,10 +393,10 @@ impl Client {
         known.or_else(|| self.sum_partition_attrs(ino))
     }
 
-    /// Returns attributes of a directory of which mode, owner and ACL are sure, from the cache.
-    pub(crate) fn cached_path(&self, dir: Ino) -> Option<Attr> {
+    /// See [`DelegationCache::cached_busy_path`].
+    pub(crate) fn cached_busy_path(&self, dir: Ino) -> Option<Attr> {
         let known = self.delegation_caches(dir);
-        known.into_iter().flatten().find_map(|known| known.cached_path(dir))
+        known.into_iter().flatten().find_map(|known| known.cached_busy_path(dir))
     }
 
     /// Returns for how long the kernel may cache these attributes. The time is zero unless they are

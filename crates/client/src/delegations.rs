@@ -58,6 +58,8 @@ struct CachedInode {
     /// Of a directory: attributes of which only mode, owner and ACL are sure, and that the names
     /// that lead there do. They outlive changes of entries by other clients.
     path: Option<Box<Attr>>,
+    /// The shard delegated the path alone when this client last asked: others change the entries.
+    is_busy: bool,
     dir: Option<Box<CachedDir>>,
     /// Set if the inode is a partition of a split directory.
     part: Option<Arc<PartitionAttr>>,
@@ -288,15 +290,15 @@ impl DelegationCache {
         (lends && shard.kernel_table.record_attr(part, whole, now, end)).then_some(left)
     }
 
-    /// As [`DelegationCache::grant_attr_timeout`], for attributes of a directory whose path is
-    /// delegated. Its size and times may be used until `sum_end`.
+    /// As [`DelegationCache::grant_attr_timeout`], for attributes of a directory that others are
+    /// changing, and whose path is delegated. Its size and times may be used until `sum_end`.
     pub(crate) fn grant_path_timeout(&self, attr: &Attr, sum_end: Duration) -> Option<Duration> {
         self.kernel()?;
         let (now, term_end) = (uptime(), Duration::from_micros(self.until.load(SeqCst)));
         let end = term_end.min(sum_end);
         let left = end.checked_sub(now)?;
         let mut shard = self.shard_of_inode(attr.ino).lock();
-        let known = shard.inodes.get(&attr.ino)?.path.as_deref()?;
+        let known = shard.inodes.get(&attr.ino)?.busy_path()?;
         let walked = |dir: &Attr| (dir.mode, dir.uid, dir.gid, dir.xattr_class);
         let lends = walked(known) == walked(attr);
         (lends && shard.kernel_table.record_attr(attr.ino, attr.ino, now, end)).then_some(left)
@@ -438,12 +440,13 @@ impl DelegationCache {
         self.shard_of_inode(ino).lock().inodes.get(&ino)?.attr.clone()
     }
 
-    /// Returns attributes of a directory of which mode, owner and ACL are sure, if they are cached.
-    pub(crate) fn cached_path(&self, dir: Ino) -> Option<Attr> {
+    /// Returns the cached attributes of a directory that others are changing. Of these, only mode,
+    /// owner and ACL are sure.
+    pub(crate) fn cached_busy_path(&self, dir: Ino) -> Option<Attr> {
         if !self.is_valid() {
             return None;
         }
-        self.shard_of_inode(dir).lock().inodes.get(&dir)?.path.as_deref().cloned()
+        self.shard_of_inode(dir).lock().inodes.get(&dir)?.busy_path().cloned()
     }
 
     /// Returns the partition with that number, if it is cached.
@@ -801,7 +804,7 @@ impl DelegationCache {
             known.part = Some(Arc::new(reported.clone()));
             // The first partition has the number and the attributes of the directory.
             if reported.range.from == 0 {
-                known.path = Some(Box::new(reported.attr.clone()));
+                (known.path, known.is_busy) = (Some(Box::new(reported.attr.clone())), false);
             }
         }
     }
@@ -837,7 +840,7 @@ impl DelegationCache {
         let known = self.enter_inode(&mut shard, attr.ino);
         known.attr = Some(attr.clone());
         if attr.kind == InodeKind::Dir {
-            known.path = Some(Box::new(attr.clone()));
+            (known.path, known.is_busy) = (Some(Box::new(attr.clone())), false);
         }
         // A directory that this client has just made is empty, so all its names are known.
         if fresh && attr.kind == InodeKind::Dir {
@@ -853,7 +856,8 @@ impl DelegationCache {
         {
             return;
         }
-        self.enter_inode(&mut shard, dir.ino).path = Some(Box::new(dir.clone()));
+        let known = self.enter_inode(&mut shard, dir.ino);
+        (known.path, known.is_busy) = (Some(Box::new(dir.clone())), true);
     }
 
     fn cache_entry(
@@ -906,6 +910,10 @@ impl DelegationCache {
 }
 
 impl CachedInode {
+    fn busy_path(&self) -> Option<&Attr> {
+        self.path.as_deref().filter(|_| self.is_busy)
+    }
+
     /// Returns the number of entries of a directory or a partition, if it is cached.
     fn entry_count(&self) -> Option<u64> {
         let whole = self.attr.as_ref().map(|attr| attr.size);

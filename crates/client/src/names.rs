@@ -108,7 +108,7 @@ impl Client {
         let sent = uptime();
         if let Some(sum) = self.partitions.recent_sum(ino, sent) {
             // Mode, owner and the existence of the directory are never old.
-            if let Some(own) = self.cached_path(ino) {
+            if let Some(own) = self.cached_busy_path(ino) {
                 return Ok(own.with_counts_of(&sum));
             }
             return match self.send_meta(cred, MetaOp::GetOwnAttr { ino })? {
@@ -119,7 +119,8 @@ impl Client {
         }
         let attr =
             expect!(self.send_meta(cred, MetaOp::GetAttr { ino }), MetaReply::Attr(attr) => attr)?;
-        if attr.kind == InodeKind::Dir {
+        // A directory that is delegated now is asked for because of changes by this client.
+        if attr.kind == InodeKind::Dir && self.cached_attr(ino).is_none() {
             self.partitions.record_sum(&attr, sent);
         }
         Ok(attr)

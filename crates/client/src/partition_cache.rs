@@ -32,7 +32,7 @@ pub(crate) struct PartitionTable {
 /// Oldest size, link count and times of a directory that others are changing.
 const SUM_AGE: Duration = Duration::from_secs(1);
 /// Requests for the attributes of a directory within [`SUM_AGE`], after which it counts as busy.
-const BUSY_REQUESTS: u32 = 8;
+const BUSY_REQUESTS: u32 = 32;
 /// Most directories whose requests are counted.
 const BUSY_MAX: usize = 1024;
 

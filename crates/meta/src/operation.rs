@@ -101,6 +101,8 @@ pub(crate) struct OperationWrites {
     inode_delta: i64,
     garbage: Vec<NodeId>,
     grown: Option<Ino>,
+    /// Inodes that are written on other executors. Some may have been here before.
+    left: Vec<Ino>,
     /// By other node; also those whose records it has only read.
     pub shares: BTreeMap<ExecutorId, ExecutorShare>,
 }
@@ -117,7 +119,7 @@ impl OperationWrites {
     /// Hands the writes of this node to the state. Returns the nodes on which objects have become
     /// garbage.
     pub fn apply_writes<S: Store>(self, state: &mut MetaState<S>) -> Vec<NodeId> {
-        write_to_state(state, self.changed, self.inodes, self.new, self.writes);
+        write_to_state(state, self.changed, self.inodes, self.new, self.writes, &self.left);
         state.grown.extend(self.grown);
         state.count_inodes(self.inode_delta);
         self.garbage
@@ -130,6 +132,7 @@ fn write_to_state<S: Store>(
     inodes: Vec<(Ino, Option<Inode>)>,
     new: Option<Ino>,
     writes: Vec<Change>,
+    left: &[Ino],
 ) {
     for ino in changed {
         let after = inodes.iter().find(|(changed, _)| *changed == ino);
@@ -139,7 +142,7 @@ fn write_to_state<S: Store>(
         let keeps_path = after
             .zip(before)
             .is_some_and(|(after, before)| new != Some(ino) && after.differs_in_entries(&before));
-        state.changed.push(ChangedInode { ino, keeps_path });
+        state.changed.push(ChangedInode { ino, keeps_path, recalls_own: left.contains(&ino) });
     }
     for (ino, inode) in inodes {
         match inode {
@@ -219,6 +222,7 @@ impl<'a, S: Store> Txn<'a, S> {
             inode_delta,
             garbage,
             grown: None,
+            left: Vec::new(),
             shares: parts,
         })
     }
@@ -232,7 +236,7 @@ impl<'a, S: Store> Txn<'a, S> {
             return self.apply_spread();
         }
         let Txn { state, inodes, new, changed, writes, inode_delta, garbage, .. } = self;
-        write_to_state(state, changed, inodes, new, writes);
+        write_to_state(state, changed, inodes, new, writes, &[]);
         state.count_inodes(inode_delta);
         Ok(garbage)
     }

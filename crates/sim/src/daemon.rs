@@ -287,6 +287,7 @@ impl Daemon {
                 PeerMessage::Lock {
                     txid,
                     age,
+                    client,
                     incarnation: life,
                     request: question,
                     waits,
@@ -298,6 +299,7 @@ impl Daemon {
                 PeerMessage::Lock {
                     txid,
                     age,
+                    client,
                     incarnation: life,
                     request: question,
                     waits,

@@ -101,6 +101,9 @@ pub enum PeerMessage {
     Lock {
         txid: Txid,
         age: TransactionAge,
+        /// The client of the operation: a change that it makes itself is no sign that several
+        /// clients work on an inode.
+        client: ClientId,
         incarnation: Option<u64>,
         request: u32,
         waits: bool,

@@ -197,6 +197,7 @@ fn peer_messages() -> impl Strategy<Value = PeerMessage> {
             .prop_map(|(txid, age, incarnation, request, reads, writes)| PeerMessage::Lock {
                 txid,
                 age,
+                client: ClientId([7; 16]),
                 incarnation,
                 request,
                 waits: incarnation.is_some(),

@@ -510,10 +510,14 @@ fn the_path_through_a_directory_outlives_its_entries() {
         let asked = d.begin_request(&get(DIR));
         d.finish_request(&get(DIR), asked, Ok(reply), Some(with));
     };
-    let known = || d.cached_path(DIR).map(|dir| dir.version);
+    let known = || {
+        let shard = d.shard_of_inode(DIR).lock();
+        shard.inodes.get(&DIR).and_then(|known| known.path.as_ref()).map(|dir| dir.version)
+    };
+    let busy = || d.cached_busy_path(DIR).map(|dir| dir.version);
     learn(&MetaReply::Attr(dir(1)), &whole);
     d.handle_recall(&[], &[DIR]);
-    assert_eq!((d.cached_attr(DIR), known()), (None, Some(1)));
+    assert_eq!((d.cached_attr(DIR), known(), busy()), (None, Some(1), None));
     // Changes of entries by this client leave it, too.
     let asked = d.begin_request(&create(5));
     assert_eq!(known(), Some(1));
@@ -528,7 +532,9 @@ fn the_path_through_a_directory_outlives_its_entries() {
     learn(&MetaReply::FirstPartition(dir(3)), &granted(&[], &[], None));
     assert_eq!(known(), None);
     learn(&MetaReply::FirstPartition(dir(3)), &path);
-    assert_eq!(known(), Some(3));
+    assert_eq!((known(), busy()), (Some(3), Some(3)));
+    learn(&MetaReply::Attr(dir(3)), &whole);
+    assert_eq!((known(), busy()), (Some(3), None));
     // A change of the directory itself by this client ends it. An older reply does not count.
     let (early, set) = (d.begin_request(&get(DIR)), tatami_wire::SetAttr::default());
     let chmod = MetaOp::SetAttr { ino: DIR, set };

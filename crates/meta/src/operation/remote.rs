@@ -321,11 +321,12 @@ impl<S: Store> Txn<'_, S> {
                 parts.entry(executor).or_default().reads.insert(key, value);
             }
         }
-        let (mut inodes, mut writes) = (Vec::new(), Vec::new());
+        let (mut inodes, mut writes, mut left) = (Vec::new(), Vec::new(), Vec::new());
         for (ino, inode) in std::mem::take(&mut self.inodes) {
             let key = self.inode_key(ino);
             match self.state.remote_owner(&key) {
                 Some(executor) => {
+                    left.push(ino);
                     let value = inode.map(|inode| inode.encode());
                     parts.entry(executor).or_default().writes.insert(key, value);
                 }
@@ -373,6 +374,7 @@ impl<S: Store> Txn<'_, S> {
             inode_delta,
             garbage,
             grown,
+            left,
             shares: parts,
         })
     }

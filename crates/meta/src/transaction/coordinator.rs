@@ -354,7 +354,8 @@ impl<S: Store> Meta<S> {
             for (executor, ParticipantWrites { incarnation: life, writes }) in &left {
                 let (to, life, writes) = (*executor, *life, writes.clone());
                 let message = PeerMessage::Finish { txid, incarnation: life, writes };
-                let (changed, client) = (changed.clone(), Some(ctx.client));
+                let changed = changed.clone();
+                let client = Some(ctx.client).filter(|client| *client != NO_CLIENT);
                 let shown =
                     OutgoingMessage { changed, client, ..OutgoingMessage::new(to, message) };
                 self.tx.staged_messages.push(shown);

@@ -164,6 +164,7 @@ impl<S: Store> Meta<S> {
             let message = PeerMessage::Lock {
                 txid: lock_set.txid,
                 age: job.age,
+                client: job.ctx.client,
                 // A participant that has lost the first locks since must refuse.
                 incarnation: lock_set.held.get(executor).map(|vote| vote.incarnation),
                 request: lock_set.request,

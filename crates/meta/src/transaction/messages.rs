@@ -40,12 +40,16 @@ pub struct ChangedInode {
     /// It is a directory, and only entries have changed, with its size, link count and times. Path
     /// delegations of it stay valid.
     pub keeps_path: bool,
+    /// Even the client that made the change must return what this executor has delegated to it:
+    /// the record is on another executor from now on, or the answer comes from another executor
+    /// and does not name the change.
+    pub recalls_own: bool,
 }
 
 impl ChangedInode {
     /// Returns the record of a change that may concern all of the inode.
     pub fn of_all(ino: Ino) -> ChangedInode {
-        ChangedInode { ino, keeps_path: false }
+        ChangedInode { ino, keeps_path: false, recalls_own: false }
     }
 }
 
@@ -59,8 +63,8 @@ pub struct OutgoingMessage {
     /// The inodes that other executors may see changed once the message has left: their attributes
     /// or (of directories) their entries. All delegations of them must be back before it leaves.
     pub changed: Vec<ChangedInode>,
-    /// The client whose operation changes them, if it is known: it learns of the changes with its
-    /// answer, so nothing is recalled from it.
+    /// The client whose operation changes them; `None` for the daemons' own operations, such as a
+    /// split.
     pub client: Option<ClientId>,
     /// The inodes of this executor that the message describes. While a delegation of one of them is
     /// being recalled, the message must wait, too.

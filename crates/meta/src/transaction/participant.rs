@@ -18,6 +18,7 @@ use crate::transaction::messages::{ChangedInode, OutgoingMessage};
 use crate::transaction::participations::WaitingRequest;
 use crate::transaction::peer_value::{hash_value, peer_value};
 use crate::transaction::record::{LockRecord, ParticipantWrites};
+use crate::transaction::split_plan::NO_CLIENT;
 use std::collections::BTreeSet;
 use tatami_wire::meta::Bytes;
 use tatami_wire::transaction::{
@@ -45,6 +46,7 @@ enum RecordWrite {
 pub(super) struct PeerLockRequest {
     pub txid: Txid,
     pub age: TransactionAge,
+    pub client: ClientId,
     pub incarnation: Option<u64>,
     pub request: u32,
     pub may_wait: bool,
@@ -96,8 +98,16 @@ impl<S: Store> Meta<S> {
         from: ExecutorId,
         wanted: PeerLockRequest,
     ) -> MetaOutcome<()> {
-        let PeerLockRequest { txid, age, incarnation, request, may_wait: waits, reads, writes } =
-            wanted;
+        let PeerLockRequest {
+            txid,
+            age,
+            client,
+            incarnation,
+            request,
+            may_wait: waits,
+            reads,
+            writes,
+        } = wanted;
         let held = self.state.locks.held().get(&txid).map(|held| held.prepared.incarnation);
         // A coordinator with an old shard map gets the new one and restarts.
         let known = |key: &Bytes| self.state.has_local_key(key);
@@ -130,7 +140,7 @@ impl<S: Store> Meta<S> {
         if !on.is_empty() {
             let on: Vec<_> = on.into_iter().collect();
             let message =
-                PeerMessage::Lock { txid, age, incarnation, request, waits, reads, writes };
+                PeerMessage::Lock { txid, age, client, incarnation, request, waits, reads, writes };
             // A transaction without other locks cannot be part of a cycle: it may wait for any. One
             // that holds locks waits for younger ones only (wait-die).
             match waits {
@@ -146,7 +156,8 @@ impl<S: Store> Meta<S> {
         let inodes =
             |keys: &[Bytes]| sort_and_dedup(keys.iter().filter_map(|k| inode_of(k)).collect());
         // The new values are not known yet, so a directory may change in all that it has.
-        let changed = inodes(&writes).into_iter().map(ChangedInode::of_all).collect();
+        let locked = |ino| ChangedInode { recalls_own: true, ..ChangedInode::of_all(ino) };
+        let changed = inodes(&writes).into_iter().map(locked).collect();
         let seen = inodes(&reads);
         // The lock record goes to the log before the reply leaves, so a restart does not lose the
         // lock.
@@ -155,6 +166,7 @@ impl<S: Store> Meta<S> {
         let message = PeerMessage::Locked { txid, incarnation, request, room, values };
         self.tx.staged_messages.push(OutgoingMessage {
             changed,
+            client: Some(client).filter(|client| *client != NO_CLIENT),
             seen,
             ..OutgoingMessage::new(from, message)
         });
@@ -535,19 +547,21 @@ impl<S: Store> Meta<S> {
             PeerMessage::Prepare { txid, age, incarnation, reads, writes } => {
                 self.serve_prepare(from, txid, age, incarnation, reads, writes)
             }
-            PeerMessage::Lock { txid, age, incarnation, request, waits, reads, writes } => self
-                .serve_lock(
+            PeerMessage::Lock { txid, age, client, incarnation, request, waits, reads, writes } => {
+                self.serve_lock(
                     from,
                     PeerLockRequest {
                         txid,
                         age,
+                        client,
                         incarnation,
                         request,
                         may_wait: waits,
                         reads,
                         writes,
                     },
-                ),
+                )
+            }
             PeerMessage::Finish { txid, incarnation, writes } if txid.executor == from => {
                 self.apply_decision(txid, Some(ParticipantWrites { incarnation, writes }))
             }

@@ -66,7 +66,7 @@ impl<S: Store> Meta<S> {
 
     fn send_prepares(&mut self, attempt: &PrepareAttempt, job: &PendingOperation) {
         // A split moves entries, and the path to the directory stays.
-        let split = |ino| ChangedInode { ino, keeps_path: true };
+        let split = |ino| ChangedInode { ino, keeps_path: true, recalls_own: false };
         let changed: Vec<_> = job.split_target().into_iter().map(split).collect();
         for PreparePart { on, txid, share, .. } in attempt.pieces.iter().filter(|p| !p.is_ready) {
             // Digests are enough to compare, and keep the message small.

@@ -277,14 +277,21 @@ impl Delegations {
         self.delegated.contains_key(&ino) || self.paths.contains_key(&ino)
     }
 
-    /// Records a change by `client`: all other clients must give back what it concerns.
-    pub(crate) fn record_change(&mut self, client: ClientId, changed: ChangedInode, now: Instant) {
-        let ChangedInode { ino, keeps_path } = changed;
-        let own = self.clients.get(&client).copied();
-        let others = take_other_holders(&mut self.delegated, ino, own, &self.holders);
+    /// Records a change by `client`, or by a daemon: all other clients must give back what it
+    /// concerns.
+    pub(crate) fn record_change(
+        &mut self,
+        client: Option<ClientId>,
+        changed: ChangedInode,
+        now: Instant,
+    ) {
+        let ChangedInode { ino, keeps_path, recalls_own } = changed;
+        let own = client.and_then(|client| self.clients.get(&client).copied());
+        let spared = own.filter(|_| !recalls_own);
+        let others = take_other_holders(&mut self.delegated, ino, spared, &self.holders);
         let mut walkers = Vec::new();
         if !keeps_path {
-            walkers = take_other_holders(&mut self.paths, ino, own, &self.holders);
+            walkers = take_other_holders(&mut self.paths, ino, spared, &self.holders);
             walkers.retain(|id| !others.contains(id));
         }
         if others.is_empty() && walkers.is_empty() {
@@ -295,8 +302,9 @@ impl Delegations {
                 holder.outbox.push(changed);
             }
         }
-        // Recalls of paths do not count: they are rare, and say nothing about the entries.
-        if !others.is_empty() {
+        // Recalls of paths do not count: they are rare, and say nothing about the entries. Nor does
+        // what a daemon or the holder itself has changed.
+        if client.is_some() && others.iter().any(|id| Some(*id) != own) {
             self.record_contention(ino, now);
         }
         // From here on `is_recalled` holds back every answer that depends on `ino`.
@@ -522,10 +530,10 @@ mod tests {
         );
         assert!(!d.delegate_inode(C, Ino(7), false, now), "it has no recall connection");
         // A client's own change does not recall its own delegation.
-        d.record_change(B, ChangedInode::of_all(Ino(8)), now);
+        d.record_change(Some(B), ChangedInode::of_all(Ino(8)), now);
         assert!(!d.has_recalls());
-        d.record_change(C, ChangedInode::of_all(Ino(7)), now);
-        d.record_change(C, ChangedInode::of_all(Ino(8)), now);
+        d.record_change(Some(C), ChangedInode::of_all(Ino(7)), now);
+        d.record_change(Some(C), ChangedInode::of_all(Ino(8)), now);
         assert!(d.is_recalled(&[Ino(1), Ino(7)]) && !d.is_recalled(&[Ino(9)]));
         assert!(!d.delegate_inode(A, Ino(7), false, now), "it is being recalled");
         let recalls = d.take_recalls();
@@ -539,6 +547,14 @@ mod tests {
         d.record_return(B, recalls[1].id);
         assert!(!d.has_recalls());
         assert_eq!(d.next_deadline(), None);
+        // Its own change recalls what goes to another executor.
+        assert!(d.delegate_inode(B, Ino(9), true, now));
+        d.record_change(
+            Some(B),
+            ChangedInode { recalls_own: true, ..ChangedInode::of_all(Ino(9)) },
+            now,
+        );
+        assert!(d.is_recalled(&[Ino(9)]));
     }
 
     #[test]
@@ -546,7 +562,11 @@ mod tests {
         let now = Instant::now();
         let mut d = with(&[A, B], now);
         assert!(d.delegate_inode(A, Ino(7), true, now) && d.delegate_path(B, Ino(7), now));
-        d.record_change(C, ChangedInode { ino: Ino(7), keeps_path: true }, now);
+        d.record_change(
+            Some(C),
+            ChangedInode { keeps_path: true, ..ChangedInode::of_all(Ino(7)) },
+            now,
+        );
         let named = |recalls: &[Recall]| {
             let one = |recall: &Recall| (recall.at, recall.inos.clone(), recall.entries.clone());
             recalls.iter().map(one).collect::<Vec<_>>()
@@ -554,7 +574,7 @@ mod tests {
         let first = d.take_recalls();
         assert_eq!(named(&first), [(0, vec![], vec![Ino(7)])], "B knows no entry");
         assert!(!d.delegate_path(B, Ino(7), now), "it is being recalled");
-        d.record_change(B, ChangedInode::of_all(Ino(7)), now);
+        d.record_change(Some(B), ChangedInode::of_all(Ino(7)), now);
         let second = d.take_recalls();
         assert_eq!(named(&second), [(0, vec![Ino(7)], vec![])]);
         d.record_return(A, first[0].id);
@@ -581,7 +601,7 @@ mod tests {
         let mut d = with(&[A, B], start);
         for now in [start, now] {
             assert!(d.delegate_inode(A, Ino(7), false, now), "once is no contention");
-            d.record_change(B, ChangedInode::of_all(Ino(7)), now);
+            d.record_change(Some(B), ChangedInode::of_all(Ino(7)), now);
             let recalls = d.take_recalls();
             d.record_return(A, recalls[0].id);
         }
@@ -589,6 +609,18 @@ mod tests {
             !d.delegate_inode(A, Ino(7), false, now) && !d.delegate_inode(B, Ino(7), false, now)
         );
         assert!(d.delegate_inode(B, Ino(7), false, now + CONTENDED));
+        // What a daemon changes, or the holder through another executor, says nothing about others.
+        let through = ChangedInode { recalls_own: true, ..ChangedInode::of_all(Ino(8)) };
+        for _ in 0..3 {
+            assert!(
+                d.delegate_inode(A, Ino(8), false, now) && d.delegate_inode(A, Ino(9), false, now)
+            );
+            d.record_change(Some(A), through, now);
+            d.record_change(None, ChangedInode::of_all(Ino(9)), now);
+            let recalls = d.take_recalls();
+            assert_eq!(recalls[0].inos, [Ino(8), Ino(9)]);
+            d.record_return(A, recalls[0].id);
+        }
     }
 
     #[test]
@@ -596,7 +628,7 @@ mod tests {
         let now = Instant::now();
         let mut d = with(&[A, B], now);
         assert!(d.delegate_inode(A, Ino(7), false, now) && d.delegate_inode(B, Ino(7), false, now));
-        d.record_change(C, ChangedInode::of_all(Ino(7)), now);
+        d.record_change(Some(C), ChangedInode::of_all(Ino(7)), now);
         d.take_recalls();
         d.close_term(B, 0);
         assert!(d.has_client(B), "that was another connection");
@@ -614,12 +646,12 @@ mod tests {
         let now = Instant::now();
         let mut d = with(&[A], now);
         assert!(d.delegate_inode(A, Ino(7), false, now));
-        d.record_change(B, ChangedInode::of_all(Ino(7)), now);
+        d.record_change(Some(B), ChangedInode::of_all(Ino(7)), now);
         let recall = d.take_recalls().remove(0);
         assert_eq!(d.open_term(A, 5, now), Some(0));
         assert!(!d.has_recalls());
         d.record_return(A, recall.id);
-        d.record_change(B, ChangedInode::of_all(Ino(7)), now);
+        d.record_change(Some(B), ChangedInode::of_all(Ino(7)), now);
         assert!(!d.has_recalls());
     }
 
@@ -663,7 +695,7 @@ mod tests {
                 .all(|given| given)
         };
         let change = |d: &mut Delegations, parts: &[u16], at| {
-            parts.iter().for_each(|n| d.record_change(B, ChangedInode::of_all(part(*n)), at));
+            parts.iter().for_each(|n| d.record_change(Some(B), ChangedInode::of_all(part(*n)), at));
             d.take_recalls().iter().for_each(|recall| d.record_return(A, recall.id));
         };
         assert!(give(&mut d, now));
@@ -694,64 +726,65 @@ mod tests {
             (0..3u8).prop_map(Step::Reopen),
         ];
         proptest!(|(steps in proptest::collection::vec(step, 1..60))| {
-            let mut now = Instant::now();
-            let clients = [A, B, C];
-            let mut d = with(&clients, now);
-            // The delegations that each client believes to have, those of paths, and the recalls
-            // that it must answer. Inode 0 is a file.
-            let (mut holds, mut paths) = (vec![HashSet::new(); 3], vec![HashSet::new(); 3]);
-            let mut inbox: Vec<Vec<Recall>> = vec![Vec::new(), Vec::new(), Vec::new()];
-            for step in steps {
-                now += CONTENDED;
-                clients.iter().for_each(|c| d.renew_term(*c, now));
-                match step {
-                    Step::Give(c, i, true) if i > 0 => {
-                        if d.delegate_path(clients[c as usize], Ino(i), now) {
-                            paths[c as usize].insert(Ino(i));
-                        }
-                    }
-                    Step::Give(c, i, _) => {
-                        if d.delegate_inode(clients[c as usize], Ino(i), i > 0, now) {
-                            holds[c as usize].insert(Ino(i));
-                            paths[c as usize].extend((i > 0).then_some(Ino(i)));
-                        }
-                    }
-                    Step::Change(c, i, keep) => {
-                        let changed = ChangedInode { ino: Ino(i), keeps_path: keep && i > 0 };
-                        d.record_change(clients[c as usize], changed, now);
-                        for recall in d.take_recalls() {
-                            let of = recall.at % 3;
-                            inbox[of].push(recall);
-                        }
-                        let others = (0..3).filter(|o| *o != c as usize);
-                        let believes = |o: &usize| {
-                            let path = !changed.keeps_path && paths[*o].contains(&Ino(i));
-                            path || holds[*o].contains(&Ino(i))
-                        };
-                        for other in others.filter(believes) {
-                            prop_assert!(d.is_recalled(&[Ino(i)]), "{other} believes it");
-                        }
-                    }
-                    Step::Answer(c) => {
-                        if !inbox[c as usize].is_empty() {
-                            let recall = inbox[c as usize].remove(0);
-                            for ino in recall.inos.iter().chain(&recall.entries) {
-                                holds[c as usize].remove(ino);
-                            }
-                            recall.inos.iter().for_each(|i| { paths[c as usize].remove(i); });
-                            d.record_return(clients[c as usize], recall.id);
-                        }
-                    }
-                    Step::Reopen(c) => {
-                        holds[c as usize].clear();
-                        paths[c as usize].clear();
-                        inbox[c as usize].clear();
-                        d.open_term(clients[c as usize], c as usize + 3, now);
-                    }
-                }
-                let owed = inbox.iter().flatten().count();
-                prop_assert_eq!(d.has_recalls(), owed > 0);
-            }
-        });
+                   let mut now = Instant::now();
+                   let clients = [A, B, C];
+                   let mut d = with(&clients, now);
+                   // The delegations that each client believes to have, those of paths, and the recalls
+                   // that it must answer. Inode 0 is a file.
+                   let (mut holds, mut paths) = (vec![HashSet::new(); 3], vec![HashSet::new(); 3]);
+                   let mut inbox: Vec<Vec<Recall>> = vec![Vec::new(), Vec::new(), Vec::new()];
+                   for step in steps {
+                       now += CONTENDED;
+                       clients.iter().for_each(|c| d.renew_term(*c, now));
+                       match step {
+                           Step::Give(c, i, true) if i > 0 => {
+                               if d.delegate_path(clients[c as usize], Ino(i), now) {
+                                   paths[c as usize].insert(Ino(i));
+                               }
+                           }
+                           Step::Give(c, i, _) => {
+                               if d.delegate_inode(clients[c as usize], Ino(i), i > 0, now) {
+                                   holds[c as usize].insert(Ino(i));
+                                   paths[c as usize].extend((i > 0).then_some(Ino(i)));
+                               }
+                           }
+                           Step::Change(c, i, keep) => {
+                               let changed = ChangedInode {
+        keeps_path: keep && i > 0, ..ChangedInode::of_all(Ino(i)) };
+                               d.record_change(Some(clients[c as usize]), changed, now);
+                               for recall in d.take_recalls() {
+                                   let of = recall.at % 3;
+                                   inbox[of].push(recall);
+                               }
+                               let others = (0..3).filter(|o| *o != c as usize);
+                               let believes = |o: &usize| {
+                                   let path = !changed.keeps_path && paths[*o].contains(&Ino(i));
+                                   path || holds[*o].contains(&Ino(i))
+                               };
+                               for other in others.filter(believes) {
+                                   prop_assert!(d.is_recalled(&[Ino(i)]), "{other} believes it");
+                               }
+                           }
+                           Step::Answer(c) => {
+                               if !inbox[c as usize].is_empty() {
+                                   let recall = inbox[c as usize].remove(0);
+                                   for ino in recall.inos.iter().chain(&recall.entries) {
+                                       holds[c as usize].remove(ino);
+                                   }
+                                   recall.inos.iter().for_each(|i| { paths[c as usize].remove(i); });
+                                   d.record_return(clients[c as usize], recall.id);
+                               }
+                           }
+                           Step::Reopen(c) => {
+                               holds[c as usize].clear();
+                               paths[c as usize].clear();
+                               inbox[c as usize].clear();
+                               d.open_term(clients[c as usize], c as usize + 3, now);
+                           }
+                       }
+                       let owed = inbox.iter().flatten().count();
+                       prop_assert_eq!(d.has_recalls(), owed > 0);
+                   }
+               });
     }
 }

@@ -62,9 +62,6 @@ impl CurrentState for AppliedInOrder {
     }
 }
 
-/// Stands for the unknown client that changes an inode through another node. No client has this id.
-const REMOTE_CLIENT: ClientId = ClientId([0; 16]);
-
 /// See the module.
 pub(crate) struct ServerRecalls {
     delegations: Delegations,
@@ -170,7 +167,7 @@ impl ServerRecalls {
             // Recalls come before this answer's own delegation, and in the order of the round.
             for changed in &answer.touched.changed {
                 if delegations.is_delegated(changed.ino) {
-                    delegations.record_change(ctx.client, *changed, now());
+                    delegations.record_change(Some(ctx.client), *changed, now());
                 }
             }
             if !must_wait(delegations, answer, call) {
@@ -195,12 +192,10 @@ impl ServerRecalls {
             return outs;
         }
         let (delegations, now) = (&mut self.delegations, Instant::now());
-        let here = outs.iter().flat_map(|out| {
-            let client = out.client.unwrap_or(REMOTE_CLIENT);
-            out.changed.iter().map(move |changed| (client, *changed))
-        });
+        let here =
+            outs.iter().flat_map(|out| out.changed.iter().map(|changed| (out.client, *changed)));
         let answered = round.iter().filter_map(|answer| {
-            let client = answer.request.as_ref()?.0.client;
+            let client = Some(answer.request.as_ref()?.0.client);
             Some(answer.touched.changed.iter().map(move |changed| (client, *changed)))
         });
         // All changes first: in which order they and the reads of this round happened is not known.
