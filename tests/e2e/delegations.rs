@@ -318,6 +318,80 @@ fn of_a_large_directory_that_others_change_counts_are_a_second_old_at_most() {
     cluster.finish();
 }
 
+/// The requests of one name after the other, in a directory that two mounts change in turns.
+#[test]
+fn in_a_directory_that_others_change_a_name_costs_few_requests() {
+    const NAMES: u64 = 2 * 200;
+    let (cluster, a, b) = two();
+    fs::create_dir(a.join("busy")).expect("mkdir");
+    let in_turns = |work: &dyn Fn(PathBuf)| {
+        let before = settled_requests(&cluster);
+        for n in 0..NAMES / 2 {
+            for (mount, by) in [(&a, "a"), (&b, "b")] {
+                work(mount.join("busy").join(format!("{by}{n}")));
+            }
+        }
+        settled_requests(&cluster) - before
+    };
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let costs = [
+            in_turns(&|path| drop(create(path))),
+            in_turns(&|path| drop(stat(path))),
+            in_turns(&|path| fs::remove_file(path).expect("unlink")),
+            in_turns(&|path| fs::create_dir(path).expect("mkdir")),
+            in_turns(&|path| fs::remove_dir(path).expect("rmdir")),
+        ];
+        // A quarter more is for what is asked once in a while: the directory's size and times.
+        let most = [2, 0, 1, 2, 1].map(|each| NAMES * each + NAMES / 4);
+        if costs.iter().zip(most).all(|(cost, most)| *cost <= most) {
+            break;
+        }
+        assert!(Instant::now() < deadline, "{costs:?} requests for {NAMES} names, not {most:?}");
+    }
+    cluster.finish();
+}
+
+#[test]
+fn a_path_through_a_busy_directory_is_never_old() {
+    let (cluster, a, b) = two();
+    fs::create_dir_all(a.join("busy/below")).expect("mkdir");
+    put(a.join("busy/below/f"), "x");
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for n in 0.. {
+                drop(create(a.join(format!("busy/{n}"))));
+                drop(create(a.join(format!("busy/below/{n}"))));
+                if stop.load(Ordering::SeqCst) {
+                    return;
+                }
+            }
+        });
+        let walk = |path: &str| {
+            (0..100).for_each(|n| drop(fs::metadata(b.join(path).join(n.to_string()))));
+            fs::metadata(b.join(path).join("f"))
+        };
+        for round in 0..20u32 {
+            assert_eq!(walk("busy/below").expect("it is there").len(), 1);
+            set_mode(a.join("busy"), 0o700 + round);
+            assert_eq!(mode(b.join("busy")), 0o700 + round);
+            fs::create_dir(a.join("other")).expect("mkdir");
+            put(a.join("other/f"), "four");
+            assert_eq!(walk("other").expect("it is there").len(), 4);
+            fs::rename(a.join("other"), a.join("third")).expect("rename");
+            assert_eq!(refused(walk("other")), libc::ENOENT);
+            assert_eq!(walk("third").expect("it is there").len(), 4);
+            fs::remove_file(a.join("third/f")).expect("unlink");
+            assert_eq!(refused(walk("third")), libc::ENOENT);
+            fs::remove_dir(a.join("third")).expect("rmdir");
+            assert_eq!(refused(fs::metadata(b.join("third"))), libc::ENOENT);
+        }
+        stop.store(true, Ordering::SeqCst);
+    });
+    cluster.finish();
+}
+
 #[test]
 fn what_is_known_the_kernel_keeps() {
     let (cluster, a, b) = two();
