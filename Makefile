@@ -53,9 +53,9 @@ soak: packages tools lint ## the end-to-end tests, SCALE (20) times as much of e
 	@scripts/test-libraries.sh
 	@$(MAKE) --silent sanitize mutants
 
-bench: packages ## measure Tatami and the plain disk side by side
+bench: packages $(TOOLS)/fsstress ## measure Tatami and the plain disk side by side
 	cargo build --quiet --locked --release --bin tatami --bin tatami-bench
-	target/release/tatami bench suite
+	PATH=$(CURDIR)/$(TOOLS):$$PATH target/release/tatami bench suite
 
 predict: packages ## predict the rates of up to 1,024 servers from what things take here
 	cargo build --quiet --locked --release --bin tatami --bin tatami-bench
@@ -78,7 +78,7 @@ install: ## build and install tatami, its man page and completions below PREFIX 
 packages:
 	@scripts/packages.sh build test
 
-tools: $(TOOLS)/pjdfstest $(TOOLS)/fsx
+tools: $(TOOLS)/pjdfstest $(TOOLS)/fsx $(TOOLS)/fsstress
 
 # Versions are fixed: a test that becomes stricter by itself tells nothing.
 # Built without optimisation: they spend their time in the kernel.
@@ -88,6 +88,9 @@ $(TOOLS)/cargo-deny: CRATE := cargo-deny@0.20.2
 $(TOOLS)/cargo-mutants: CRATE := cargo-mutants@27.1.0
 $(TOOLS)/%:
 	CARGO_TARGET_DIR=target/tools/build cargo install --quiet --debug --locked --root target/tools $(CRATE)
+
+$(TOOLS)/fsstress:
+	@scripts/fsstress.sh $@
 
 # For faults in C.
 target/tools/python/bin/mutate:

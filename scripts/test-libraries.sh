@@ -40,6 +40,9 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_plm_rs
 export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_mpi_yield_when_idle=1
 export OMPI_MCA_btl_vader_single_copy_mechanism=none
 
+# shellcheck source=scripts/debian-source.sh
+. scripts/debian-source.sh
+
 say() { printf '== %s\n' "$*"; }
 
 # Fetches and unpacks the sources of a library.
@@ -62,22 +65,6 @@ fetch_python() {
   (cd "$sources" && python3 -m pip download --no-deps --no-binary "$package" "$package==${version%%-*}" &&
     mkdir "$package.part" && tar -xzf "$package-${version%%-*}.tar.gz" -C "$package.part" --strip-components 1 &&
     mv "$package.part" "$package") >"$WORK/pip.log" 2>&1 || { tail -n 5 "$WORK/pip.log" >&2; return 1; }
-}
-
-# Fetches and unpacks a source package. The lists of sources are of this folder only: the machine's stay as they are.
-fetch_debian() {
-  local package=$1 apt=$WORK/apt
-  [ -d "$sources/$package" ] && return 0
-  mkdir -p "$apt/lists/partial" "$apt/cache/archives/partial" "$sources"
-  # shellcheck source=/dev/null
-  . /etc/os-release
-  echo "deb-src [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian $VERSION_CODENAME main" \
-    >"$apt/sources.list"
-  local options=(-q -o "Dir::Etc::sourcelist=$apt/sources.list" -o Dir::Etc::sourceparts=/dev/null
-    -o "Dir::State::lists=$apt/lists" -o "Dir::Cache=$apt/cache" -o APT::Sandbox::User=root)
-  [ -e "$apt/updated" ] || { apt-get "${options[@]}" update >"$apt/log" 2>&1 && touch "$apt/updated"; }
-  (cd "$sources" && apt-get "${options[@]}" source --download-only --only-source "$package" &&
-    dpkg-source -x "$package"_*.dsc "$package") >>"$apt/log" 2>&1 || { tail -n 5 "$apt/log" >&2; return 1; }
 }
 
 build_pnetcdf() {

@@ -35,6 +35,7 @@ mod silent;
 mod sim;
 mod space;
 mod spread;
+mod stress;
 mod syncing;
 mod terminal;
 mod tiled;

@@ -129,7 +129,7 @@ pub fn tatami_bin() -> PathBuf {
     path
 }
 
-/// Returns a tool that `make test` builds from crates.io into `target/tools`.
+/// Returns a tool that `make test` builds from the sources of others into `target/tools`.
 ///
 /// # Panics
 /// If it does not exist.

@@ -1,0 +1,18 @@
+# Sourced by scripts that build from Debian's source packages.
+
+# Fetches a source package and unpacks it to $sources/PACKAGE, with its log below $WORK. The lists of sources are of that
+# folder only: the machine's stay as they are.
+fetch_debian() {
+  local package=$1 apt=$WORK/apt
+  [ -d "$sources/$package" ] && return 0
+  mkdir -p "$apt/lists/partial" "$apt/cache/archives/partial" "$sources"
+  # shellcheck source=/dev/null
+  . /etc/os-release
+  echo "deb-src [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian $VERSION_CODENAME main" \
+    >"$apt/sources.list"
+  local options=(-q -o "Dir::Etc::sourcelist=$apt/sources.list" -o Dir::Etc::sourceparts=/dev/null
+    -o "Dir::State::lists=$apt/lists" -o "Dir::Cache=$apt/cache" -o APT::Sandbox::User=root)
+  [ -e "$apt/updated" ] || { apt-get "${options[@]}" update >"$apt/log" 2>&1 && touch "$apt/updated"; }
+  (cd "$sources" && apt-get "${options[@]}" source --download-only --only-source "$package" &&
+    dpkg-source -x "$package"_*.dsc "$package") >>"$apt/log" 2>&1 || { tail -n 5 "$apt/log" >&2; return 1; }
+}
