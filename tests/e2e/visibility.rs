@@ -71,6 +71,52 @@ fn attributes_are_seen_at_once() {
     cluster.finish();
 }
 
+/// The kernel may keep the attributes of a file that it has just created, although the file is open
+/// for writing: each change must end that.
+#[test]
+fn attributes_of_a_new_open_file_are_seen_at_once() {
+    let (cluster, a, b) = two();
+    let modes = |mode: u32| PermissionsExt::from_mode(mode);
+    for i in 0..50 {
+        let name = format!("new-{i}");
+        let file = create(a.join(&name));
+        let now = || file.metadata().expect("fstat");
+        assert_eq!((now().len(), now().nlink()), (0, 1));
+        match i % 4 {
+            // By another mount.
+            0 => {
+                fs::set_permissions(b.join(&name), modes(0o4600)).expect("chmod");
+                assert_eq!(now().mode() & 0o7777, 0o4600);
+                fs::hard_link(b.join(&name), b.join(format!("also-{i}"))).expect("link");
+                assert_eq!(now().nlink(), 2);
+            }
+            1 => {
+                let other = OpenOptions::new().write(true).open(b.join(&name)).expect("open");
+                other.set_len(5).expect("truncate");
+                assert_eq!(now().len(), 5);
+            }
+            // By this one.
+            2 => {
+                fs::set_permissions(a.join(&name), modes(0o640)).expect("chmod");
+                assert_eq!(now().mode() & 0o7777, 0o640);
+                file.set_len(4096).expect("truncate");
+                assert_eq!(now().len(), 4096);
+                Map::shared(&file, 4096).bytes()[..6].copy_from_slice(b"mapped");
+                assert_eq!(&get(a.join(&name))[..6], b"mapped");
+            }
+            _ => {
+                let before = now().modified().expect("a time");
+                wait_ms(20);
+                (&file).write_all(b"seven b").expect("write");
+                assert_eq!(now().len(), 7);
+                assert!(now().modified().expect("a time") > before);
+                assert_eq!(stat(b.join(&name)).len(), 7);
+            }
+        }
+    }
+    cluster.finish();
+}
+
 #[test]
 fn data_are_seen_after_close() {
     let (cluster, a, b) = two();

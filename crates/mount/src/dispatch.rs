@@ -3,6 +3,7 @@
 use crate::attr;
 use crate::caller;
 use crate::errno::{inode_errno, to_kernel_errno};
+use crate::file::CreatedFile;
 use crate::file::WriteRequest;
 use crate::filesystem::FileSystem;
 use crate::open::OpenKind;
@@ -270,14 +271,17 @@ impl FileSystem {
         r: &Request<'_>,
         name: Option<&[u8]>,
         reply: Reply<'_>,
-        result: Result<(Attr, tatami_fuse::OpenReply), Errno>,
+        result: Result<CreatedFile, Errno>,
     ) {
         match result {
-            Ok((attr, opened)) => {
+            Ok(CreatedFile { attr, opened, is_new }) => {
                 self.attr_cache.cache_looked_up_attr(&attr, r.header.pid);
                 let parent = Ino(r.header.node);
-                let times =
+                let mut times =
                     name.map_or(self.timeouts, |name| self.cache_timeouts(parent, name, &attr));
+                if is_new {
+                    times.attr = self.new_file_timeout(&attr);
+                }
                 if !reply.send_created(&attr::to_fuse_attr(&attr), &times, &opened) {
                     self.release(opened.handle);
                 }

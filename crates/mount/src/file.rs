@@ -65,6 +65,14 @@ impl Drop for PendingOpen<'_> {
     }
 }
 
+/// The result of CREATE and TMPFILE.
+pub(crate) struct CreatedFile {
+    pub(crate) attr: Attr,
+    pub(crate) opened: OpenReply,
+    /// The file did not exist before.
+    pub(crate) is_new: bool,
+}
+
 /// A WRITE request.
 pub(crate) struct WriteRequest<'a> {
     pub(crate) handle: u64,
@@ -180,7 +188,7 @@ impl FileSystem {
         flags: i32,
         mode: u32,
         umask: u32,
-    ) -> Result<(Attr, OpenReply), Errno> {
+    ) -> Result<CreatedFile, Errno> {
         let parent = Ino(request.header.node);
         let access = Access::from_open_flags(flags);
         let exclusive = flags & libc::O_EXCL != 0;
@@ -229,7 +237,7 @@ impl FileSystem {
         }
         let free = made.created.then_some(&free);
         let opened = self.attach_handle(opening, &made.attr, cap, access, free)?;
-        Ok((made.attr, opened))
+        Ok(CreatedFile { attr: made.attr, opened, is_new: made.created })
     }
 
     /// TMPFILE.
@@ -242,7 +250,7 @@ impl FileSystem {
         flags: i32,
         mode: u32,
         umask: u32,
-    ) -> Result<(Attr, OpenReply), Errno> {
+    ) -> Result<CreatedFile, Errno> {
         let parent = Ino(request.header.node);
         let access = Access::from_open_flags(flags);
         let (mode, umask) = ((mode & 0o7777) as u16, (umask & 0o777) as u16);
@@ -261,7 +269,7 @@ impl FileSystem {
         self.open_inodes.mark_kept(made.attr.ino);
         let opened =
             self.attach_handle(opening, &made.attr, made.cap.ok_or(Errno::EPROTO)?, access, None)?;
-        Ok((made.attr, opened))
+        Ok(CreatedFile { attr: made.attr, opened, is_new: true })
     }
 
     /// Makes an open file of an inode and chooses the kernel's path to its bytes. `made` is the

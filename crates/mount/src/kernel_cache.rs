@@ -10,6 +10,7 @@
 //! lock. Tatami does not use that: the kernel then drops every entry of the mount at its next use,
 //! unchanged ones too. Mounts inside are detached, and open files count as deleted in `/proc`.
 
+use crate::attr;
 use crate::filesystem::FileSystem;
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
@@ -93,6 +94,23 @@ impl FileSystem {
             self.client.revoke_attr_timeout(attr.ino);
             return self.timeouts.attr;
         }
+        time.max(self.timeouts.attr)
+    }
+
+    /// Returns the time for which the kernel may cache the attributes of a file that it has just
+    /// created, and that is open. open(2) asks for them once more, and most programs do so before
+    /// they write.
+    ///
+    /// The file is empty, so no mapping of it has bytes yet. To extend it takes a system call, at
+    /// which the kernel drops length and times. The answer to its next request has no timeout,
+    /// while the file is open for writing. A write takes setuid away, and the kernel would not drop
+    /// the mode then: such a file gets no timeout.
+    pub(crate) fn new_file_timeout(&self, attr: &Attr) -> Duration {
+        let keeps_mode = attr::without_suid(attr.mode) == attr.mode;
+        let time = match self.kernel_cache && keeps_mode {
+            true => self.client.attr_timeout(attr),
+            false => Duration::ZERO,
+        };
         time.max(self.timeouts.attr)
     }
 
