@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use tatami_client::lock_interruptibly;
-use tatami_fuse::{DirEntries, OpenReply, Request};
+use tatami_fuse::{CacheTimeouts, DirEntries, OpenReply, Request};
 use tatami_wire::{Cred, Errno, Ino, READDIR_MAX};
 
 /// Offsets after "." and "..".
@@ -89,14 +89,20 @@ impl FileSystem {
         loop {
             while let Some(entry) = p.buffered.front() {
                 let next = offset_of_cookie(entry.cookie);
-                let pushed = match (&entry.attr, plus) {
-                    (Some(a), true) => {
+                // With a name that the kernel must look up again, attributes have no use: the
+                // answer to the lookup has them, too. They would cost the kernel an inode.
+                let lent = entry.attr.as_ref().filter(|_| plus).and_then(|a| {
+                    let time = self.entry_timeout(ino, &entry.name, a);
+                    (!time.is_zero()).then_some((a, time))
+                });
+                let pushed = match lent {
+                    Some((a, entry_time)) => {
                         let amended = self.with_local_state(&Cred::ROOT, a.clone());
                         let a = amended.as_ref().unwrap_or(a);
-                        let times = self.cache_timeouts(ino, &entry.name, a);
+                        let times = CacheTimeouts { entry: entry_time, attr: self.attr_timeout(a) };
                         out.push_with_attr(&attr::to_fuse_attr(a), &times, next, &entry.name)
                     }
-                    _ => {
+                    None => {
                         let kind = entry.kind.mode_bits();
                         push_entry(out, plus, entry.ino.0, next, kind, &entry.name)
                     }

@@ -122,14 +122,19 @@ impl FileSystem {
                 .is_some_and(|inode| inode.state.lock().writers > 0 || self.has_changes(&inode))
     }
 
-    /// Returns the timeouts of the entry and of the attributes. Only names of directories are
-    /// cached: see `tatami_client::KernelName`.
+    /// Returns the timeouts of the entry and of the attributes.
     pub(crate) fn cache_timeouts(&self, parent: Ino, name: &[u8], attr: &Attr) -> CacheTimeouts {
+        let entry = self.entry_timeout(parent, name, attr);
+        CacheTimeouts { entry, attr: self.attr_timeout(attr) }
+    }
+
+    /// Returns the time for which the kernel may cache a name. Only names of directories are
+    /// cached: see `tatami_client::KernelName`.
+    pub(crate) fn entry_timeout(&self, parent: Ino, name: &[u8], attr: &Attr) -> Duration {
         let lends = self.kernel_cache && attr.kind == InodeKind::Dir;
-        let entry = match lends {
+        match lends {
             true => self.client.name_timeout(parent, name, attr.ino).max(self.timeouts.entry),
             false => self.timeouts.entry,
-        };
-        CacheTimeouts { entry, attr: self.attr_timeout(attr) }
+        }
     }
 }
