@@ -6,12 +6,13 @@ cd "$(dirname "$0")/.."
 prefix=$(realpath -m "${1:-/usr/local}")
 
 cargo build --quiet --locked --release --bin tatami --bin tatami-bench
-cargo build --quiet --locked --release -p tatami-capi
+cargo build --quiet --locked --release -p tatami-capi -p tatami-preload
 tatami=target/release/tatami
 install -D -t "$prefix/bin" "$tatami" "$tatami-bench"
 # The MPI-IO layer, for the MPI libraries whose development packages are installed.
 make --silent -C mpi BUILD=../target/mpi-release IO=../target/release
 install -D -t "$prefix/lib/tatami" target/mpi-release/libtatami_*.so
+install -D -t "$prefix/lib/tatami" target/release/libtatami_preload.so
 # The workloads of `tatami bench mpi`, for the same ones.
 if [ -n "$(command -v mpicc.openmpi mpicc.mpich)" ]; then
   make --silent -C mpi-bench

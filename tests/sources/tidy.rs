@@ -159,6 +159,7 @@ fn crates_depend_downwards_only() {
         ("node", &["wire", "layout", "cluster", "meta", "object", "client", "tables", "net"]),
         ("tiled", &["wire", "layout", "cluster", "client"]),
         ("capi", &["layout", "tiled"]),
+        ("preload", &["wire", "net", "client", "cluster"]),
         ("mount", &["wire", "layout", "client", "fuse", "tiled"]),
         ("bench-args", &["wire"]),
         ("bench", &["bench-args", "wire", "cluster", "client", "fuse", "mount", "net", "sim"]),

@@ -2,8 +2,8 @@
 
 use crate::{
     completion, config_cmd, copy, dir_cmd, down, exec, files, fsck_cmd, manual, mount_cmd,
-    move_cmd, mpi_cmd, node_cmd, recover_cmd, relayout_cmd, status, sync_cmd, up, usage_cmd,
-    where_cmd,
+    move_cmd, mpi_cmd, node_cmd, recover_cmd, relayout_cmd, run_cmd, status, sync_cmd, up,
+    usage_cmd, where_cmd,
 };
 
 /// A parallel file system from the local disks of a job's nodes
@@ -253,6 +253,18 @@ For several nodes on one machine: on a cluster, each machine has its own mount a
 the same path. The program runs in a mount namespace of its own in which PATH is
 the mount of its node.")]
     Exec(exec::ExecArgs),
+    /// Run a program that sees the volume without a mount
+    #[command(after_help = "\
+Examples:
+  tatami run --at /data -- ls -l /data
+  tatami run --at /data -- sh -c 'cd /data && tar cf - run-17 | tar tf -'
+  mpirun -n 4 tatami run --node rank --at /data -- ./program
+
+A library is loaded into the program and all programs that it starts (LD_PRELOAD).
+It answers the calls on paths below PATH. No FUSE and no root are needed. Programs
+that are linked statically, or have more rights than you, are refused. What else
+differs from a mount: docs/reference/preload.md.")]
+    Run(run_cmd::RunProgramArgs),
     /// Run an MPI program with the MPI-IO layer: its shared files become local streams
     #[command(after_help = "\
 Examples:

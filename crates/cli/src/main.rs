@@ -18,6 +18,7 @@ mod daemon;
 mod daemon_files;
 mod dir_cmd;
 mod down;
+mod elf;
 mod error;
 mod evacuation;
 mod exec;
@@ -43,6 +44,7 @@ mod rebalance_cmd;
 mod recover_cmd;
 mod relayout_cmd;
 mod replace_file;
+mod run_cmd;
 mod session;
 mod start_process;
 mod status;
@@ -116,6 +118,7 @@ fn run(command: &CliCommand) -> CommandResult {
         CliCommand::Fsck(args) => fsck_cmd::run(args),
         CliCommand::Bench(args) => bench_cmd::run(args),
         CliCommand::Exec(args) => exec::run(args),
+        CliCommand::Run(args) => run_cmd::run(args),
         CliCommand::Mpirun(args) => mpi_cmd::mpirun(args),
         CliCommand::MpiCheck(args) => mpi_cmd::check_program(args),
         CliCommand::Config(args) => config_cmd::run(args),

@@ -3,10 +3,11 @@
 //! The layer is a library that is loaded before the MPI library (`LD_PRELOAD`). All ranks need it,
 //! so the variables must travel with the job. Each launcher has its own option for that.
 
+use crate::elf::{is_dynamic, read_interpreter};
 use crate::error::{CommandFailure, CommandResult};
 use crate::term::TermOutput;
 use std::ffi::{OsStr, OsString};
-use std::io::{Read, Write};
+use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -177,23 +178,12 @@ fn join_paths(paths: &[PathBuf]) -> CommandResult<OsString> {
         .map_err(|e| CommandFailure::usage("a directory's name has a colon in it").because(e))
 }
 
-/// Longest first line of a script that the kernel reads, in bytes.
-const INTERPRETER_MAX: u64 = 256;
-
 /// The result of inspecting a program without running it.
 #[derive(Debug)]
 struct ProgramFindings {
     dynamic: bool,
     front_loaded: bool,
     library: Option<(MpiFamily, String)>,
-}
-
-/// Returns the interpreter of a script; `None` for other programs.
-fn read_interpreter(path: &Path) -> Option<String> {
-    let mut start = Vec::new();
-    std::fs::File::open(path).ok()?.take(INTERPRETER_MAX).read_to_end(&mut start).ok()?;
-    let line = start.strip_prefix(b"#!")?.split(|b| *b == b'\n').next()?;
-    Some(crate::term::escape_name(line.trim_ascii()))
 }
 
 /// Checks whether the layer would be active in a program.
@@ -287,33 +277,6 @@ fn inspect_program(front: &Path, program: &Path) -> CommandResult<ProgramFinding
     Ok(findings)
 }
 
-/// Returns whether an ELF file names a dynamic linker.
-fn is_dynamic(program: &Path) -> bool {
-    let Ok(bytes) = std::fs::read(program) else { return false };
-    program_headers(&bytes).is_some_and(|types| types.contains(&PT_INTERP))
-}
-
-/// The program header that names the dynamic linker (elf(5)).
-const PT_INTERP: u32 = 3;
-
-/// Returns the types of the program headers of a 64-bit ELF file in this machine's byte order.
-fn program_headers(bytes: &[u8]) -> Option<Vec<u32>> {
-    let word = |at: usize, len: usize| -> Option<u64> {
-        let field = bytes.get(at..at.checked_add(len)?)?;
-        Some(field.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte)))
-    };
-    if bytes.get(..5)? != b"\x7fELF\x02" {
-        return None;
-    }
-    let (start, size, count) = (word(32, 8)?, word(54, 2)?, word(56, 2)?);
-    (0..count)
-        .map(|i| {
-            let at = start.checked_add(i.checked_mul(size)?)?;
-            Some(word(usize::try_from(at).ok()?, 4)? as u32)
-        })
-        .collect()
-}
-
 /// Runs the program with the layer. At the first call of MPI-IO the layer prints whether it is
 /// active.
 fn check_by_running(
@@ -365,17 +328,5 @@ mod tests {
         assert_eq!(MpiFamily::from_library_name("libmpi.so.12"), Some(MpiFamily::Mpich));
         assert_eq!(MpiFamily::from_library_name("libmpich.so.12"), Some(MpiFamily::Mpich));
         assert_eq!(MpiFamily::from_library_name("libmpi_mpifh.so.40"), None);
-    }
-
-    #[test]
-    fn damaged_programs_have_no_headers() {
-        assert_eq!(program_headers(b"#!/bin/sh\n"), None);
-        assert_eq!(program_headers(b"\x7fELF\x02"), None);
-        let own = std::fs::read("/proc/self/exe").expect("this test");
-        assert!(program_headers(&own).is_some_and(|types| types.contains(&PT_INTERP)));
-        let mut cut = own;
-        cut.truncate(60);
-        cut[56] = 255;
-        assert_eq!(program_headers(&cut), None);
     }
 }

@@ -6,8 +6,18 @@ use crate::transport::Transport;
 use rustix::io::Errno;
 use rustix::net::{SocketAddrAny, SocketFlags, SocketType};
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::OnceLock;
 use std::time::Duration;
+
+static PLACEMENT: OnceLock<fn(OwnedFd) -> OwnedFd> = OnceLock::new();
+
+/// Makes all later connections of this process use the descriptors that `place` returns for their
+/// new sockets. A library that lives inside another program leaves the low numbers to the program.
+/// Only the first call has an effect.
+pub fn place_sockets(place: fn(OwnedFd) -> OwnedFd) {
+    _ = PLACEMENT.set(place);
+}
 
 /// How a thread waits for a daemon. Clients check in between whether their program is being ended;
 /// daemons simply wait.
@@ -77,6 +87,10 @@ fn connect_to(
 ) -> io::Result<NetStream> {
     let (family, flags) = (address.address_family(), SocketFlags::CLOEXEC);
     let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
+    let socket = match PLACEMENT.get() {
+        Some(place) => place(socket),
+        None => socket,
+    };
     let stream = NetStream::new(socket, transport);
     let limit = transport.connect_timeout;
     if let Some(most) = wait.call_timeout().into_iter().chain(limit).min() {
