@@ -14,12 +14,13 @@ const USER: u32 = 4011;
 
 /// Examples that do not run here: each begins with the first text, and the second is the reason.
 /// Those that have the third text run all the same.
-const LEFT_OUT: [(&str, &str, &str); 7] = [
+const LEFT_OUT: [(&str, &str, &str); 8] = [
     ("tatami node run", "it stays in the foreground", ""),
     ("tatami bench suite", "it takes minutes", "--quick"),
     ("tatami bench predict", "it takes minutes", "--quick"),
     ("tatami bench mpi", "it takes minutes and MPI programs", ""),
     ("mpirun -n 4 tatami exec", "it needs an MPI program of the user", ""),
+    ("mpirun -n 4 tatami run", "it needs an MPI program of the user", ""),
     ("tatami mpirun", "it needs an MPI program of the user", ""),
     ("tatami mpi-check", "it needs an MPI program of the user", ""),
 ];

@@ -29,6 +29,7 @@ mod names;
 mod overlay;
 mod permissions;
 mod posix;
+mod preload;
 mod relayout;
 mod shared;
 mod silent;

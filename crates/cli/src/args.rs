@@ -256,9 +256,9 @@ the mount of its node.")]
     /// Run a program that sees the volume without a mount
     #[command(after_help = "\
 Examples:
-  tatami run --at /data -- ls -l /data
-  tatami run --at /data -- sh -c 'cd /data && tar cf - run-17 | tar tf -'
-  mpirun -n 4 tatami run --node rank --at /data -- ./program
+  tatami run --at /mnt/job -- ls -l /mnt/job
+  tatami run --at /mnt/job -- sh -c 'cd /mnt/job && tar cf - run-17 | tar tf -'
+  mpirun -n 4 tatami run --node rank -- ./program
 
 A library is loaded into the program and all programs that it starts (LD_PRELOAD).
 It answers the calls on paths below PATH. No FUSE and no root are needed. Programs
