@@ -167,6 +167,9 @@ impl Scratch {
         for name in ["tatami", "tatami-bench"] {
             copy_program(tatami_bin().with_file_name(name), dir.join("bin").join(name));
         }
+        let library = "libtatami_preload.so";
+        fs::copy(tatami_bin().with_file_name(library), dir.join("bin").join(library))
+            .expect("the library of `tatami run` was built");
         fs::set_permissions(&dir, PermissionsExt::from_mode(0o755)).expect("set");
         if let Some(uid) = user {
             let all = run(program("find").arg(&dir));

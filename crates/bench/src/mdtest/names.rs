@@ -3,11 +3,14 @@
 
 use crate::error::{BenchError, path_error, volume_error};
 use crate::volume_access::{VolumeAccess, own_cred};
-use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use rustix::fs::{AtFlags, Mode, OFlags};
 use serde::{Deserialize, Serialize};
-use std::ffi::{CStr, CString};
+use std::ffi::{CStr, CString, OsStr};
+use std::fs::{DirBuilder, File};
+use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use tatami_client::{Client, CreateItem};
 use tatami_wire::meta::InodeTemplate;
@@ -197,12 +200,10 @@ impl WorkDirectory {
         match self {
             WorkDirectory::Path { fd, .. } => {
                 let done = match fd {
-                    Some(fd) => run_at(fd, op, name),
-                    None => run_at(CWD, op, name),
+                    Some(fd) => run_at(fd, op, name).map_err(std::io::Error::from),
+                    None => run_path(op, Path::new(OsStr::from_bytes(name.to_bytes()))),
                 };
-                done.map_err(|e| {
-                    path_error(op.name(), Path::new(&*name.to_string_lossy()))(e.into())
-                })
+                done.map_err(|e| path_error(op.name(), Path::new(&*name.to_string_lossy()))(e))
             }
             WorkDirectory::Library { client, cred, dir } => {
                 run_library(client, cred, *dir, op, name.to_bytes())
@@ -220,6 +221,26 @@ impl WorkDirectory {
             return Err(BenchError::Usage(sentence.into()));
         };
         run_bulk(client, cred, *dir, op, names)
+    }
+}
+
+/// Runs an operation by a whole path, with the calls of the C library: a library may be loaded that
+/// takes their place (`tatami run`).
+fn run_path(op: MdtestOp, path: &Path) -> std::io::Result<()> {
+    let made = || {
+        let mut options = File::options();
+        options.read(true).write(true).create(true).mode(FILE_MODE.into());
+        options.open(path)
+    };
+    match op {
+        MdtestOp::DirCreate => DirBuilder::new().mode(DIR_MODE.into()).create(path),
+        MdtestOp::DirRemove => std::fs::remove_dir(path),
+        MdtestOp::FileRemove => std::fs::remove_file(path),
+        MdtestOp::DirStat | MdtestOp::FileStat => std::fs::symlink_metadata(path).map(drop),
+        // Dropping the file closes it.
+        MdtestOp::FileCreate => made().map(drop),
+        MdtestOp::FileWrite => made()?.write_all(&CONTENT),
+        MdtestOp::FileRead => File::open(path)?.read_exact(&mut [0; WRITE_BYTES]),
     }
 }
 

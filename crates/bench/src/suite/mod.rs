@@ -15,6 +15,7 @@ mod mount_names;
 mod mounts;
 mod pairs;
 mod passthrough;
+mod preload_names;
 mod remote;
 mod servers;
 
@@ -81,7 +82,7 @@ fn take_figures(
     launcher: &Launcher,
     dir: &Path,
 ) -> Result<Vec<Figure>, BenchError> {
-    let [local, far, copy, mount, mounts, library, servers, large] = SUITE_PARTS;
+    let [local, far, copy, mount, mounts, library, preload, servers, large] = SUITE_PARTS;
     let bytes: Parts<'_> = &[
         (local, passthrough::take_figures),
         (far, remote::take_figures),
@@ -90,6 +91,7 @@ fn take_figures(
     let names: Parts<'_> = &[
         (mount, mount_names::take_figures),
         (library, library_names::take_figures),
+        (preload, preload_names::take_figures),
         (servers, servers::take_figures),
         (large, large::take_figures),
     ];
