@@ -100,7 +100,7 @@ fn fill_template(
         raw::set_errno(libc::EINVAL);
         return -1;
     };
-    if &text[start..start + 6] != [b'X'; 6] {
+    if text[start..start + 6] != [b'X'; 6] {
         raw::set_errno(libc::EINVAL);
         return -1;
     }
