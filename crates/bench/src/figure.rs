@@ -35,7 +35,8 @@ pub struct Figure {
     pub better: GoalDirection,
     /// Whether the ratio meets the goal, if there is one.
     pub met: Option<bool>,
-    /// Number of runs, each of both sides, alternating.
+    /// Number of runs, each of both sides, alternating. 0 if the figure was not measured; `note`
+    /// says why.
     pub runs: usize,
     /// Share of CPU time that the host gave to others while it ran, 0 to 1.
     pub stolen: f64,
@@ -88,6 +89,35 @@ impl Figure {
         }
     }
 
+    /// Returns a figure that cannot be measured here, with the reason.
+    pub fn not_measured(
+        name: impl Into<String>,
+        unit: impl Into<String>,
+        against: impl Into<String>,
+        (better, goal): (GoalDirection, Option<f64>),
+        reason: impl Into<String>,
+    ) -> Figure {
+        Figure {
+            name: name.into(),
+            value: 0.0,
+            unit: unit.into(),
+            baseline: 0.0,
+            against: against.into(),
+            ratio: 0.0,
+            goal,
+            better,
+            met: None,
+            runs: 0,
+            stolen: 0.0,
+            note: reason.into(),
+        }
+    }
+
+    /// Returns whether the figure was measured.
+    pub fn is_measured(&self) -> bool {
+        self.runs > 0
+    }
+
     /// Adds an explanation.
     pub fn with_note(mut self, note: impl Into<String>) -> Figure {
         self.note = note.into();
@@ -109,16 +139,17 @@ pub fn build_table(figures: &[Figure]) -> ReportTable {
         ["figure", "Tatami", "baseline", "unit", "ratio", "goal", "met", "runs", "stolen"];
     let mut table = ReportTable::new(&headings);
     for f in figures {
+        let measured = |text: String| if f.is_measured() { text } else { "–".into() };
         table.add_row(vec![
             f.name.clone(),
-            format_number(f.value),
-            format_number(f.baseline),
+            measured(format_number(f.value)),
+            measured(format_number(f.baseline)),
             f.unit.clone(),
-            format!("{:.2}", f.ratio),
+            measured(format!("{:.2}", f.ratio)),
             f.goal_text(),
             f.met.map_or("–", |met| if met { "yes" } else { "no" }).into(),
             f.runs.to_string(),
-            format_percent(f.stolen),
+            measured(format_percent(f.stolen)),
         ]);
     }
     table
@@ -163,6 +194,14 @@ mod tests {
             assert!(json.get(field).is_some(), "{field}");
         }
         assert_eq!(serde_json::from_value::<Figure>(json).expect("what we wrote"), f);
+    }
+
+    #[test]
+    fn a_figure_that_was_not_measured_shows_no_numbers() {
+        let better = (GoalDirection::Lower, Some(4.0));
+        let f = Figure::not_measured("x", "s", "y", better, "z is not installed");
+        let text = build_table(&[f]).render();
+        assert!(text.contains('–') && text.contains("≤ 4.00") && !text.contains("0.00"), "{text}");
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! A no-op file system of names only, in memory: no daemon, no bytes, no checks.
+//! A no-op file system of names only, in memory: no daemon, no bytes, no checks. A file has the
+//! length that writes gave it, and all its bytes are zero.
 //!
 //! It negotiates the same features with the kernel as a volume, gets the same requests, and replies
 //! as fast as possible. So the cost of an operation here is the baseline for every file system in a
@@ -17,7 +18,18 @@ struct NullInode {
     attr: FuseAttr,
     parent: u64,
     entries: BTreeMap<Vec<u8>, u64>,
+    /// The target of a symbolic link.
+    target: Vec<u8>,
 }
+
+impl NullInode {
+    fn new(attr: FuseAttr, parent: u64) -> NullInode {
+        NullInode { attr, parent, entries: BTreeMap::new(), target: Vec::new() }
+    }
+}
+
+/// What a read returns.
+static ZEROS: [u8; 1 << 20] = [0; 1 << 20];
 
 struct NullTree {
     inodes: HashMap<u64, NullInode>,
@@ -39,16 +51,9 @@ fn current_time() -> FuseTime {
 impl NullFileSystem {
     /// Returns an empty file system. The kernel keeps its names and attributes for `valid`.
     pub fn new(valid: Duration) -> NullFileSystem {
-        let root = NullInode {
-            attr: FuseAttr {
-                ino: ROOT_ID,
-                mode: libc::S_IFDIR | 0o777,
-                nlink: 2,
-                ..FuseAttr::default()
-            },
-            parent: ROOT_ID,
-            entries: BTreeMap::new(),
-        };
+        let mode = libc::S_IFDIR | 0o777;
+        let attr = FuseAttr { ino: ROOT_ID, mode, nlink: 2, ..FuseAttr::default() };
+        let root = NullInode::new(attr, ROOT_ID);
         let tree = NullTree { inodes: HashMap::from([(ROOT_ID, root)]), next: ROOT_ID + 1 };
         let valid = CacheTimeouts { entry: valid, attr: valid };
         NullFileSystem { tree: Arc::new(RwLock::new(tree)), valid }
@@ -92,8 +97,41 @@ impl NullTree {
             ..FuseAttr::default()
         };
         self.next += 1;
-        self.inodes.insert(ino, NullInode { attr, parent, entries: BTreeMap::new() });
+        self.inodes.insert(ino, NullInode::new(attr, parent));
         Ok(attr)
+    }
+
+    fn add_symlink(
+        &mut self,
+        request: &Request<'_>,
+        name: &[u8],
+        target: &[u8],
+    ) -> Result<FuseAttr, i32> {
+        let mut attr = self.add_inode(request, name, libc::S_IFLNK | 0o777)?;
+        attr.size = target.len() as u64;
+        if let Some(inode) = self.inodes.get_mut(&attr.ino) {
+            inode.attr = attr;
+            inode.target = target.to_vec();
+        }
+        Ok(attr)
+    }
+
+    fn add_link(&mut self, parent: u64, name: &[u8], ino: u64) -> Result<FuseAttr, i32> {
+        if self.lookup(parent, name).is_ok() {
+            return Err(libc::EEXIST);
+        }
+        let dir = self.inodes.get_mut(&parent).ok_or(libc::ENOENT)?;
+        dir.entries.insert(name.to_vec(), ino);
+        let inode = self.inodes.get_mut(&ino).ok_or(libc::ENOENT)?;
+        inode.attr.nlink += 1;
+        Ok(inode.attr)
+    }
+
+    /// Gives the file at least this length.
+    fn extend_file(&mut self, ino: u64, end: u64) {
+        if let Some(inode) = self.inodes.get_mut(&ino) {
+            inode.attr.size = inode.attr.size.max(end);
+        }
     }
 
     fn remove_entry(&mut self, parent: u64, name: &[u8]) -> Result<(), i32> {
@@ -104,7 +142,14 @@ impl NullTree {
         if let Some(dir) = self.inodes.get_mut(&parent) {
             dir.entries.remove(name);
         }
-        self.inodes.remove(&ino);
+        match self.inodes.get_mut(&ino) {
+            Some(inode)
+                if inode.attr.nlink > 1 && inode.attr.mode & libc::S_IFMT != libc::S_IFDIR =>
+            {
+                inode.attr.nlink -= 1;
+            }
+            _ => drop(self.inodes.remove(&ino)),
+        }
         Ok(())
     }
 
@@ -181,6 +226,18 @@ impl Handler for NullFileSystem {
                 let made = self.tree.write().add_inode(&request, name, mode);
                 entry(reply, made)
             }
+            FuseOp::Symlink { name, target } => {
+                let made = self.tree.write().add_symlink(&request, name, target);
+                entry(reply, made)
+            }
+            FuseOp::Link { ino, name } => {
+                let made = self.tree.write().add_link(node, name, ino);
+                entry(reply, made)
+            }
+            FuseOp::Readlink => match self.tree.read().inodes.get(&node) {
+                Some(inode) => reply.send_data(&inode.target),
+                None => reply.send_error(libc::ENOENT),
+            },
             FuseOp::Unlink { name } | FuseOp::Rmdir { name } => {
                 let removed = self.tree.write().remove_entry(node, name);
                 done(reply, removed)
@@ -196,8 +253,16 @@ impl Handler for NullFileSystem {
                 let tree = self.tree.read();
                 reply.send_directory(size as usize, |out| tree.list_entries(node, offset, out))
             }
-            FuseOp::Write { data, .. } => reply.send_written(data.len() as u32),
-            FuseOp::Read { .. } => reply.send_data(&[]),
+            FuseOp::Write { offset, data, .. } => {
+                self.tree.write().extend_file(node, offset + data.len() as u64);
+                reply.send_written(data.len() as u32)
+            }
+            FuseOp::Read { offset, size, .. } => {
+                let attr = self.tree.read().get_attr(node);
+                let left = attr.map_or(0, |attr| attr.size.saturating_sub(offset));
+                let len = left.min(u64::from(size)).min(ZEROS.len() as u64);
+                reply.send_data(&ZEROS[..len as usize])
+            }
             FuseOp::Statfs => {
                 reply.send_statfs(&StatFs { block_size: 4096, name_max: 255, ..StatFs::default() })
             }
