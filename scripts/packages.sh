@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the missing Debian packages for the named purposes: build, test, jobs,
-# mpi, shared, gfarm.
+# mpi, shared, gfarm, peers.
 # Does nothing where all are installed.
 set -euo pipefail
 
@@ -18,6 +18,8 @@ declare -A packages=(
   [libraries]="autoconf automake dpkg-dev libhdf5-mpich-dev libhdf5-openmpi-dev libtool m4 libpetsc-real3.18-dev libpetsc3.18-dev-examples python3-h5py-mpi python3-pip python3-pytest-mpi"
   # A file system of many machines, as a home of containers: its servers, clients and mount.
   [gfarm]="gfmd gfsd gfarm-client gfarm2fs"
+  # A file system that `tatami bench suite` compares with, where it is installed.
+  [peers]="iproute2 moosefs-chunkserver moosefs-client moosefs-master"
   # The programs that the end-to-end tests run on mounts.
   [test]="acl attr e2fsprogs fio git jq make man-db rsync sqlite3 strace stress-ng util-linux xz-utils zsh fish"
 )

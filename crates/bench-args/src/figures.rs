@@ -19,8 +19,8 @@ pub struct SuiteArgs {
     #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub runs: u16,
     /// Measure only figures whose names begin with one of these words: a part (passthrough, remote,
-    /// copy, mount, mounts, library, preload, servers, large), or more of the name without its
-    /// commas, such as "passthrough write cached" or "mount create"
+    /// copy, mount, mounts, commands, peers, library, preload, servers, large, scaling), or more of
+    /// the name without its commas, such as "passthrough write cached" or "mount create"
     #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = Prefix::parse)]
     pub only: Vec<Prefix>,
     /// Entries of the large directory (10,000,000 take some 15 minutes and 8 GB of disk)
@@ -29,8 +29,8 @@ pub struct SuiteArgs {
     /// Little of everything: to see that it works, not to measure
     #[arg(long)]
     pub quick: bool,
-    /// Names on all CPUs, too (default: except in the part mounts, daemons, mounts and programs
-    /// share one there)
+    /// Names on all CPUs, too (default: except in the parts mounts, commands, peers and scaling,
+    /// daemons, mounts and programs share one there)
     #[arg(long)]
     pub all_cpus: bool,
     /// The tatami command that starts the volume, if it is not the one beside this program

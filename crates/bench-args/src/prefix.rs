@@ -1,8 +1,20 @@
 //! Selects the figures that a run of the suite takes, by the beginning of their names.
 
 /// The parts of the suite. The name of every figure begins with that of its part.
-pub const SUITE_PARTS: [&str; 9] =
-    ["passthrough", "remote", "copy", "mount", "mounts", "library", "preload", "servers", "large"];
+pub const SUITE_PARTS: [&str; 12] = [
+    "passthrough",
+    "remote",
+    "copy",
+    "mount",
+    "mounts",
+    "commands",
+    "peers",
+    "library",
+    "preload",
+    "servers",
+    "large",
+    "scaling",
+];
 
 /// The beginning of the names of some figures, without commas.
 #[derive(Clone, Debug, PartialEq, Eq)]

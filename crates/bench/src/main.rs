@@ -20,6 +20,7 @@ mod ior;
 mod machine;
 mod mdtest;
 mod missing_dirs;
+mod moosefs;
 mod mpi;
 mod null_fs;
 mod null_mount;

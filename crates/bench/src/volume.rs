@@ -67,6 +67,11 @@ impl BenchVolume {
         &self.dir
     }
 
+    /// Returns the number of nodes.
+    pub fn nodes(&self) -> u16 {
+        self.nodes
+    }
+
     /// Returns the path of a node's mount.
     pub fn mount_path(&self, node: u16) -> PathBuf {
         self.dir.join("mnt").join(format!("node{node}"))
@@ -130,6 +135,18 @@ impl BenchVolume {
     /// When one does not answer.
     pub fn daemon_pids(&self) -> Result<Vec<u32>, BenchError> {
         (0..self.nodes).map(|n| Ok(self.node_status(n)?.pid)).collect()
+    }
+
+    /// Returns the process numbers of all daemons and mounts.
+    ///
+    /// # Errors
+    /// When a daemon does not answer.
+    pub fn server_pids(&self) -> Result<Vec<u32>, BenchError> {
+        let mut pids = self.daemon_pids()?;
+        for node in 0..self.nodes {
+            pids.extend(self.node_status(node)?.mounts.iter().map(|mount| mount.pid));
+        }
+        Ok(pids)
     }
 }
 

@@ -21,7 +21,8 @@ fn the_suite_takes_the_figures_that_are_asked_for() {
     let said: Said = suite(
         dir.path(),
         "remote read,passthrough write cached 4k,copy one file out,mount create,\
-         mounts shared create,mounts latency mkdir,large directory restart",
+         mounts shared create,mounts latency mkdir,large directory restart,commands rm -r,\
+         scaling library create 4 clients",
     )
     .output()
     .expect("tatami can be run")
@@ -39,6 +40,8 @@ fn the_suite_takes_the_figures_that_are_asked_for() {
         "mounts shared create, rate",
         "mounts latency mkdir, known elsewhere",
         "large directory, restart of the server",
+        "commands rm -r",
+        "scaling library create, 4 clients",
     ];
     for part in some {
         assert!(figures.iter().any(|f| f["name"] == part), "no {part} in {text}");
@@ -54,6 +57,8 @@ fn the_suite_takes_the_figures_that_are_asked_for() {
             "mounts shared create",
             "mounts latency mkdir",
             "large directory, restart",
+            "commands rm -r",
+            "scaling library create, 4 clients",
         ];
         assert!(wanted.iter().any(|w| name.starts_with(w)), "{name} was not asked for");
         assert!(figure["value"].as_f64().is_some_and(|v| v > 0.0), "{figure}");
@@ -63,8 +68,10 @@ fn the_suite_takes_the_figures_that_are_asked_for() {
 
 #[test]
 fn a_figure_that_cannot_exist_is_refused_at_once() {
-    tatami(["bench", "suite", "--only", "write"])
-        .fails(2, &["passthrough, remote, copy, mount, mounts, library, preload, servers, large"]);
+    tatami(["bench", "suite", "--only", "write"]).fails(
+        2,
+        &["passthrough, remote, copy, mount, mounts", "commands, peers, library, preload, servers, large"],
+    );
     let help = tatami(["bench", "suite", "--help"]);
     assert!(help.works().out.contains("--only <NAMES>"), "{help:?}");
 }

@@ -6,6 +6,7 @@
 //! and the share of stolen CPU time stands beside each ratio. A figure that misses its goal is
 //! reported as such; the suite fails only when something could not be run.
 
+mod commands;
 mod context;
 mod copies;
 mod large;
@@ -15,8 +16,10 @@ mod mount_names;
 mod mounts;
 mod pairs;
 mod passthrough;
+mod peers;
 mod preload_names;
 mod remote;
+mod scaling;
 mod servers;
 
 use crate::error::{BenchError, io_error, path_error};
@@ -34,7 +37,7 @@ use tatami_bench_args::{SUITE_PARTS, SuiteArgs};
 /// Nodes of most volumes: one is local, one is remote.
 const NODES: u16 = 2;
 /// The nodes of these volumes that have names: one, and programs reach it by its socket. The parts
-/// `servers` and `mounts` measure the cost of more.
+/// `servers`, `mounts`, `commands`, `peers` and `scaling` measure the cost of more.
 const NAMES: &str = "0";
 
 type Parts<'a> = &'a [(&'static str, fn(&SuiteContext) -> Result<Vec<Figure>, BenchError>)];
@@ -82,7 +85,20 @@ fn take_figures(
     launcher: &Launcher,
     dir: &Path,
 ) -> Result<Vec<Figure>, BenchError> {
-    let [local, far, copy, mount, mounts, library, preload, servers, large] = SUITE_PARTS;
+    let [
+        local,
+        far,
+        copy,
+        mount,
+        mounts,
+        commands,
+        peers,
+        library,
+        preload,
+        servers,
+        large,
+        scaling,
+    ] = SUITE_PARTS;
     let bytes: Parts<'_> = &[
         (local, passthrough::take_figures),
         (far, remote::take_figures),
@@ -95,7 +111,12 @@ fn take_figures(
         (servers, servers::take_figures),
         (large, large::take_figures),
     ];
-    let several: Parts<'_> = &[(mounts, mounts::take_figures)];
+    let several: Parts<'_> = &[
+        (mounts, mounts::take_figures),
+        (commands, commands::take_figures),
+        (peers, peers::take_figures),
+        (scaling, scaling::take_figures),
+    ];
     let groups = [
         PartGroup { parts: bytes, nodes: NODES, shards: NAMES, one_cpu: false },
         PartGroup { parts: several, nodes: mounts::MOUNTS, shards: "all", one_cpu: false },

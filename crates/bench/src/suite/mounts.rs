@@ -72,12 +72,12 @@ impl MountsOperation {
 
 /// The result of one run.
 #[derive(Clone, Copy, Debug)]
-struct MountsCost {
+pub(super) struct MountsCost {
     /// CPU time of the whole machine for one operation, in microseconds.
-    machine_us: f64,
+    pub(super) machine_us: f64,
     /// That of programs, mounts and daemons alone.
     processes_us: f64,
-    rate: f64,
+    pub(super) rate: f64,
     slow_ops: u64,
     slowest_ms: f64,
 }
@@ -97,7 +97,7 @@ impl MountsCost {
 }
 
 /// The processes of all rounds on one file system, and the processes that serve it.
-struct MountsSide {
+pub(super) struct MountsSide {
     programs: Vec<WorkerGroup>,
     servers: Vec<u32>,
 }
@@ -110,7 +110,7 @@ const QUIET_TRIES: u32 = 100;
 impl MountsSide {
     /// Creates the directories of each round, named after `sub`, below `mounts`, which are all of
     /// one file system, and starts the processes. The directories go with the file system.
-    fn start(
+    pub(super) fn start(
         bench: &SuiteContext,
         mounts: &[PathBuf],
         sub: &str,
@@ -163,7 +163,7 @@ impl MountsSide {
     }
 
     /// Returns the runs of one operation: one round at each call.
-    fn rounds_of(&mut self, op: MdtestOp) -> SideRun<'_, MountsCost> {
+    pub(super) fn rounds_of(&mut self, op: MdtestOp) -> SideRun<'_, MountsCost> {
         let mut round = 0;
         Box::new(move || {
             let cost = self.run_phase(op, round)?;
@@ -207,10 +207,7 @@ fn measure_costs(
     operations: &[MountsOperation],
 ) -> Result<Vec<Figure>, BenchError> {
     let ours: Vec<PathBuf> = (0..MOUNTS).map(|node| bench.volume.mount_path(node)).collect();
-    let mut servers = bench.volume.daemon_pids()?;
-    for node in 0..MOUNTS {
-        servers.extend(bench.volume.node_status(node)?.mounts.iter().map(|mount| mount.pid));
-    }
+    let servers = bench.volume.server_pids()?;
     let floor = |i: u16| bench.work.join(format!("nulls/mount{i}"));
     let floor: Vec<PathBuf> = (0..MOUNTS).map(floor).collect();
     let null = NullMountProcess::start_several(&bench.launcher, floor.clone())?;
@@ -284,7 +281,7 @@ fn add_to_baseline(runs: &mut FigureRuns, more: &[f64]) {
 }
 
 /// Counts the slow operations of a side.
-fn describe_slow(turns: &SideRuns<MountsCost>, side: usize) -> String {
+pub(super) fn describe_slow(turns: &SideRuns<MountsCost>, side: usize) -> String {
     let slow: f64 = turns.figure_runs(side, side, |cost| cost.slow_ops as f64).ours.iter().sum();
     let slowest = turns.figure_runs(side, side, |cost| cost.slowest_ms).ours;
     let slowest = slowest.into_iter().fold(0.0, f64::max);
