@@ -42,11 +42,15 @@ impl PathAt<'_> {
         &self,
         mut work: impl FnMut(&Arc<Session>, WalkEnd) -> Result<T, Errno>,
     ) -> Result<Side<T>, Errno> {
-        let Some(_) = self.start()? else { return Ok(Side::Pass) };
+        let Some(start) = self.start()? else { return Ok(Side::Pass) };
         let session = session()?;
         closes::send_old_closes(&session);
+        let mut first = Some(start);
         with_fresh_dirs(|| {
-            let Some(start) = self.start()? else { return Ok(Side::Pass) };
+            let again = || self.start();
+            let Some(start) = first.take().map_or_else(again, |start| Ok(Some(start)))? else {
+                return Ok(Side::Pass);
+            };
             match walk(&session, start, &mut 0)? {
                 WalkEnd::Host(path) => Ok(Side::Host(path)),
                 end => work(&session, end).map(Side::Volume),
@@ -72,11 +76,15 @@ impl PathAt<'_> {
         follow: bool,
         mut work: impl FnMut(&Arc<Session>, FoundInode) -> Result<T, Errno>,
     ) -> Result<Side<T>, Errno> {
-        let Some(_) = self.start()? else { return Ok(Side::Pass) };
+        let Some(start) = self.start()? else { return Ok(Side::Pass) };
         let session = session()?;
         closes::send_old_closes(&session);
+        let mut first = Some(start);
         with_fresh_dirs(|| {
-            let Some(start) = self.start()? else { return Ok(Side::Pass) };
+            let again = || self.start();
+            let Some(start) = first.take().map_or_else(again, |start| Ok(Some(start)))? else {
+                return Ok(Side::Pass);
+            };
             match find(&session, start, follow)? {
                 PathTarget::Host(path) => Ok(Side::Host(path)),
                 PathTarget::Inode(found) => work(&session, *found).map(Side::Volume),

@@ -19,11 +19,13 @@ pub(crate) fn open_at(dirfd: c_int, path: *const c_char, flags: c_int, mode: mod
             if let Some(fd) = descriptor_path(path) {
                 return reopen(fd, flags).map(Outcome::Done);
             }
-            if find_start(dirfd, path)?.is_none() {
-                return Ok(Outcome::Pass);
-            }
+            let Some(start) = find_start(dirfd, path)? else { return Ok(Outcome::Pass) };
+            let mut first = Some(start);
             with_fresh_dirs(|| {
-                let Some(start) = find_start(dirfd, path)? else { return Ok(Outcome::Pass) };
+                let again = || find_start(dirfd, path);
+                let Some(start) = first.take().map_or_else(again, |start| Ok(Some(start)))? else {
+                    return Ok(Outcome::Pass);
+                };
                 Ok(match open_path(start, flags, mode)? {
                     Opened::Descriptor(fd) => {
                         if fd <= libc::STDERR_FILENO {
