@@ -55,6 +55,7 @@ soak: packages tools lint ## the end-to-end tests, SCALE (20) times as much of e
 
 bench: packages $(TOOLS)/fsstress ## measure Tatami and the plain disk side by side
 	cargo build --quiet --locked --release --bin tatami --bin tatami-bench
+	cargo build --quiet --locked --release -p tatami-preload
 	PATH=$(CURDIR)/$(TOOLS):$$PATH target/release/tatami bench suite
 
 predict: packages ## predict the rates of up to 1,024 servers from what things take here

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs tatami, the programs of `tatami bench`, the MPI-IO layer, man pages and shell completions
-# below a prefix.
+# Installs tatami, the programs of `tatami bench`, the MPI-IO layer, the library of `tatami run`, man
+# pages and shell completions below a prefix.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 prefix=$(realpath -m "${1:-/usr/local}")
