@@ -70,7 +70,10 @@ fn the_suite_takes_the_figures_that_are_asked_for() {
 fn a_figure_that_cannot_exist_is_refused_at_once() {
     tatami(["bench", "suite", "--only", "write"]).fails(
         2,
-        &["passthrough, remote, copy, mount, mounts", "commands, peers, library, preload, servers, large"],
+        &[
+            "passthrough, remote, copy, mount, mounts",
+            "commands, peers, library, preload, servers, large",
+        ],
     );
     let help = tatami(["bench", "suite", "--help"]);
     assert!(help.works().out.contains("--only <NAMES>"), "{help:?}");
