@@ -7,8 +7,12 @@
 //! each such event advances. The last event of an inode or entry is kept by hash: two that share a
 //! place cost at worst one more request.
 
+use crate::cached_inode::{CachedInode, LooseName, NameMap};
 use crate::kernel_table::{KernelCache, KernelTable, revoke_attrs};
 use crate::lent_names::{KernelName, LentName, LentNames};
+use crate::operation_effects::{
+    CachedEntry, affected_inodes, entry_after, is_entry_name, keeps_path, operation_entries,
+};
 use crate::uptime::uptime;
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -16,9 +20,8 @@ use std::hash::{BuildHasher, Hash};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use tatami_wire::batch::BatchOp;
 use tatami_wire::delegation::{DelegationGrant, PartitionAttr};
-use tatami_wire::meta::{Bytes, DirEntry, MetaOp, MetaReply, MetaResult};
+use tatami_wire::meta::{DirEntry, MetaOp, MetaReply, MetaResult};
 use tatami_wire::{Attr, Errno, Ino, InodeKind, hash};
 
 const CACHE_SHARDS: usize = 16;
@@ -38,51 +41,6 @@ const LISTED_MAX: u64 = 4096;
 /// one more for each `LISTED_PER_LOOKUP` entries: a listing must cost less than what it saves.
 const LISTED_AFTER: u32 = 8;
 const LISTED_PER_LOOKUP: u32 = 64;
-
-/// The inode that a name leads to, if any.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum CachedEntry {
-    Is(Ino),
-    Absent,
-    /// This client is changing the entry, in a directory whose other entries are all cached.
-    Unknown,
-}
-
-/// The cached facts of an inode that is delegated to this client.
-#[derive(Default)]
-struct CachedInode {
-    /// The moment from which on some delegation of the inode was held without a break. So a name
-    /// that led to the inode then still does: a rename or a removal recalls all.
-    since: u64,
-    attr: Option<Attr>,
-    /// Of a directory: attributes of which only mode, owner and ACL are sure, and that the names
-    /// that lead there do. They outlive changes of entries by other clients.
-    path: Option<Box<Attr>>,
-    /// The shard delegated the path alone when this client last asked: others change the entries.
-    is_busy: bool,
-    dir: Option<Box<CachedDir>>,
-    /// Set if the inode is a partition of a split directory.
-    part: Option<Arc<PartitionAttr>>,
-}
-
-/// The inode that a name leads to, in a directory that is not delegated because several clients
-/// change it. The delegation of the inode covers the name while [`CachedInode::since`] is the same.
-#[derive(Clone, Copy)]
-struct LooseName {
-    leads_to: Ino,
-    since: u64,
-}
-
-type NameMap<T> = HashMap<Box<[u8]>, T, hash::HashBuilder>;
-
-#[derive(Default)]
-struct CachedDir {
-    names: NameMap<CachedEntry>,
-    /// Names that are not in `names` are not in the directory.
-    complete: bool,
-    /// Requests for names that were not there.
-    absent_lookups: u32,
-}
 
 struct CacheShard {
     kernel_table: KernelTable,
@@ -907,93 +865,6 @@ impl DelegationCache {
             None => self.size.fetch_sub(1, SeqCst),
         };
     }
-}
-
-impl CachedInode {
-    fn busy_path(&self) -> Option<&Attr> {
-        self.path.as_deref().filter(|_| self.is_busy)
-    }
-
-    /// Returns the number of entries of a directory or a partition, if it is cached.
-    fn entry_count(&self) -> Option<u64> {
-        let whole = self.attr.as_ref().map(|attr| attr.size);
-        whole.or_else(|| self.part.as_ref().map(|part| part.attr.size))
-    }
-
-    fn count_records(&self) -> usize {
-        1 + self.dir.as_ref().map_or(0, |dir| dir.names.len())
-    }
-}
-
-/// Returns the entries that an operation concerns.
-fn operation_entries(op: &MetaOp) -> impl Iterator<Item = (Ino, &Bytes)> {
-    let few = match op {
-        MetaOp::Rename { parent, name, new_parent, new_name, .. } => {
-            [Some((*parent, name)), Some((*new_parent, new_name))]
-        }
-        other => [other.named_entry(), None],
-    };
-    few.into_iter().flatten().chain(batch_operations(op).iter().filter_map(BatchOp::named_entry))
-}
-
-/// Returns the operations of a batch.
-fn batch_operations(op: &MetaOp) -> &[BatchOp] {
-    match op {
-        MetaOp::Batch { operations } => operations,
-        _ => &[],
-    }
-}
-
-/// Returns the inodes whose attributes a change surely concerns.
-fn affected_inodes(op: &MetaOp) -> impl Iterator<Item = Ino> {
-    let inos = match op {
-        // Nothing that attributes show.
-        MetaOp::ReportClosed { .. } => [None, None],
-        MetaOp::Rename { new_parent, .. } => [Some(op.target_inode()), Some(*new_parent)],
-        MetaOp::Link { ino, .. } => [Some(op.target_inode()), Some(*ino)],
-        _ => [Some(op.target_inode()), None],
-    };
-    let batch = batch_operations(op).iter();
-    let linked = batch.clone().filter_map(|operation| match operation {
-        BatchOp::Link { ino, .. } => Some(*ino),
-        _ => None,
-    });
-    inos.into_iter().flatten().chain(batch.skip(1).map(BatchOp::target_inode)).chain(linked)
-}
-
-/// Returns whether the change `op` by this client leaves the path through directory `ino` as it
-/// is, because it changes only entries of the directory.
-fn keeps_path(op: &MetaOp, ino: Ino) -> bool {
-    let sets = |some: &BatchOp| matches!(some, BatchOp::SetAttr { ino: set, .. } if *set == ino);
-    operation_entries(op).any(|(dir, _)| dir == ino) && !batch_operations(op).iter().any(sets)
-}
-
-/// Returns the entry after the operation, as the reply shows it.
-fn entry_after(op: &MetaOp, result: Result<&MetaReply, Errno>) -> Option<CachedEntry> {
-    match (op, result) {
-        (
-            MetaOp::Lookup { .. } | MetaOp::LookupEntry { .. } | MetaOp::Link { .. },
-            Ok(MetaReply::Attr(attr)),
-        )
-        | (MetaOp::Create { .. }, Ok(MetaReply::Created { attr, .. })) => {
-            Some(CachedEntry::Is(attr.ino))
-        }
-        (MetaOp::LookupEntry { .. }, Ok(MetaReply::Referral(ino))) => Some(CachedEntry::Is(*ino)),
-        (MetaOp::Unlink { .. } | MetaOp::Rmdir { .. }, Ok(_)) => Some(CachedEntry::Absent),
-        (
-            MetaOp::Lookup { .. }
-            | MetaOp::LookupEntry { .. }
-            | MetaOp::Unlink { .. }
-            | MetaOp::Rmdir { .. },
-            Err(Errno::ENOENT),
-        ) => Some(CachedEntry::Absent),
-        _ => None,
-    }
-}
-
-/// Returns whether a directory stores a name as an entry.
-fn is_entry_name(name: &[u8]) -> bool {
-    name != b"." && name != b".." && name.len() <= tatami_wire::NAME_MAX
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@
 mod awaited_node;
 mod away_nodes;
 mod batch;
+mod cached_inode;
 mod cause;
 mod client;
 pub mod connection;
@@ -38,6 +39,7 @@ mod node;
 mod node_spaces;
 mod object_handle;
 mod open_data;
+mod operation_effects;
 mod partition_cache;
 mod partitions;
 mod pieces;

@@ -3,6 +3,7 @@
 use super::*;
 use crate::kernel_table::NamesExpired;
 use tatami_wire::delegation::DelegatedEntries;
+use tatami_wire::meta::Bytes;
 use tatami_wire::partition::HashRange;
 
 const TERM: Duration = Duration::from_secs(600);

@@ -729,8 +729,8 @@ mod tests {
                    let mut now = Instant::now();
                    let clients = [A, B, C];
                    let mut d = with(&clients, now);
-                   // The delegations that each client believes to have, those of paths, and the recalls
-                   // that it must answer. Inode 0 is a file.
+                   // The delegations that each client believes to have, those of paths, and the
+                   // recalls that it must answer. Inode 0 is a file.
                    let (mut holds, mut paths) = (vec![HashSet::new(); 3], vec![HashSet::new(); 3]);
                    let mut inbox: Vec<Vec<Recall>> = vec![Vec::new(), Vec::new(), Vec::new()];
                    for step in steps {
