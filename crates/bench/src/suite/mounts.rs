@@ -10,7 +10,8 @@
 //! Every round has directories of its own, and all rounds create before any looks or removes, for
 //! the reason that [`super::mount_names`] gives. Directories are made in fresh ones, too: one that
 //! has been large stays on several servers. A private directory has too few entries to split. The
-//! shared one splits.
+//! shared one splits, and so do the private ones that it stands against: they have as many entries
+//! a process.
 
 use super::context::SuiteContext;
 use super::mount_latency;
@@ -96,6 +97,17 @@ impl MountsCost {
     }
 }
 
+/// The names that the processes of one side make.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MountsLoad<'a> {
+    /// The first part of the names of the directories.
+    pub(super) sub: &'a str,
+    /// All processes work in one directory.
+    pub(super) shared: bool,
+    /// Files, and directories, of each process.
+    pub(super) items: u64,
+}
+
 /// The processes of all rounds on one file system, and the processes that serve it.
 pub(super) struct MountsSide {
     programs: Vec<WorkerGroup>,
@@ -108,21 +120,22 @@ const QUIET: Duration = Duration::from_millis(20);
 const QUIET_TRIES: u32 = 100;
 
 impl MountsSide {
-    /// Creates the directories of each round, named after `sub`, below `mounts`, which are all of
-    /// one file system, and starts the processes. The directories go with the file system.
+    /// Creates the directories of each round below `mounts`, which are all of one file system, and
+    /// starts the processes. The directories go with the file system.
     pub(super) fn start(
         bench: &SuiteContext,
         mounts: &[PathBuf],
-        sub: &str,
-        shared: bool,
+        load: MountsLoad<'_>,
         servers: &[u32],
     ) -> Result<MountsSide, BenchError> {
+        let MountsLoad { sub, shared, items } = load;
         // The first round warms up.
         let start = |round: usize| {
-            let sub = format!("{sub}.{}.{round}", if shared { "shared" } else { "private" });
+            let kind = if shared { "shared" } else { "private" };
+            let sub = format!("{sub}.{kind}{items}.{round}");
             let place = WorkloadPlace::Path { dir: mounts[0].join(&sub), relative: false };
             let site = MdtestSite::create(&place, PROCS, shared)?;
-            let parts = site.process_parts(PROCS, items_of_process(bench), shared, 1);
+            let parts = site.process_parts(PROCS, items, shared, 1);
             let task = |(part, mount): (MdtestPart, &PathBuf)| {
                 let place = part.place.through_mount(&mount.join(&sub));
                 WorkerTask::Mdtest(MdtestPart { place, ..part })
@@ -174,8 +187,13 @@ impl MountsSide {
 }
 
 /// Returns the number of files, and directories, of a process: fewer than make a directory split.
-fn items_of_process(bench: &SuiteContext) -> u64 {
+fn few_items(bench: &SuiteContext) -> u64 {
     bench.items_per_run() / 8
+}
+
+/// As [`few_items`], for a directory that splits.
+pub(super) fn many_items(bench: &SuiteContext) -> u64 {
+    few_items(bench) * 5
 }
 
 /// Takes all figures of this module and of [`mount_latency`].
@@ -198,9 +216,10 @@ pub fn take_figures(bench: &SuiteContext) -> Result<Vec<Figure>, BenchError> {
 
 /// Positions of the sides that take turns.
 const PRIVATE: usize = 0;
-const SHARED: usize = 1;
-const NULL: usize = 2;
-const REQUEST: usize = 3;
+const PRIVATE_MANY: usize = 1;
+const SHARED: usize = 2;
+const NULL: usize = 3;
+const REQUEST: usize = 4;
 
 fn measure_costs(
     bench: &SuiteContext,
@@ -212,16 +231,20 @@ fn measure_costs(
     let floor: Vec<PathBuf> = (0..MOUNTS).map(floor).collect();
     let null = NullMountProcess::start_several(&bench.launcher, floor.clone())?;
     let sub = operations[0].name;
-    let mut private = MountsSide::start(bench, &ours, sub, false, &servers)?;
-    let mut shared = MountsSide::start(bench, &ours, sub, true, &servers)?;
-    let mut empty = MountsSide::start(bench, &floor, sub, false, &[null.process_id()])?;
-    let (items, socket) = (items_of_process(bench), bench.work.join("null-server"));
+    let few = MountsLoad { sub, shared: false, items: few_items(bench) };
+    let many = MountsLoad { items: many_items(bench), ..few };
+    let mut private = MountsSide::start(bench, &ours, few, &servers)?;
+    let mut private_many = MountsSide::start(bench, &ours, many, &servers)?;
+    let mut shared =
+        MountsSide::start(bench, &ours, MountsLoad { shared: true, ..many }, &servers)?;
+    let mut empty = MountsSide::start(bench, &floor, few, &[null.process_id()])?;
+    let (items, socket) = (few.items, bench.work.join("null-server"));
     let depth = WireDepth::Messages;
     let mut requests = NullServerRun::start(&bench.launcher, PROCS, items, depth, Some(&socket))?;
     let mut figures = Vec::new();
     for part in operations {
-        let mut sides =
-            vec![private.rounds_of(part.op), shared.rounds_of(part.op), empty.rounds_of(part.op)];
+        let sides = [&mut private, &mut private_many, &mut shared, &mut empty];
+        let mut sides = Vec::from(sides.map(|side| side.rounds_of(part.op)));
         if let Some(message) = part.message {
             let requests = &mut requests;
             sides.push(Box::new(move || {
@@ -261,8 +284,8 @@ fn build_private(part: &MountsOperation, turns: &SideRuns<MountsCost>) -> Figure
 
 /// Returns the figure of the rate in a shared directory.
 fn build_shared(part: &MountsOperation, turns: &SideRuns<MountsCost>) -> Figure {
-    let runs = turns.figure_runs(SHARED, PRIVATE, |cost| cost.rate);
-    let cpu = turns.figure_runs(SHARED, PRIVATE, |cost| cost.machine_us);
+    let runs = turns.figure_runs(SHARED, PRIVATE_MANY, |cost| cost.rate);
+    let cpu = turns.figure_runs(SHARED, PRIVATE_MANY, |cost| cost.machine_us);
     let note = format!(
         "CPU time of the machine for an operation: {} µs against {}; {}",
         format_number(median(&cpu.ours)),
@@ -294,7 +317,7 @@ mod tests {
 
     #[test]
     fn the_baseline_of_a_change_has_the_request_too() {
-        let mut costs = [10.0, 99.0, 4.0, 3.0].map(|us| {
+        let mut costs = [10.0, 12.0, 99.0, 4.0, 3.0].map(|us| {
             let outcome = PhaseOutcome {
                 seconds: 2.0,
                 ops: 10,
@@ -320,6 +343,6 @@ mod tests {
         assert_eq!((figure.value, figure.baseline, figure.met), (10.0, 4.0, Some(false)));
         let figure = build_shared(&OPERATIONS[0][1], &turns);
         assert_eq!((figure.value, figure.baseline, figure.met), (5.0, 5.0, Some(true)));
-        assert!(figure.note.contains("99.0 µs against 10.0"), "{figure:?}");
+        assert!(figure.note.contains("99.0 µs against 12.0"), "{figure:?}");
     }
 }

@@ -4,7 +4,7 @@
 //! it is not installed.
 
 use super::context::SuiteContext;
-use super::mounts::{MOUNTS, MountsSide, describe_slow};
+use super::mounts::{MOUNTS, MountsLoad, MountsSide, describe_slow, many_items};
 use super::pairs::run_in_turn;
 use crate::error::BenchError;
 use crate::figure::{Figure, GoalDirection};
@@ -74,9 +74,10 @@ pub fn take_figures(bench: &SuiteContext) -> Result<Vec<Figure>, BenchError> {
         // A name for the directories of these operations alone.
         let sub = format!("peers {}", part.operations[0].1);
         let servers = bench.volume.server_pids()?;
-        let mut ours = MountsSide::start(bench, &ours, &sub, part.shared, &servers)?;
+        let load = MountsLoad { sub: &sub, shared: part.shared, items: many_items(bench) };
+        let mut ours = MountsSide::start(bench, &ours, load, &servers)?;
         let (paths, servers) = (peer.mount_paths(), peer.process_ids());
-        let mut theirs = MountsSide::start(bench, paths, &sub, part.shared, &servers)?;
+        let mut theirs = MountsSide::start(bench, paths, load, &servers)?;
         for ((op, _), name) in part.operations.iter().zip(names) {
             let sides = vec![ours.rounds_of(*op), theirs.rounds_of(*op)];
             let turns = run_in_turn(bench.runs, sides)?;
