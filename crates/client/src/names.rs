@@ -95,9 +95,9 @@ impl Client {
         Err(Errno::EIO)
     }
 
-    /// Returns the attributes of an inode. Size and times of a directory may be up to a second old,
-    /// and its link count 1, if others change it and this client asks for them often: each walk
-    /// through it would take a request, and several if it is split.
+    /// Returns the attributes of an inode. Size and times of a directory, unless it is small, may
+    /// be up to a second old, and its link count 1, if others change it and this client asks for
+    /// them often: each walk through it would take a request, and several if it is split.
     pub fn getattr(&self, cred: &Cred, ino: Ino) -> Result<Attr, Errno> {
         if let Some(attr) = self.cached_attr(ino) {
             if attr.kind == InodeKind::Dir {

@@ -33,6 +33,9 @@ pub(crate) struct PartitionTable {
 const SUM_AGE: Duration = Duration::from_secs(1);
 /// Requests for the attributes of a directory within [`SUM_AGE`], after which it counts as busy.
 const BUSY_REQUESTS: u32 = 32;
+/// Directories with fewer entries are never busy. Programs use small ones to agree on something, and
+/// watch their times.
+const SMALL_DIRECTORY: u64 = 64;
 /// Most directories whose requests are counted.
 const BUSY_MAX: usize = 1024;
 
@@ -98,6 +101,10 @@ impl PartitionCache {
     /// sent at `sent`.
     pub(crate) fn record_sum(&self, sum: &Attr, sent: Duration) {
         let busy = &mut self.table.lock().busy;
+        if sum.size < SMALL_DIRECTORY {
+            busy.remove(&sum.ino);
+            return;
+        }
         if busy.len() >= BUSY_MAX && !busy.contains_key(&sum.ino) {
             busy.clear();
         }
@@ -154,7 +161,8 @@ mod tests {
     const NOW: Duration = Duration::from_secs(1000);
     const DIR: Ino = Ino(9);
 
-    fn sum(size: u64) -> Attr {
+    fn sum(more: u64) -> Attr {
+        let size = SMALL_DIRECTORY + more;
         Attr { size, ..Attr::with_defaults(DIR, InodeKind::Dir) }
     }
 
@@ -184,6 +192,16 @@ mod tests {
         cache.record_sum(&sum(6), next + SUM_AGE * 2);
         assert_eq!(cache.recent_sum_end(DIR), None);
         cache.forget_sum(DIR);
+        assert_eq!(cache.recent_sum(DIR, NOW), None);
+    }
+
+    #[test]
+    fn a_small_directory_is_never_busy() {
+        let cache = cache();
+        (0..=BUSY_REQUESTS).for_each(|_| cache.record_sum(&sum(0), NOW));
+        assert_eq!(cache.recent_sum(DIR, NOW), Some(sum(0)));
+        let small = Attr { size: SMALL_DIRECTORY - 1, ..sum(0) };
+        (0..=BUSY_REQUESTS).for_each(|_| cache.record_sum(&small, NOW));
         assert_eq!(cache.recent_sum(DIR, NOW), None);
     }
 
