@@ -33,8 +33,8 @@ pub(crate) struct PartitionTable {
 const SUM_AGE: Duration = Duration::from_secs(1);
 /// Requests for the attributes of a directory within [`SUM_AGE`], after which it counts as busy.
 const BUSY_REQUESTS: u32 = 32;
-/// Directories with fewer entries are never busy. Programs use small ones to agree on something, and
-/// watch their times.
+/// Directories with fewer entries are never busy. Programs use small ones to agree on something,
+/// and watch their times.
 const SMALL_DIRECTORY: u64 = 64;
 /// Most directories whose requests are counted.
 const BUSY_MAX: usize = 1024;
