@@ -13,7 +13,7 @@ use tatami_tests::mpi::{MPIS, ONE_AT_A_TIME, on_this_machine};
 const AT: &str = "/tatami-preload-test";
 
 /// Returns a command that runs a program with the volume at [`AT`], at home on a node.
-fn preloaded(cluster: &Cluster, node: u16) -> Command {
+fn preload_command(cluster: &Cluster, node: u16) -> Command {
     let mut command = cluster.command("run");
     command.arg("--node").arg(node.to_string()).arg("--at").arg(AT).arg("--");
     command
@@ -21,7 +21,7 @@ fn preloaded(cluster: &Cluster, node: u16) -> Command {
 
 /// Runs a script on the volume; `$D` is its root.
 fn on_volume(cluster: &Cluster, node: u16, script: &str) -> Said {
-    let mut command = preloaded(cluster, node);
+    let mut command = preload_command(cluster, node);
     let script = format!("exec 2>&1\nD={AT}\n{script}");
     run(command.args(["bash", "-c", &script]))
 }
@@ -201,7 +201,7 @@ fn programs_without_the_library_are_refused() {
     fs::write(&source, "int main(void) { return 0; }\n").expect("a small program");
     let program = dir.path().join("p");
     run(Command::new("gcc").arg("-static").arg("-o").arg(&program).arg(&source));
-    let said = ask(preloaded(&cluster, 0).arg(&program));
+    let said = ask(preload_command(&cluster, 0).arg(&program));
     assert_ne!(said.code, Some(0));
     assert!(said.err.contains("is linked statically"), "{}", said.err);
     let said = ask(cluster.command("run").args(["--at", "/", "--", "true"]));
@@ -209,7 +209,7 @@ fn programs_without_the_library_are_refused() {
     // Without a volume, calls on its paths fail, and others do not.
     cluster.down();
     let script = format!("test -e /etc/passwd && echo other; cat {AT}/f; echo x > {AT}/g");
-    let said = ask(preloaded(&cluster, 0).args(["sh", "-c", &script]));
+    let said = ask(preload_command(&cluster, 0).args(["sh", "-c", &script]));
     assert_eq!(said.out, "other\n");
     assert!(said.err.contains("cannot be reached"), "{}", said.err);
     cluster.up();

@@ -1,9 +1,9 @@
 //! MooseFS, if it is installed, as a peer to compare with: a master, a chunk server, and several
 //! mounts, all of this machine.
 //!
-//! A chunk server refuses to reach its master by an address of the loopback range. So the processes
-//! have a network namespace of their own, whose loopback device has one more address. They use the
-//! usual ports there, and nothing outside can reach them. Mounts are visible outside.
+//! A chunk server refuses to reach its master by an address of the loopback range. So all processes
+//! of MooseFS run in one network namespace, and its loopback device gets another address. Nothing
+//! outside can reach their ports. The mounts are visible outside.
 
 use std::fs::{self, File};
 use std::io;

@@ -9,12 +9,12 @@ use tatami_wire::{Attr, Ino, hash};
 /// The cached facts of an inode that is delegated to this client.
 #[derive(Default)]
 pub(crate) struct CachedInode {
-    /// The moment from which on some delegation of the inode was held without a break. So a name
-    /// that led to the inode then still does: a rename or a removal recalls all.
+    /// Since this moment the client has held some delegation of the inode without a break. A name
+    /// that led to the inode then still does, because a rename or a removal recalls all of them.
     pub(crate) since: u64,
     pub(crate) attr: Option<Attr>,
-    /// Of a directory: attributes of which only mode, owner and ACL are sure, and that the names
-    /// that lead there do. They outlive changes of entries by other clients.
+    /// The path delegation of a directory. Mode, owner and ACL in it are current. Size and times
+    /// may be old, because other clients change entries without a recall of it.
     pub(crate) path: Option<Box<Attr>>,
     /// The shard delegated the path alone when this client last asked: others change the entries.
     pub(crate) is_busy: bool,

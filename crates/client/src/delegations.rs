@@ -35,7 +35,8 @@ const MARGIN: u32 = 10;
 
 /// Directories with at most this many cached names are checked for completeness with each name.
 const COUNTED_MAX: usize = 64;
-/// Largest directory, or partition of one, whose names are listed to know which are absent.
+/// The client lists a directory, or a partition, with at most this many entries, to learn all of
+/// its names.
 const LISTED_MAX: u64 = 4096;
 /// After this many requests for absent names a small directory is listed, and a large one after
 /// one more for each `LISTED_PER_LOOKUP` entries: a listing must cost less than what it saves.
@@ -248,8 +249,8 @@ impl DelegationCache {
         (lends && shard.kernel_table.record_attr(part, whole, now, end)).then_some(left)
     }
 
-    /// As [`DelegationCache::grant_attr_timeout`], for attributes of a directory that others are
-    /// changing, and whose path is delegated. Its size and times may be used until `sum_end`.
+    /// As [`DelegationCache::grant_attr_timeout`], for a directory that others are changing. The
+    /// client holds its path delegation. Size and times in `attr` expire at `sum_end`.
     pub(crate) fn grant_path_timeout(&self, attr: &Attr, sum_end: Duration) -> Option<Duration> {
         self.kernel()?;
         let (now, term_end) = (uptime(), Duration::from_micros(self.until.load(SeqCst)));

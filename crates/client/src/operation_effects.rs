@@ -9,7 +9,7 @@ use tatami_wire::{Errno, Ino};
 pub(crate) enum CachedEntry {
     Is(Ino),
     Absent,
-    /// This client is changing the entry, in a directory whose other entries are all cached.
+    /// This client is changing the entry. All other entries of the directory are cached.
     Unknown,
 }
 

@@ -8,7 +8,7 @@ use crate::session::{Session, cred, session};
 use crate::table::{self, DescriptorKind, LastNumber, ProgramFile, ReportMark};
 use crate::walk::{
     DirPosition, EntryPlace, FoundInode, PathTarget, WalkEnd, WalkStart, find_from, follow_last,
-    walk,
+    walk_path,
 };
 use std::ffi::{CString, c_int};
 use std::mem::ManuallyDrop;
@@ -94,7 +94,7 @@ pub(crate) fn open_path(start: WalkStart, flags: c_int, mode: u32) -> Result<Ope
     let session = session()?;
     closes::send_old_closes(&session);
     let mut links = 0;
-    let mut end = walk(&session, start, &mut links)?;
+    let mut end = walk_path(&session, start, &mut links)?;
     if flags & libc::O_CREAT == 0 || flags & libc::O_PATH != 0 {
         let follow = flags & libc::O_NOFOLLOW == 0;
         return match find_from(&session, end, follow, links)? {

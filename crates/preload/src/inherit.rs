@@ -7,7 +7,7 @@
 use crate::files::{PLACEHOLDER_NAME, native_state};
 use crate::raw;
 use crate::session::session;
-use crate::settings::{FILES_VARIABLE, variable};
+use crate::settings::{FILES_VARIABLE, read_variable};
 use crate::table::{self, ProgramFile, ReportMark, add_number};
 use std::fmt::Write as _;
 use std::os::fd::RawFd;
@@ -128,7 +128,7 @@ fn open_numbers() -> Vec<RawFd> {
 
 /// Recognizes the descriptors that this program has inherited.
 pub(crate) fn adopt_descriptors() {
-    let handed = variable(FILES_VARIABLE).map(|text| parse_files(&text)).unwrap_or_default();
+    let handed = read_variable(FILES_VARIABLE).map(|text| parse_files(&text)).unwrap_or_default();
     let mut native: Vec<Option<Arc<ProgramFile>>> = vec![None; handed.len()];
     for fd in open_numbers() {
         let link = std::fs::read_link(format!("/proc/self/fd/{fd}")).unwrap_or_default();

@@ -9,7 +9,7 @@ use crate::start::find_start;
 use crate::table;
 use crate::umask;
 use crate::walk::{
-    EntryPlace, FoundInode, PathTarget, WalkEnd, WalkStart, find, forget_dirs, walk,
+    EntryPlace, FoundInode, PathTarget, WalkEnd, WalkStart, find, forget_dirs, walk_path,
     with_fresh_dirs,
 };
 use std::ffi::{CString, c_int};
@@ -33,8 +33,27 @@ enum Side<T> {
 }
 
 impl PathAt<'_> {
-    fn start(&self) -> Result<Option<WalkStart>, Errno> {
+    fn find_start(&self) -> Result<Option<WalkStart>, Errno> {
         self.path.map_or(Ok(None), |path| find_start(self.dirfd, path))
+    }
+
+    /// Runs `work` with the start of the walk, and again with fresh names of directories if it has
+    /// failed with old ones.
+    fn run_from_start<T>(
+        &self,
+        mut work: impl FnMut(&Arc<Session>, WalkStart) -> Result<Side<T>, Errno>,
+    ) -> Result<Side<T>, Errno> {
+        let Some(start) = self.find_start()? else { return Ok(Side::Pass) };
+        let session = session()?;
+        closes::send_old_closes(&session);
+        let mut first = Some(start);
+        with_fresh_dirs(|| {
+            let again = || self.find_start();
+            match first.take().map_or_else(again, |start| Ok(Some(start)))? {
+                Some(start) => work(&session, start),
+                None => Ok(Side::Pass),
+            }
+        })
     }
 
     /// Runs `work` with the end of the walk.
@@ -42,19 +61,9 @@ impl PathAt<'_> {
         &self,
         mut work: impl FnMut(&Arc<Session>, WalkEnd) -> Result<T, Errno>,
     ) -> Result<Side<T>, Errno> {
-        let Some(start) = self.start()? else { return Ok(Side::Pass) };
-        let session = session()?;
-        closes::send_old_closes(&session);
-        let mut first = Some(start);
-        with_fresh_dirs(|| {
-            let again = || self.start();
-            let Some(start) = first.take().map_or_else(again, |start| Ok(Some(start)))? else {
-                return Ok(Side::Pass);
-            };
-            match walk(&session, start, &mut 0)? {
-                WalkEnd::Host(path) => Ok(Side::Host(path)),
-                end => work(&session, end).map(Side::Volume),
-            }
+        self.run_from_start(|session, start| match walk_path(session, start, &mut 0)? {
+            WalkEnd::Host(path) => Ok(Side::Host(path)),
+            end => work(session, end).map(Side::Volume),
         })
     }
 
@@ -76,19 +85,9 @@ impl PathAt<'_> {
         follow: bool,
         mut work: impl FnMut(&Arc<Session>, FoundInode) -> Result<T, Errno>,
     ) -> Result<Side<T>, Errno> {
-        let Some(start) = self.start()? else { return Ok(Side::Pass) };
-        let session = session()?;
-        closes::send_old_closes(&session);
-        let mut first = Some(start);
-        with_fresh_dirs(|| {
-            let again = || self.start();
-            let Some(start) = first.take().map_or_else(again, |start| Ok(Some(start)))? else {
-                return Ok(Side::Pass);
-            };
-            match find(&session, start, follow)? {
-                PathTarget::Host(path) => Ok(Side::Host(path)),
-                PathTarget::Inode(found) => work(&session, *found).map(Side::Volume),
-            }
+        self.run_from_start(|session, start| match find(session, start, follow)? {
+            PathTarget::Host(path) => Ok(Side::Host(path)),
+            PathTarget::Inode(found) => work(session, *found).map(Side::Volume),
         })
     }
 }
@@ -260,14 +259,14 @@ fn with_two(
     to: PathAt<'_>,
     mut work: impl FnMut(&Arc<Session>, &EntryPlace, &EntryPlace) -> Result<(), Errno>,
 ) -> Result<TwoPaths, Errno> {
-    if from.start()?.is_none() && to.start()?.is_none() {
+    if from.find_start()?.is_none() && to.find_start()?.is_none() {
         return Ok(TwoPaths::Pass(None, None));
     }
     let session = session()?;
     closes::send_old_closes(&session);
     with_fresh_dirs(|| {
-        let end = |at: &PathAt<'_>| match at.start()? {
-            Some(start) => walk(&session, start, &mut 0).map(Some),
+        let end = |at: &PathAt<'_>| match at.find_start()? {
+            Some(start) => walk_path(&session, start, &mut 0).map(Some),
             None => Ok(None),
         };
         match (end(&from)?, end(&to)?) {
@@ -290,8 +289,8 @@ fn with_two(
 /// Gives an inode one more name.
 pub(crate) fn link(from: PathAt<'_>, to: PathAt<'_>, follow: bool) -> Result<TwoPaths, Errno> {
     let source = from.at_inode(follow, |_, found| Ok(found.attr))?;
-    let (Side::Volume(source), Some(_)) = (&source, to.start()?) else {
-        return match (source, to.start()?) {
+    let (Side::Volume(source), Some(_)) = (&source, to.find_start()?) else {
+        return match (source, to.find_start()?) {
             (Side::Pass, None) => Ok(TwoPaths::Pass(None, None)),
             (Side::Host(path), None) => Ok(TwoPaths::Pass(Some(path), None)),
             _ => Err(Errno::EXDEV),

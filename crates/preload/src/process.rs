@@ -10,7 +10,7 @@ use crate::raw;
 use crate::session::{SessionForkGuard, cred, session};
 use crate::settings::{
     AT_VARIABLE, CWD_VARIABLE, DIR_VARIABLE, FILES_VARIABLE, NODE_VARIABLE, PATIENCE_VARIABLE,
-    settings, variable,
+    read_variable, settings,
 };
 use crate::start::{find_start, set_working_dir, working_dir};
 use crate::walk::{PathTarget, find, forget_dirs};
@@ -44,8 +44,8 @@ pub(crate) fn start_library(adopt_stream: fn(RawFd)) {
     umask::read_at_start();
     let names = [AT_VARIABLE, DIR_VARIABLE, NODE_VARIABLE, PATIENCE_VARIABLE];
     let mut kept: Vec<_> =
-        names.into_iter().filter_map(|name| Some((name, variable(name)?))).collect();
-    let preloaded = variable(PRELOAD_VARIABLE).unwrap_or_default();
+        names.into_iter().filter_map(|name| Some((name, read_variable(name)?))).collect();
+    let preloaded = read_variable(PRELOAD_VARIABLE).unwrap_or_default();
     let own = preloaded.split(|b| matches!(b, b':' | b' ')).find(|path| {
         let name = path.rsplit(|b| *b == b'/').next();
         name == Some(LIBRARY.as_bytes())
@@ -60,7 +60,7 @@ pub(crate) fn start_library(adopt_stream: fn(RawFd)) {
         libc::pthread_atfork(Some(prepare_fork), Some(end_fork_in_parent), Some(end_fork_in_child));
         __cxa_atexit(end_process, std::ptr::null_mut(), std::ptr::null_mut());
     }
-    if let Some(path) = variable(CWD_VARIABLE).filter(|path| !path.is_empty()) {
+    if let Some(path) = read_variable(CWD_VARIABLE).filter(|path| !path.is_empty()) {
         enter_inherited_dir(&path);
     }
     adopt_descriptors();

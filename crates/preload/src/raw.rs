@@ -40,7 +40,7 @@ impl NextFunction {
     }
 
     /// Returns the address, or 0 where the C library has no such function.
-    pub(crate) fn address(&self) -> usize {
+    pub(crate) fn find_address(&self) -> usize {
         let known = self.found.load(Relaxed);
         if known != 0 {
             return known;
@@ -64,7 +64,7 @@ macro_rules! next {
                 Err(_) => c"",
             },
         );
-        match NEXT.address() {
+        match NEXT.find_address() {
             0 => {
                 $crate::raw::set_errno(libc::ENOSYS);
                 $missing
@@ -96,9 +96,15 @@ impl ProgramText {
         (!self.0.is_null()).then(|| unsafe { CStr::from_ptr(self.0) }.to_bytes())
     }
 
-    /// Returns the address as an argument of a system call.
-    pub(crate) fn address(&self) -> usize {
+    /// Returns the text as an argument of a system call.
+    pub(crate) fn argument(&self) -> usize {
         self.0 as usize
+    }
+
+    /// Returns the path for a system call: `host`, where the walk has left the volume, or else the
+    /// text as the program gave it.
+    pub(crate) fn path_argument(&self, host: Option<&CStr>) -> usize {
+        host.map_or(self.argument(), |path| path.as_ptr() as usize)
     }
 }
 

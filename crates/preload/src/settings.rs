@@ -92,7 +92,7 @@ pub(crate) fn settings() -> Option<&'static Settings> {
 }
 
 /// Returns the value of a variable as bytes.
-pub(crate) fn variable(name: &str) -> Option<Vec<u8>> {
+pub(crate) fn read_variable(name: &str) -> Option<Vec<u8>> {
     std::env::var_os(name).map(OsStringExt::into_vec)
 }
 

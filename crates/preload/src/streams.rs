@@ -48,7 +48,7 @@ impl DirReader {
     }
 
     /// Goes on after a position.
-    pub(crate) fn seek(&mut self, after: u64) {
+    pub(crate) fn continue_after(&mut self, after: u64) {
         (self.after, self.is_end, self.next) = (after, false, 0);
         self.ahead.clear();
     }

@@ -174,7 +174,7 @@ impl VirtualFile {
     ///
     /// # Errors
     /// Those of lseek(2).
-    pub(crate) fn seek(&self, offset: i64, whence: c_int) -> Result<u64, Errno> {
+    pub(crate) fn move_position(&self, offset: i64, whence: c_int) -> Result<u64, Errno> {
         let _position = self.file.position.lock();
         let base = match whence {
             libc::SEEK_SET => 0,

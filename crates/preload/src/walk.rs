@@ -254,7 +254,7 @@ fn leave_root(prefix: usize, rest: &[u8]) -> Result<WalkEnd, Errno> {
 }
 
 /// Walks to the last name, and follows symbolic links before it.
-pub(crate) fn walk(
+pub(crate) fn walk_path(
     session: &Session,
     start: WalkStart,
     links: &mut usize,
@@ -335,7 +335,7 @@ pub(crate) fn follow_last(
     let target = session.client.readlink(&cred(), link)?;
     let rest: &[u8] = if place.must_be_dir { b"/" } else { b"" };
     match follow_link(&place.dir, &target, rest)? {
-        WalkStep::Continue(next) => walk(session, next, links),
+        WalkStep::Continue(next) => walk_path(session, next, links),
         WalkStep::End(end) => Ok(end),
     }
 }
@@ -343,7 +343,7 @@ pub(crate) fn follow_last(
 /// Finds the inode of a path; that of a final link's target with `follow`.
 pub(crate) fn find(session: &Session, start: WalkStart, follow: bool) -> Result<PathTarget, Errno> {
     let mut links = 0;
-    let end = walk(session, start, &mut links)?;
+    let end = walk_path(session, start, &mut links)?;
     find_from(session, end, follow, links)
 }
 

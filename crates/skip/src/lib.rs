@@ -13,21 +13,19 @@ pub const MUST_RUN: &str = "TATAMI_TEST_MUST_RUN";
 /// # Panics
 /// If [`MUST_RUN`] is `1`.
 pub fn skip_test(reason: &str) {
-    let thread = std::thread::current();
-    // libtest names the thread after the test.
-    let test = thread.name().unwrap_or("a test");
     let must_run = std::env::var_os(MUST_RUN).is_some_and(|value| value == "1");
-    assert!(!must_run, "{test} must run, and cannot: {reason} ({MUST_RUN} is 1)");
-    // libtest hides the prints of a passed test, but not bytes that are written to the stream. All
-    // are written at once, because other tests write, too.
-    drop(std::io::stderr().write_all(format_line(test, reason).as_bytes()));
+    assert!(!must_run, "this test must run, and cannot: {reason} ({MUST_RUN} is 1)");
+    skip_unavailable(reason);
 }
 
 /// As [`skip_test`], also where tests must run: what the test needs could not be fetched from
 /// elsewhere, which no setting of this machine mends.
 pub fn skip_unavailable(reason: &str) {
     let thread = std::thread::current();
+    // libtest names the thread after the test.
     let test = thread.name().unwrap_or("a test");
+    // libtest hides the prints of a passed test, but not bytes that are written to the stream. All
+    // are written at once, because other tests write, too.
     drop(std::io::stderr().write_all(format_line(test, reason).as_bytes()));
 }
 

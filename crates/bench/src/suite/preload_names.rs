@@ -20,7 +20,7 @@ const GOAL: f64 = 3.0;
 const AT: &str = "/tatami-bench-preload";
 
 /// Returns how to start a process of a workload with the volume in it.
-fn preloaded(bench: &SuiteContext) -> Launcher {
+fn preload_launcher(bench: &SuiteContext) -> Launcher {
     let mut args: Vec<String> =
         ["run", "--node", "0", "--at", AT, "--dir"].map(String::from).into();
     args.push(bench.volume.dir().display().to_string());
@@ -53,7 +53,7 @@ struct PreloadPlaces {
 
 impl PreloadPlaces {
     fn create(bench: &SuiteContext, name: &str) -> Result<PreloadPlaces, BenchError> {
-        let own = preloaded(bench);
+        let own = preload_launcher(bench);
         let mut places = PreloadPlaces { sites: vec![], mount: vec![], preload: vec![] };
         for side in ["mount", "preload"] {
             let name = format!("preload-{name}-{side}");

@@ -23,7 +23,7 @@ use crate::worker_group::{PhaseOutcome, WorkerGroup};
 const MOUNT_ENTRIES: [u64; 4] = [10, 1000, 10_000, 100_000];
 /// Those that are used through the library; the last one also depends on `--entries`.
 const LIBRARY_ENTRIES: [u64; 5] = [10, 1000, 10_000, 100_000, 1_000_000];
-/// The directory whose rate is the baseline of the others: it does not split.
+/// Entries of the directory that the others stand against. So few do not make it split.
 const BASE_ENTRIES: u64 = 1000;
 /// Small directories are made again until so many entries are counted.
 const ENTRIES_MIN: u64 = 1000;

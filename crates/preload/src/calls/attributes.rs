@@ -55,15 +55,11 @@ fn stat_at(dirfd: c_int, path: *const c_char, place: *mut libc::stat, flags: c_i
             }))
         },
         |host| {
-            let path = address(text, host);
+            let path = text.path_argument(host);
             let args = [dirfd as usize, path, place as usize, flags as usize];
             raw::call_int(libc::SYS_newfstatat, &args)
         },
     )
-}
-
-fn address(text: ProgramText, host: Option<&CStr>) -> usize {
-    host.map_or(text.address(), |path| path.as_ptr() as usize)
 }
 
 fn stat_fd(fd: c_int, place: *mut libc::stat) -> c_int {
@@ -147,7 +143,7 @@ c_functions! {
                 0
             })),
             |host| {
-                let (dirfd, path) = (dirfd as usize, address(text, host));
+                let (dirfd, path) = (dirfd as usize, text.path_argument(host));
                 let args = [dirfd, path, flags as usize, mask as usize, place as usize];
                 raw::call_int(libc::SYS_statx, &args)
             },
@@ -185,7 +181,7 @@ fn statfs_path(path: *const c_char, place: *mut libc::statfs) -> c_int {
     route(
         || space_of_path(path, statfs_of(place)),
         |host| {
-            let path = address(ProgramText(path), host);
+            let path = ProgramText(path).path_argument(host);
             raw::call_int(libc::SYS_statfs, &[path, place as usize])
         },
     )
@@ -245,7 +241,7 @@ fn access_at(dirfd: c_int, path: *const c_char, mode: c_int, flags: c_int) -> c_
             check_access(at, mode, flags & AT_SYMLINK_NOFOLLOW == 0, user)
         },
         |host| {
-            let (dirfd, path) = (dirfd as usize, address(text, host));
+            let (dirfd, path) = (dirfd as usize, text.path_argument(host));
             if flags == 0 {
                 return raw::call_int(libc::SYS_faccessat, &[dirfd, path, mode as usize]);
             }
@@ -313,7 +309,7 @@ fn chmod_at(dirfd: c_int, path: *const c_char, mode: mode_t, flags: c_int) -> c_
                     dirfd => c_int, path => *const c_char, mode => mode_t, flags => c_int
                 ) -> c_int, -1);
             }
-            let args = [dirfd as usize, address(text, host), mode as usize];
+            let args = [dirfd as usize, text.path_argument(host), mode as usize];
             raw::call_int(libc::SYS_fchmodat, &args)
         },
     )
@@ -324,7 +320,7 @@ fn chown_at(dirfd: c_int, path: *const c_char, uid: uid_t, gid: gid_t, flags: c_
     route(
         || change_at(dirfd, text, flags, &owner_change(uid, gid)),
         |host| {
-            let (path, flags) = (address(text, host), flags as usize);
+            let (path, flags) = (text.path_argument(host), flags as usize);
             let args = [dirfd as usize, path, uid as usize, gid as usize, flags];
             raw::call_int(libc::SYS_fchownat, &args)
         },
@@ -386,7 +382,7 @@ fn set_times(
         },
         |host| {
             let times = times.as_ref().map_or(0, |times| times.as_ptr() as usize);
-            let args = [dirfd as usize, address(text, host), times, flags as usize];
+            let args = [dirfd as usize, text.path_argument(host), times, flags as usize];
             raw::call_int(libc::SYS_utimensat, &args)
         },
     )
@@ -433,7 +429,7 @@ fn truncate_path(path: *const c_char, size: i64) -> c_int {
     let text = ProgramText(path);
     route(
         || cut_path(PathAt { dirfd: AT_FDCWD, path: text.bytes() }, size),
-        |host| raw::call_int(libc::SYS_truncate, &[address(text, host), size as usize]),
+        |host| raw::call_int(libc::SYS_truncate, &[text.path_argument(host), size as usize]),
     )
 }
 

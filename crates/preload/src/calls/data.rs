@@ -255,7 +255,7 @@ fn seek_fd(fd: c_int, offset: i64, whence: c_int) -> i64 {
         return pass();
     }
     let work = || {
-        Ok(match on_virtual(fd, |file| file.seek(offset, whence))? {
+        Ok(match on_virtual(fd, |file| file.move_position(offset, whence))? {
             Outcome::Done(at) => Outcome::Done(at as i64),
             Outcome::Pass => Outcome::Pass,
             Outcome::PassAt(path) => Outcome::PassAt(path),

@@ -98,7 +98,7 @@ c_functions! {
     }
     fn rewinddir(stream: *mut DIR) {
         match DirStream::find(stream) {
-            Some(own) => own.reader().seek(0),
+            Some(own) => own.reader().continue_after(0),
             None => next!(rewinddir(stream => *mut DIR) -> (), ()),
         }
     }
@@ -110,7 +110,7 @@ c_functions! {
     }
     fn seekdir(stream: *mut DIR, position: c_long) {
         match DirStream::find(stream) {
-            Some(own) => own.reader().seek(position.unsigned_abs()),
+            Some(own) => own.reader().continue_after(position.unsigned_abs()),
             None => next!(seekdir(stream => *mut DIR, position => c_long) -> (), ()),
         }
     }
@@ -273,13 +273,13 @@ fn fill_records(fd: c_int, dir: tatami_wire::Ino, room: &mut [u8]) -> Result<usi
     let (known, reader) = readers.entry(fd).or_insert_with(|| (dir, DirReader::new(dir)));
     if *known != dir || reader.position() != at {
         (*known, *reader) = (dir, DirReader::new(dir));
-        reader.seek(at);
+        reader.continue_after(at);
     }
     let (mut used, mut after) = (0, at);
     while let Some(entry) = reader.next_entry()? {
         let len = (RECORD_HEAD + entry.name.len() + 1).next_multiple_of(8);
         let Some(record) = room.get_mut(used..used + len) else {
-            reader.seek(after);
+            reader.continue_after(after);
             if used == 0 {
                 return Err(Errno::EINVAL);
             }

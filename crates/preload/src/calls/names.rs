@@ -15,10 +15,6 @@ use std::ffi::{CStr, CString, c_char, c_int, c_uint};
 use tatami_wire::Errno;
 use tatami_wire::meta::{InodeTemplate, RenameMode};
 
-fn address(text: ProgramText, host: Option<&CStr>) -> usize {
-    host.map_or(text.address(), |path| path.as_ptr() as usize)
-}
-
 fn at(dirfd: c_int, text: &ProgramText) -> PathAt<'_> {
     PathAt { dirfd, path: text.bytes() }
 }
@@ -28,7 +24,7 @@ pub(crate) fn make_dir(dirfd: c_int, path: *const c_char, mode: mode_t) -> c_int
     route(
         || make_node(at(dirfd, &text), &InodeTemplate::Dir, mode),
         |host| {
-            let args = [dirfd as usize, address(text, host), mode as usize];
+            let args = [dirfd as usize, text.path_argument(host), mode as usize];
             raw::call_int(libc::SYS_mkdirat, &args)
         },
     )
@@ -46,7 +42,7 @@ fn make_special(dirfd: c_int, path: *const c_char, mode: mode_t, device: dev_t) 
             make_node(at, &node_template(mode, device)?, mode)
         },
         |host| {
-            let args = [dirfd as usize, address(text, host), mode as usize, device as usize];
+            let args = [dirfd as usize, text.path_argument(host), mode as usize, device as usize];
             raw::call_int(libc::SYS_mknodat, &args)
         },
     )
@@ -57,7 +53,7 @@ fn remove_at(dirfd: c_int, path: *const c_char, flags: c_int) -> c_int {
     route(
         || remove_path(at(dirfd, &text), flags & libc::AT_REMOVEDIR != 0),
         |host| {
-            let args = [dirfd as usize, address(text, host), flags as usize];
+            let args = [dirfd as usize, text.path_argument(host), flags as usize];
             raw::call_int(libc::SYS_unlinkat, &args)
         },
     )
@@ -142,7 +138,7 @@ fn rename_at(
             )
         },
         |from, to| {
-            let (from, to) = (address(old, from), address(new, to));
+            let (from, to) = (old.path_argument(from), new.path_argument(to));
             let args = [from_dir as usize, from, to_dir as usize, to, flags as usize];
             raw::call_int(libc::SYS_renameat2, &args)
         },
@@ -163,7 +159,7 @@ fn link_at(
             link_paths(at(from_dir, &old), at(to_dir, &new), follow)
         },
         |from, to| {
-            let (from, to) = (address(old, from), address(new, to));
+            let (from, to) = (old.path_argument(from), new.path_argument(to));
             let args = [from_dir as usize, from, to_dir as usize, to, flags as usize];
             raw::call_int(libc::SYS_linkat, &args)
         },
@@ -181,7 +177,7 @@ fn symlink_at(target: *const c_char, dirfd: c_int, path: *const c_char) -> c_int
             make_node(at(dirfd, &text), &InodeTemplate::Symlink(to.to_vec().into()), 0o777)
         },
         |host| {
-            let args = [target.address(), dirfd as usize, address(text, host)];
+            let args = [target.argument(), dirfd as usize, text.path_argument(host)];
             raw::call_int(libc::SYS_symlinkat, &args)
         },
     )
@@ -244,7 +240,7 @@ fn readlink_at(dirfd: c_int, path: *const c_char, place: *mut c_char, len: usize
             })
         },
         |host| {
-            let args = [dirfd as usize, address(text, host), place as usize, len];
+            let args = [dirfd as usize, text.path_argument(host), place as usize, len];
             raw::call(libc::SYS_readlinkat, &args) as isize
         },
     )
@@ -360,7 +356,7 @@ c_functions! {
                 Outcome::Pass => Outcome::Pass,
                 Outcome::PassAt(path) => Outcome::PassAt(path),
             }),
-            |host| leave_to(raw::call_int(libc::SYS_chdir, &[address(text, host)])),
+            |host| leave_to(raw::call_int(libc::SYS_chdir, &[text.path_argument(host)])),
         )
     }
     fn fchdir(fd: c_int) -> c_int {

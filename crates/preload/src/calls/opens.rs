@@ -38,7 +38,7 @@ pub(crate) fn open_at(dirfd: c_int, path: *const c_char, flags: c_int, mode: mod
             })
         },
         |host| {
-            let path = host.map_or(text.address(), |path| path.as_ptr() as usize);
+            let path = text.path_argument(host);
             let flags = (flags | libc::O_LARGEFILE) as usize;
             let fd = raw::call_int(libc::SYS_openat, &[dirfd as usize, path, flags, mode as usize]);
             // The program may have closed the number in a way that passes by this library.

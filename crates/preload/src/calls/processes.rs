@@ -299,7 +299,7 @@ fn spawn_by_name() -> Option<SpawnFunction> {
 }
 
 fn find_spawn(next: &raw::NextFunction) -> Option<SpawnFunction> {
-    match next.address() {
+    match next.find_address() {
         0 => None,
         // SAFETY: the C library declares both functions with this type.
         address => Some(unsafe { std::mem::transmute::<usize, SpawnFunction>(address) }),

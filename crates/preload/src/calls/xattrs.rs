@@ -28,8 +28,8 @@ impl XattrTarget {
         pass: impl FnOnce(usize, usize) -> T,
     ) -> T {
         let (which, own) = match self {
-            XattrTarget::Path(text) => (0, text.address()),
-            XattrTarget::Link(text) => (1, text.address()),
+            XattrTarget::Path(text) => (0, text.argument()),
+            XattrTarget::Link(text) => (1, text.argument()),
             XattrTarget::Descriptor(fd) => (2, fd as usize),
         };
         route(
