@@ -15,6 +15,7 @@ mod format;
 mod gfarm;
 mod grow;
 mod help;
+mod io_uring;
 mod jobs;
 mod json;
 mod lent;

@@ -33,12 +33,15 @@ pub struct Setup {
     /// Prepares the folder before the first start, for example with a small
     /// disk in the place of a node's data directory.
     pub prepare: Option<Preparation>,
+    /// Whether the kernel's requests may come over io_uring. By default half of the tests use it,
+    /// where the kernel offers it: `scripts/test.sh` switches it on.
+    pub io_uring: Option<bool>,
 }
 
 impl Setup {
     /// Returns a setup of `nodes` daemons with the default configuration.
     pub fn nodes(nodes: u16) -> Setup {
-        Setup { nodes, config: String::new(), prepare: None }
+        Setup { nodes, config: String::new(), prepare: None, io_uring: None }
     }
 
     /// Adds these lines to the configuration file.
@@ -50,6 +53,12 @@ impl Setup {
     /// Lets every byte go through the mount process.
     pub fn without_passthrough(self) -> Setup {
         self.config("[mount]\npassthrough = false\n")
+    }
+
+    /// Lets the kernel's requests come over io_uring, if the kernel offers it.
+    pub fn with_io_uring(mut self) -> Setup {
+        self.io_uring = Some(true);
+        self
     }
 
     /// Does this work in the folder before the first start.
@@ -72,6 +81,7 @@ pub struct Cluster {
     nodes: u16,
     seed: u64,
     plain: bool,
+    io_uring: bool,
     starter: Mutex<Starter>,
     finished: bool,
     watchdog: Option<Sender<()>>,
@@ -111,7 +121,11 @@ impl Cluster {
         let plain = std::env::var_os("TATAMI_TEST_PLAIN").is_some();
         let nodes = setup.nodes;
         let starter = Mutex::new(Starter::new(&dir));
-        let cluster = Cluster { test, dir, nodes, seed, plain, starter, finished: false, watchdog };
+        // By the name, so that a test does the same each time.
+        let of_name = test.bytes().fold(0u8, u8::wrapping_add).is_multiple_of(2);
+        let io_uring = setup.io_uring.unwrap_or(of_name);
+        let cluster =
+            Cluster { test, dir, nodes, seed, plain, io_uring, starter, finished: false, watchdog };
         cluster.up();
         cluster
     }
@@ -176,6 +190,7 @@ impl Cluster {
     pub fn command(&self, verb: &str) -> Command {
         let mut command = Command::new(tatami_bin());
         command.args(verb.split_whitespace()).arg("--dir").arg(&self.dir);
+        command.env("TATAMI_MOUNT_IO_URING", self.io_uring.to_string());
         command.stdin(std::process::Stdio::null()).env("LC_ALL", "C");
         command
     }

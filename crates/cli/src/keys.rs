@@ -89,6 +89,7 @@ pub mod name {
     pub const MOUNT_ENABLED: &str = "mount.enabled";
     pub const MOUNT_PATH: &str = "mount.path";
     pub const MOUNT_PASSTHROUGH: &str = "mount.passthrough";
+    pub const MOUNT_IO_URING: &str = "mount.io_uring";
     pub const MOUNT_KERNEL_CACHE: &str = "mount.kernel_cache";
     pub const MOUNT_ALLOW_OTHER: &str = "mount.allow_other";
     pub const MOUNT_THREADS: &str = "mount.threads";
@@ -98,7 +99,7 @@ pub mod name {
 }
 
 /// All keys. Those of one section follow each other.
-pub static KEYS: [ConfigKey; 19] = [
+pub static KEYS: [ConfigKey; 20] = [
     ConfigKey {
         name: name::LOG,
         flag: "log",
@@ -268,6 +269,18 @@ pub static KEYS: [ConfigKey; 19] = [
         default: ["64", "64"],
         doc: "Most threads of a mount. Each request that waits for a node occupies one. When all \
               are occupied, further requests wait for a thread.",
+    },
+    ConfigKey {
+        name: name::MOUNT_IO_URING,
+        flag: "mount-io-uring",
+        env: "TATAMI_MOUNT_IO_URING",
+        range: KeyRange::Bool,
+        unit: "",
+        default: ["true", "true"],
+        doc: "Whether the kernel's requests may come over io_uring: a thread on the program's CPU \
+              takes each one, and no other CPU is woken. It takes Linux 6.14, and \
+              `echo 1 > /sys/module/fuse/parameters/enable_uring` as root before the mount. \
+              Otherwise requests come by the device /dev/fuse.",
     },
     ConfigKey {
         name: name::MOUNT_KERNEL_CACHE,

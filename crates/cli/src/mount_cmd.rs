@@ -31,8 +31,9 @@ pub struct MountArgs {
     #[arg(long, value_name = "NODE")]
     node: Option<String>,
     /// Options: ro, rw, allow_other, noallow_other, passthrough, nopassthrough, kernel_cache,
-    /// nokernel_cache, attr_timeout_ms=N, entry_timeout_ms=N, and nosuid, nodev, noexec and their
-    /// opposites. For a volume of another user, nosuid and nodev are the default
+    /// nokernel_cache, io_uring, noio_uring, attr_timeout_ms=N, entry_timeout_ms=N, and nosuid,
+    /// nodev, noexec and their opposites. For a volume of another user, nosuid and nodev are the
+    /// default
     #[arg(short = 'o', value_name = "OPTIONS", value_delimiter = ',')]
     options: Vec<String>,
     /// Mount this directory of any file system instead of a volume; its containers appear as
@@ -207,6 +208,7 @@ fn begin_mount(args: &MountArgs) -> CommandResult<(Mount, MountRecord)> {
     options.attr_timeout = config.duration_value(name::MOUNT_ATTR_TIMEOUT);
     options.entry_timeout = config.duration_value(name::MOUNT_ENTRY_TIMEOUT);
     options.kernel_cache = config.bool_value(name::MOUNT_KERNEL_CACHE);
+    options.io_uring = config.bool_value(name::MOUNT_IO_URING);
     options.allow_other = config.bool_value(name::MOUNT_ALLOW_OTHER);
     // The casts are safe: the ranges of the keys bound both values.
     options.threads = config.int_value(name::MOUNT_THREADS) as usize;
@@ -281,6 +283,8 @@ fn set_option(options: &mut MountOptions, option: &str) -> CommandResult {
         ("nopassthrough", None) => options.passthrough = Passthrough::Off,
         ("kernel_cache", None) => options.kernel_cache = true,
         ("nokernel_cache", None) => options.kernel_cache = false,
+        ("io_uring", None) => options.io_uring = true,
+        ("noio_uring", None) => options.io_uring = false,
         ("nosuid", None) => options.restrictions.nosuid = true,
         ("suid", None) => options.restrictions.nosuid = false,
         ("nodev", None) => options.restrictions.nodev = true,
@@ -414,18 +418,25 @@ mod tests {
         }
         assert_eq!(default(name::MOUNT_ALLOW_OTHER), KeyValue::Bool(options.allow_other));
         assert_eq!(default(name::MOUNT_KERNEL_CACHE), KeyValue::Bool(options.kernel_cache));
+        assert_eq!(default(name::MOUNT_IO_URING), KeyValue::Bool(options.io_uring));
         assert_eq!(options.passthrough, Passthrough::Auto);
     }
 
     #[test]
     fn options_are_those_of_the_help() {
         let mut options = MountOptions::new("/");
-        for option in
-            ["ro", "noallow_other", "nopassthrough", "nokernel_cache", "attr_timeout_ms=5"]
-        {
+        for option in [
+            "ro",
+            "noallow_other",
+            "nopassthrough",
+            "nokernel_cache",
+            "noio_uring",
+            "attr_timeout_ms=5",
+        ] {
             set_option(&mut options, option).unwrap_or_else(|e| panic!("{e}"));
         }
         assert!(options.read_only && !options.allow_other && !options.kernel_cache);
+        assert!(!options.io_uring);
         assert_eq!(options.passthrough, Passthrough::Off);
         assert_eq!(options.attr_timeout.as_millis(), 5);
         for option in ["nosuid", "nodev", "noexec", "nodev", "exec"] {

@@ -107,6 +107,10 @@ struct MountReport {
     passthrough: Option<bool>,
     /// Why passthrough is off.
     why_not: Option<String>,
+    /// Whether the kernel's requests come over io_uring; `null` while its node does not report it.
+    io_uring: Option<bool>,
+    /// Why they do not.
+    why_no_io_uring: Option<String>,
 }
 
 /// Asks every node and prints the result.
@@ -178,6 +182,8 @@ fn collect_report(place: &VolumeDir, volume: &VolumeFile) -> StatusReport {
                 alive: true,
                 passthrough: Some(m.passthrough),
                 why_not: m.why_not.clone(),
+                io_uring: Some(m.io_uring),
+                why_no_io_uring: m.why_no_io_uring.clone(),
             }));
         }
         let node = build_node_report(entry, status.map(|s| *s));
@@ -202,10 +208,23 @@ fn collect_report(place: &VolumeDir, volume: &VolumeFile) -> StatusReport {
             alive,
             passthrough: None,
             why_not: None,
+            io_uring: None,
+            why_no_io_uring: None,
         });
     }
     report.healthy = report.trouble.is_empty();
     report
+}
+
+/// Says whether requests of a mount come over io_uring. Most systems switch it off, so this is no
+/// fault.
+fn describe_ring(mount: &MountReport) -> (String, Style) {
+    match (mount.io_uring, &mount.why_no_io_uring) {
+        (Some(true), _) => ("on".to_owned(), GOOD),
+        (Some(false), Some(why)) => (format!("off: {why}"), DIM),
+        (Some(false), None) => ("off".to_owned(), DIM),
+        (None, _) => ("unknown".to_owned(), DIM),
+    }
 }
 
 /// Asks all nodes in parallel, so that hanging nodes cost one timeout together. A daemon of this
@@ -348,7 +367,7 @@ fn print_report(out: &mut TermOutput, report: &StatusReport) -> CommandResult {
     out.write_table(&table)?;
     if !report.mounts.is_empty() {
         writeln!(out)?;
-        let mut table = TextTable::new(&["MOUNT", "NODE", "PROCESS", "PASSTHROUGH"]);
+        let mut table = TextTable::new(&["MOUNT", "NODE", "PROCESS", "PASSTHROUGH", "IO_URING"]);
         for mount in &report.mounts {
             let (passthrough, style) = match (&mount.why_not, mount.passthrough) {
                 (_, Some(true)) => ("on".to_owned(), GOOD),
@@ -365,6 +384,7 @@ fn print_report(out: &mut TermOutput, report: &StatusReport) -> CommandResult {
                 (node, DIM),
                 process,
                 (passthrough, style),
+                describe_ring(mount),
             ]);
         }
         out.write_table(&table)?;

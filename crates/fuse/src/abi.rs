@@ -85,6 +85,7 @@ pub mod init {
     pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
     pub const PASSTHROUGH: u64 = 1 << 37;
     pub const NO_EXPORT_SUPPORT: u64 = 1 << 38;
+    pub const OVER_IO_URING: u64 = 1 << 41;
     pub const HAS_SYNCFS: u64 = 1 << 44;
 }
 

@@ -24,8 +24,12 @@ pub mod request;
 pub mod session;
 pub mod splice;
 
+mod device_workers;
 mod eio_log;
 mod fields;
+mod ring;
+mod ring_workers;
+mod session_state;
 
 pub use backing::BackingId;
 pub use device::Device;
@@ -39,5 +43,7 @@ pub use mounting::{
 pub use notify::Notifier;
 pub use reply::Reply;
 pub use request::{FuseOp, Request};
-pub use session::{FuseSession, Handler, ThreadLimits};
+pub use ring::probe_ring;
+pub use session::FuseSession;
+pub use session_state::{Handler, ThreadLimits};
 pub use splice::SplicedReply;

@@ -1,4 +1,4 @@
-//! Replies. Each request gets one reply, by one system call.
+//! Replies. Each request gets one reply, by one system call, or by memory that the kernel shares.
 
 use crate::abi;
 use crate::device::Device;
@@ -6,6 +6,7 @@ use crate::eio_log::RequestSummary;
 use crate::encode::{CacheTimeouts, DirEntries, FixedReply, FuseAttr, OpenReply, StatFs};
 use crate::request::{FileLock, RequestHeader};
 use crate::splice::{ReplyBuffers, SplicedReply};
+use parking_lot::{Condvar, Mutex};
 use rustix::io::Errno;
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -18,12 +19,58 @@ use std::time::Duration;
 /// The methods return whether the kernel accepted the reply. It does not after the caller was
 /// killed. Then the handler must undo the effect of the reply, such as an open file.
 pub struct Reply<'a> {
-    device: &'a Arc<Device>,
+    target: ReplyTarget<'a>,
     buffers: &'a mut ReplyBuffers,
     unique: u64,
     wanted: bool,
     request: RequestSummary,
     idle: Option<&'a AtomicUsize>,
+}
+
+/// The way of a reply to the kernel.
+enum ReplyTarget<'a> {
+    /// A write to the device.
+    Device(&'a Arc<Device>),
+    /// The memory of a ring's entry.
+    Ring(RingReply<'a>),
+}
+
+/// The place of a reply in a ring's entry.
+pub(crate) struct RingReply<'a> {
+    /// Memory for the body.
+    pub(crate) body: &'a mut [u8],
+    /// The result of the handler.
+    pub(crate) outcome: &'a mut RingOutcome,
+}
+
+/// The result of a handler for a request from a ring.
+#[derive(Debug, Default)]
+pub(crate) enum RingOutcome {
+    /// No reply, which counts as success.
+    #[default]
+    Nothing,
+    /// The error (negative, or 0), and the length of the body.
+    Answered { error: i32, len: usize },
+    /// Another thread will reply.
+    Deferred(Arc<DeferredResult>),
+}
+
+impl RingReply<'_> {
+    fn put_parts(&mut self, error: i32, parts: [&[u8]; 2]) {
+        let len = parts[0].len() + parts[1].len();
+        *self.outcome = match self.body.get_mut(..len) {
+            Some(body) => {
+                let (first, second) = body.split_at_mut(parts[0].len());
+                first.copy_from_slice(parts[0]);
+                second.copy_from_slice(parts[1]);
+                RingOutcome::Answered { error, len }
+            }
+            None => {
+                tracing::error!(len, "a reply is longer than its memory");
+                RingOutcome::Answered { error: -libc::EIO, len: 0 }
+            }
+        };
+    }
 }
 
 impl<'a> Reply<'a> {
@@ -36,10 +83,26 @@ impl<'a> Reply<'a> {
         wanted: bool,
     ) -> Reply<'a> {
         Reply {
-            device,
+            target: ReplyTarget::Device(device),
             buffers: room,
             unique,
             wanted,
+            request: RequestSummary::default(),
+            idle: None,
+        }
+    }
+
+    /// Makes the reply to request `unique` from a ring.
+    pub(crate) fn new_in_ring(
+        place: RingReply<'a>,
+        buffers: &'a mut ReplyBuffers,
+        unique: u64,
+    ) -> Reply<'a> {
+        Reply {
+            target: ReplyTarget::Ring(place),
+            buffers,
+            unique,
+            wanted: true,
             request: RequestSummary::default(),
             idle: None,
         }
@@ -59,7 +122,7 @@ impl<'a> Reply<'a> {
 
     fn send_parts(mut self, error: i32, parts: [&[u8]; 2]) -> bool {
         self.count_idle();
-        transmit_reply(self.device, &mut self.wanted, self.unique, (self.request, error), parts)
+        self.target.transmit(&mut self.wanted, self.unique, (self.request, error), parts)
     }
 
     fn count_idle(&mut self) {
@@ -91,12 +154,15 @@ impl<'a> Reply<'a> {
     pub fn into_deferred(mut self) -> DeferredReply {
         self.count_idle();
         let wanted = std::mem::take(&mut self.wanted);
-        DeferredReply {
-            device: self.device.clone(),
-            unique: self.unique,
-            wanted,
-            request: self.request,
-        }
+        let target = match &mut self.target {
+            ReplyTarget::Device(device) => DeferredTarget::Device(device.clone()),
+            ReplyTarget::Ring(place) => {
+                let result = Arc::new(DeferredResult::default());
+                *place.outcome = RingOutcome::Deferred(result.clone());
+                DeferredTarget::Ring(result)
+            }
+        };
+        DeferredReply { target, unique: self.unique, wanted, request: self.request }
     }
 
     /// Sends nothing, for a request without a reply.
@@ -159,6 +225,18 @@ impl<'a> Reply<'a> {
         size: usize,
         fill: impl FnOnce(&mut [u8]) -> Result<usize, i32>,
     ) -> bool {
+        if let ReplyTarget::Ring(place) = &mut self.target
+            && let Some(body) = place.body.get_mut(..size)
+        {
+            return match fill(body) {
+                Ok(len) => {
+                    *place.outcome = RingOutcome::Answered { error: 0, len: len.min(size) };
+                    self.count_idle();
+                    std::mem::take(&mut self.wanted)
+                }
+                Err(errno) => self.send_error(errno),
+            };
+        }
         // The buffer never shrinks, so that it is zeroed only once.
         if self.buffers.scratch.len() < size {
             self.buffers.scratch.resize(size, 0);
@@ -167,13 +245,8 @@ impl<'a> Reply<'a> {
             Ok(len) => {
                 self.count_idle();
                 let data = &self.buffers.scratch[..len.min(size)];
-                transmit_reply(
-                    self.device,
-                    &mut self.wanted,
-                    self.unique,
-                    (self.request, 0),
-                    [data, &[]],
-                )
+                let asked = (self.request, 0);
+                self.target.transmit(&mut self.wanted, self.unique, asked, [data, &[]])
             }
             Err(errno) => self.send_error(errno),
         }
@@ -188,7 +261,11 @@ impl<'a> Reply<'a> {
         if !self.wanted {
             return false;
         }
-        let mut passage = SplicedReply::new(self.buffers, self.unique);
+        let (body, device) = match &mut self.target {
+            ReplyTarget::Device(device) => (None, Some(*device)),
+            ReplyTarget::Ring(place) => (Some(&mut *place.body), None),
+        };
+        let mut passage = SplicedReply::new(self.buffers, self.unique, body);
         if let Err(errno) = fill(&mut passage) {
             return self.send_error(errno);
         }
@@ -196,7 +273,17 @@ impl<'a> Reply<'a> {
         if let Some(idle) = self.idle.take() {
             idle.fetch_add(1, SeqCst);
         }
-        match passage.send_to(self.device) {
+        let Some(device) = device else {
+            let taken = passage.taken_in_memory();
+            return match (taken, &mut self.target) {
+                (Some(len), ReplyTarget::Ring(place)) => {
+                    *place.outcome = RingOutcome::Answered { error: 0, len };
+                    std::mem::take(&mut self.wanted)
+                }
+                _ => self.send_error(libc::EIO),
+            };
+        };
+        match passage.send_to(device) {
             // The kernel has got nothing, so an error can still be sent.
             Err(Errno::NODATA) => self.send_error(libc::EIO),
             sent => {
@@ -217,7 +304,7 @@ impl<'a> Reply<'a> {
                 self.count_idle();
                 let entries = self.buffers.scratch.as_slice();
                 let asked = (self.request, 0);
-                transmit_reply(self.device, &mut self.wanted, self.unique, asked, [entries, &[]])
+                self.target.transmit(&mut self.wanted, self.unique, asked, [entries, &[]])
             }
             Err(errno) => self.send_error(errno),
         }
@@ -258,30 +345,98 @@ impl<'a> Reply<'a> {
 /// sends `EIO`.
 #[derive(Debug)]
 pub struct DeferredReply {
-    device: Arc<Device>,
+    target: DeferredTarget,
     unique: u64,
     wanted: bool,
     request: RequestSummary,
+}
+
+#[derive(Debug)]
+enum DeferredTarget {
+    Device(Arc<Device>),
+    Ring(Arc<DeferredResult>),
+}
+
+/// The result of a deferred reply, for the thread that has the ring's entry.
+#[derive(Debug, Default)]
+pub(crate) struct DeferredResult {
+    error: Mutex<Option<i32>>,
+    known: Condvar,
+}
+
+impl DeferredResult {
+    fn set(&self, error: i32) {
+        *self.error.lock() = Some(error);
+        self.known.notify_one();
+    }
+
+    /// Waits for the result: an error (negative), or 0.
+    pub(crate) fn wait(&self) -> i32 {
+        let mut error = self.error.lock();
+        loop {
+            match *error {
+                Some(error) => return error,
+                None => self.known.wait(&mut error),
+            }
+        }
+    }
+}
+
+impl DeferredTarget {
+    fn transmit(&self, wanted: &mut bool, unique: u64, asked: (RequestSummary, i32)) -> bool {
+        match self {
+            DeferredTarget::Device(device) => {
+                transmit_reply(device, wanted, unique, asked, [&[], &[]])
+            }
+            DeferredTarget::Ring(result) => {
+                if !std::mem::take(wanted) {
+                    return false;
+                }
+                if asked.1 == -libc::EIO {
+                    asked.0.log_eio();
+                }
+                result.set(asked.1);
+                true
+            }
+        }
+    }
 }
 
 impl DeferredReply {
     /// Sends the reply. Errors are positive error numbers. Returns whether the kernel accepted it.
     pub fn send_result(mut self, result: Result<(), i32>) -> bool {
         let error = result.err().map_or(0, |errno| -errno);
-        transmit_reply(
-            &self.device,
-            &mut self.wanted,
-            self.unique,
-            (self.request, error),
-            [&[], &[]],
-        )
+        self.target.transmit(&mut self.wanted, self.unique, (self.request, error))
     }
 }
 
 impl Drop for DeferredReply {
     fn drop(&mut self) {
-        let answer = (self.request, -libc::EIO);
-        transmit_reply(&self.device, &mut self.wanted, self.unique, answer, [&[], &[]]);
+        self.target.transmit(&mut self.wanted, self.unique, (self.request, -libc::EIO));
+    }
+}
+
+impl ReplyTarget<'_> {
+    fn transmit(
+        &mut self,
+        wanted: &mut bool,
+        unique: u64,
+        asked: (RequestSummary, i32),
+        parts: [&[u8]; 2],
+    ) -> bool {
+        match self {
+            ReplyTarget::Device(device) => transmit_reply(device, wanted, unique, asked, parts),
+            ReplyTarget::Ring(place) => {
+                if !std::mem::take(wanted) {
+                    return false;
+                }
+                if asked.1 == -libc::EIO {
+                    asked.0.log_eio();
+                }
+                place.put_parts(asked.1, parts);
+                true
+            }
+        }
     }
 }
 
@@ -323,7 +478,7 @@ impl Drop for Reply<'_> {
         self.count_idle();
         if self.wanted {
             let answer = (self.request, -libc::EIO);
-            transmit_reply(self.device, &mut self.wanted, self.unique, answer, [&[], &[]]);
+            self.target.transmit(&mut self.wanted, self.unique, answer, [&[], &[]]);
         }
     }
 }

@@ -75,6 +75,8 @@ impl Pipe {
 pub struct SplicedReply<'a> {
     room: &'a mut ReplyBuffers,
     unique: u64,
+    /// The memory of a ring's entry, if the reply goes there.
+    entry: Option<&'a mut [u8]>,
     /// The length of the reply, and the number of bytes so far.
     len: usize,
     got: usize,
@@ -83,14 +85,22 @@ pub struct SplicedReply<'a> {
 }
 
 impl<'a> SplicedReply<'a> {
-    pub(crate) fn new(room: &'a mut ReplyBuffers, unique: u64) -> SplicedReply<'a> {
-        SplicedReply { room, unique, len: 0, got: 0, piped: false }
+    /// With `entry`, the bytes are read into this memory.
+    pub(crate) fn new(
+        room: &'a mut ReplyBuffers,
+        unique: u64,
+        entry: Option<&'a mut [u8]>,
+    ) -> SplicedReply<'a> {
+        SplicedReply { room, unique, entry, len: 0, got: 0, piped: false }
     }
 
     /// Starts a reply of `len` bytes. The caller must then take all of them. Bytes of an earlier
     /// start are discarded.
     pub fn start_reply(&mut self, len: usize) {
         (self.len, self.got) = (len, 0);
+        if self.entry.is_some() {
+            return;
+        }
         self.piped = match self.begin_pipe() {
             Ok(begun) => begun,
             Err(errno) => {
@@ -131,6 +141,12 @@ impl<'a> SplicedReply<'a> {
     /// Those of splice(2) or read(2) on this descriptor.
     pub fn take_bytes(&mut self, from: BorrowedFd<'_>, len: usize) -> Result<usize, Errno> {
         let len = len.min(self.len - self.got);
+        if let Some(entry) = &mut self.entry {
+            let free = entry.get_mut(self.got..self.got + len).ok_or(Errno::NOBUFS)?;
+            let n = rustix::io::read(from, free)?;
+            self.got += n;
+            return Ok(n);
+        }
         if let Some(pipe) = self.room.pipe.as_mut().filter(|_| self.piped) {
             // The flag prevents waiting for space in the pipe. The TCP socket still waits for its
             // first byte.
@@ -170,6 +186,11 @@ impl<'a> SplicedReply<'a> {
         if self.room.scratch.len() < self.len {
             self.room.scratch.resize(self.len, 0);
         }
+    }
+
+    /// Returns the length of a complete reply in the memory of an entry.
+    pub(crate) fn taken_in_memory(self) -> Option<usize> {
+        (self.entry.is_some() && self.got == self.len).then_some(self.len)
     }
 
     /// Sends the reply to the kernel.

@@ -6,6 +6,7 @@ use crate::mount::requested_features;
 use crate::{mountpoint, passthrough};
 use std::path::Path;
 use std::sync::Arc;
+use tatami_fuse::abi::init;
 use tatami_fuse::{Channel, Device, FuseSession, Handler, ThreadLimits};
 
 /// Bytes of the longest write request.
@@ -26,7 +27,10 @@ pub fn mount_handler<H: Handler, E: From<MountError>>(
     let settings = mountpoint::mount_settings("null".into(), false, true);
     let depth = below.map_or(0, |dir| passthrough::stack_depth(Some(dir)));
     let channel = Channel::mount(&path, &settings).map_err(MountError::from)?;
-    let features = requested_features(WRITE_MAX, depth, false);
+    let mut features = requested_features(WRITE_MAX, depth, false);
+    if tatami_fuse::probe_ring().is_ok() {
+        features.flags |= init::OVER_IO_URING;
+    }
     let agreed = channel.negotiate_features(&features).map_err(MountError::from)?;
     let handler = Arc::new(create(channel.device())?);
     let threads = ThreadLimits { base: threads, max: threads };

@@ -26,6 +26,10 @@ use tatami_wire::{Cred, Ino};
 /// transit while the program consumes the other.
 const READ_AHEAD_KIB: u32 = 2048;
 
+/// The reason why requests do not come over io_uring, if this process could use it.
+const NOT_OFFERED: &str =
+    "the kernel does not offer it (Linux 6.14, /sys/module/fuse/parameters/enable_uring)";
+
 /// A mounted volume. Dropping it unmounts it.
 pub struct Mount {
     // Fields end in this order: first the announcement, then the requests.
@@ -93,7 +97,16 @@ impl Mount {
         let plus = options.kernel_cache || !options.attr_timeout.is_zero();
         let mut wanted = requested_features(options.max_write, depth, plus);
         wanted.flags |= init::POSIX_LOCKS | init::FLOCK_LOCKS | init::HAS_EXPIRE_ONLY;
+        let usable_ring = match options.io_uring {
+            true => tatami_fuse::probe_ring(),
+            false => Err("switched off".to_owned()),
+        };
+        if usable_ring.is_ok() {
+            wanted.flags |= init::OVER_IO_URING;
+        }
         let agreed = channel.negotiate_features(&wanted)?;
+        let io_uring = agreed.has_flags(init::OVER_IO_URING);
+        let why_no_io_uring = (!io_uring).then(|| usable_ring.err().unwrap_or(NOT_OFFERED.into()));
         mountpoint::set_read_ahead(&path, READ_AHEAD_KIB);
         let why_not = match options.passthrough {
             Passthrough::Off => Some("switched off".to_owned()),
@@ -106,6 +119,8 @@ impl Mount {
             pid: std::process::id(),
             passthrough: why_not.is_none(),
             why_not,
+            io_uring,
+            why_no_io_uring,
         };
         let valid = CacheTimeouts { entry: options.entry_timeout, attr: options.attr_timeout };
         let device = channel.device().clone();

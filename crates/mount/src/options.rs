@@ -37,6 +37,8 @@ pub struct MountOptions {
     pub kernel_cache: bool,
     /// Whether the kernel may read and write local files directly.
     pub passthrough: Passthrough,
+    /// Whether requests may come over io_uring, if the system permits it.
+    pub io_uring: bool,
     /// Other users than the mounting user have access. For a user other than root, the system must
     /// allow this (`user_allow_other` in `/etc/fuse.conf`).
     pub allow_other: bool,
@@ -59,6 +61,7 @@ impl MountOptions {
             entry_timeout: Duration::ZERO,
             kernel_cache: true,
             passthrough: Passthrough::Auto,
+            io_uring: true,
             allow_other: rustix::process::geteuid().is_root(),
             restrictions: Restrictions::default(),
             max_write: 1 << 20,

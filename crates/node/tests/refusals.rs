@@ -308,6 +308,8 @@ fn ordinary_users_act_as_themselves_and_give_no_orders() {
                 pid: 1,
                 passthrough: true,
                 why_not: None,
+                io_uring: true,
+                why_no_io_uring: None,
             }),
         ] {
             assert_eq!(user.admin(order), Err(Errno::EPERM));

@@ -270,8 +270,14 @@ fn a_node_tells_about_itself() {
     assert_eq!(session.admin(AdminCall::Map), Ok(AdminReply::Map(volume.map.clone())));
     let Ok(AdminReply::Space(space)) = session.admin(AdminCall::Space) else { panic!("no space") };
     assert!(space.total >= space.free && space.free >= space.available);
-    let info =
-        MountInfo { path: "/mnt".into(), pid: 1, passthrough: false, why_not: Some("test".into()) };
+    let info = MountInfo {
+        path: "/mnt".into(),
+        pid: 1,
+        passthrough: false,
+        why_not: Some("test".into()),
+        io_uring: false,
+        why_no_io_uring: Some("test".into()),
+    };
     session.admin(AdminCall::Announce(info.clone())).expect("noted");
     let long = MountInfo { path: "x".repeat(5000), ..info.clone() };
     assert_eq!(session.admin(AdminCall::Announce(long)), Err(Errno::EINVAL));

@@ -179,6 +179,10 @@ pub struct MountInfo {
     pub passthrough: bool,
     /// The reason, if not.
     pub why_not: Option<String>,
+    /// Whether the kernel's requests come over io_uring.
+    pub io_uring: bool,
+    /// The reason, if not.
+    pub why_no_io_uring: Option<String>,
 }
 
 /// The failures that an acknowledged change of names survives.

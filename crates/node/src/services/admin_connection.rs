@@ -102,7 +102,8 @@ fn execute_call(
         AdminCall::Space => AdminReply::Space(shared.disk_space()?),
         AdminCall::Announce(info) => {
             let why_not = info.why_not.as_deref().unwrap_or_default();
-            if info.path.len() > PATH_MAX || why_not.len() > WHY_NOT_MAX {
+            let why_no_ring = info.why_no_io_uring.as_deref().unwrap_or_default();
+            if info.path.len() > PATH_MAX || why_not.len().max(why_no_ring.len()) > WHY_NOT_MAX {
                 return Err(Errno::EINVAL);
             }
             let mut mounts = shared.connections.mounts.lock();
