@@ -253,7 +253,10 @@ impl Connection {
         payload: &[u8],
     ) -> Result<(), FrameError> {
         self.out.clear();
-        frame::encode_frame(&mut self.out, class, seq, request, payload.len());
+        // Only a daemon of this machine can run on the same CPU.
+        let here = self.socket.stream.transport().passes_descriptors;
+        let cpu = here.then(rustix::thread::sched_getcpu);
+        frame::encode_request(&mut self.out, class, seq, request, payload.len(), cpu);
         if payload.is_empty() {
             self.socket.write_all(&self.out)?;
         } else {

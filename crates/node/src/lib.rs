@@ -21,6 +21,7 @@ mod clock;
 mod connections;
 mod context;
 mod counters;
+mod cpu_follower;
 mod current_map;
 mod dial;
 mod disk;

@@ -3,15 +3,16 @@
 //! ```text
 //! offset  0      2      3      4          8             12       16
 //!         ┌──────┬──────┬──────┬──────────┬─────────────┬────────┬───────────┐
-//!         │magic │class │flags │ body len │ payload len │ crc32c │ sequence  │
+//!         │magic │class │ cpu  │ body len │ payload len │ crc32c │ sequence  │
 //!         │ u16  │ u8   │ u8   │ u32      │ u32         │ u32    │ u64       │
 //!         └──────┴──────┴──────┴──────────┴─────────────┴────────┴───────────┘
 //!         body (postcard), then payload (raw bytes of a file; with a reply
 //!         about names: the delegations granted with it)
 //! ```
 //!
-//! All numbers are little-endian. No flags are defined: the byte is 0. The checksum covers the
-//! header (with the checksum itself as 0) and the body. Payloads rely on the checksums of TCP and
+//! All numbers are little-endian. `cpu` says where the sender of a request runs, so that the thread
+//! that serves it on the same machine can run there, too: the number of the CPU plus 1, or 0. The
+//! checksum covers the header (with the checksum itself as 0) and the body. Payloads rely on the checksums of TCP and
 //! of the disk. Lengths are checked against their bounds before any allocation.
 
 use serde::{Serialize, de::DeserializeOwned};
@@ -46,6 +47,8 @@ pub enum FrameClass {
 pub struct FrameHeader {
     /// Type of the body.
     pub class: FrameClass,
+    /// The CPU on which the sender of a request waits for the reply, if it is known.
+    pub cpu: Option<u8>,
     /// Bytes of the body, at most [`BODY_MAX`].
     pub body_len: u32,
     /// Bytes of the payload, at most [`PAYLOAD_MAX`].
@@ -68,8 +71,6 @@ pub enum FrameError {
     Magic(u16),
     #[error("unknown frame class {0}")]
     Class(u8),
-    #[error("unknown frame flags {0:#04x}")]
-    Flags(u8),
     #[error("frame of {0} body and {1} payload bytes is over the bound")]
     TooLong(u32, u32),
     #[error(
@@ -103,9 +104,6 @@ impl FrameHeader {
             6 => FrameClass::Peer,
             other => return Err(FrameError::Class(other)),
         };
-        if b[3] != 0 {
-            return Err(FrameError::Flags(b[3]));
-        }
         let (body_len, payload_len) = (u32_at(4), u32_at(8));
         // Before any allocation, because the lengths come from the network.
         if body_len as usize > BODY_MAX || payload_len as usize > PAYLOAD_MAX {
@@ -115,6 +113,7 @@ impl FrameHeader {
         seq.copy_from_slice(&b[16..24]);
         let header = FrameHeader {
             class,
+            cpu: b[3].checked_sub(1),
             body_len,
             payload_len,
             crc: u32_at(12),
@@ -128,6 +127,7 @@ impl FrameHeader {
         let mut b = [0; HEADER_LEN];
         b[..2].copy_from_slice(&MAGIC.to_le_bytes());
         b[2] = self.class as u8;
+        b[3] = self.cpu.map_or(0, |cpu| cpu.saturating_add(1));
         b[4..8].copy_from_slice(&self.body_len.to_le_bytes());
         b[8..12].copy_from_slice(&self.payload_len.to_le_bytes());
         b[12..16].copy_from_slice(&self.crc.to_le_bytes());
@@ -168,6 +168,24 @@ pub fn encode_frame<T: Serialize>(
     assert!(fits, "frame over its bound");
 }
 
+/// Like [`encode_frame`], for a request of a thread that waits for its reply on this CPU. A number
+/// above 254 is left out.
+///
+/// # Panics
+/// As [`encode_frame`].
+pub fn encode_request<T: Serialize>(
+    out: &mut Vec<u8>,
+    class: FrameClass,
+    seq: u64,
+    request: &T,
+    payload_len: usize,
+    cpu: Option<usize>,
+) {
+    let cpu = cpu.and_then(|cpu| u8::try_from(cpu).ok()).filter(|cpu| *cpu < u8::MAX);
+    let fits = encode_with_cpu(out, class, seq, request, payload_len, cpu);
+    assert!(fits, "frame over its bound");
+}
+
 /// Like [`encode_frame`], for a message that may be too long. Then returns false and leaves `out`
 /// unchanged.
 pub fn encode_frame_if_fits<T: Serialize>(
@@ -176,6 +194,17 @@ pub fn encode_frame_if_fits<T: Serialize>(
     seq: u64,
     message: &T,
     payload_len: usize,
+) -> bool {
+    encode_with_cpu(out, class, seq, message, payload_len, None)
+}
+
+fn encode_with_cpu<T: Serialize>(
+    out: &mut Vec<u8>,
+    class: FrameClass,
+    seq: u64,
+    message: &T,
+    payload_len: usize,
+    cpu: Option<u8>,
 ) -> bool {
     let start = out.len();
     out.resize(start + HEADER_LEN, 0);
@@ -189,6 +218,7 @@ pub fn encode_frame_if_fits<T: Serialize>(
     }
     let mut header = FrameHeader {
         class,
+        cpu,
         body_len: body_len as u32,
         payload_len: payload_len as u32,
         crc: 0,

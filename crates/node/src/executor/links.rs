@@ -5,6 +5,7 @@
 //! A message that cannot be sent is dropped: transactions repeat it until it is answered.
 
 use crate::context::NodeContext;
+use crate::cpu_follower;
 use crate::dial::{self, DialError};
 use crate::executor::handle::ExecutorHandle;
 use std::collections::BTreeMap;
@@ -180,7 +181,7 @@ fn start_dialing(
         };
         executor.hand_over_link(to, link);
     };
-    let spawned = std::thread::Builder::new().name("link".to_owned()).spawn(call);
+    let spawned = cpu_follower::spawn_unbound("link", call);
     if let Err(e) = &spawned {
         tracing::error!(error = %e, "cannot start a thread for a connection to another node");
     }

@@ -46,6 +46,8 @@ pub(crate) struct MetaConnection {
     ended: bool,
     /// The connection is in the executor's list of those to look at.
     pub(crate) listed: bool,
+    /// The CPU on which the sender of the last request runs, if it is one of this machine.
+    pub(crate) sender_cpu: Option<u8>,
 }
 
 /// The reason for which there is no request.
@@ -78,6 +80,7 @@ impl MetaConnection {
             readable: true,
             ended: false,
             listed: false,
+            sender_cpu: None,
         }
     }
 
@@ -135,6 +138,7 @@ impl MetaConnection {
                     return Err(NoFrame::Broken(FrameError::Unexpected));
                 }
                 let call = frame::decode_body(body).map_err(NoFrame::Broken)?;
+                self.sender_cpu = header.cpu.filter(|_| self.stream.transport().passes_descriptors);
                 self.input.take_bytes(HEADER_LEN + header.body_len as usize);
                 return Ok((header.seq, call));
             }

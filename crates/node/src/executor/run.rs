@@ -1,6 +1,7 @@
 //! The loop of an executor: it waits for events, serves a round, and syncs the log when that is
 //! due.
 
+use crate::cpu_follower::{self, CpuFollower};
 use crate::executor::handle::{ConnectionKind, ExecutorEvent, NewConnection};
 use crate::executor::locks::{self};
 use crate::executor::meta_connection::MetaConnection;
@@ -22,6 +23,7 @@ impl Executor {
     /// Runs until the node ends; then returns the shards. The caller syncs and closes them.
     pub(super) fn run(mut self) -> ExecutorShards<FjallStore> {
         let mut events = Events::with_capacity(EVENTS_MAX);
+        self.cpu = Some(CpuFollower::of_this_thread());
         // Before the first event: `status`, the stores' background tasks and the shard map must be
         // current even if no request ever comes.
         self.publish_condition();
@@ -233,7 +235,7 @@ impl Executor {
             Ok(Some(work)) => {
                 let handle = self.handle.clone();
                 let run = move || handle.send_event(ExecutorEvent::Synced(work()));
-                if let Err(error) = std::thread::Builder::new().name("log".to_owned()).spawn(run) {
+                if let Err(error) = cpu_follower::spawn_unbound("log", run) {
                     // The closure is lost with the thread that could not start, so the executor
                     // syncs by itself.
                     tracing::warn!(%error, "no thread for the log; it is synced here");

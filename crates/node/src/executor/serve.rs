@@ -262,6 +262,9 @@ impl Executor {
                     });
                 }
                 Ok((seq, call)) => {
+                    if let Some(follower) = &mut self.cpu {
+                        follower.note_request(at, connection.sender_cpu);
+                    }
                     let mut answer = check_and_apply(
                         &self.shared.connections.clients,
                         &self.moving.map,

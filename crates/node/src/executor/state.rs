@@ -9,6 +9,7 @@
 use crate::clock::TransactionClock;
 use crate::clock::current_time;
 use crate::context::NodeContext;
+use crate::cpu_follower::{self, CpuFollower};
 use crate::executor::answer::RoundAnswer;
 use crate::executor::delegations::Recall;
 use crate::executor::handle::{ConnectionKind, ExecutorEvent, ExecutorHandle};
@@ -69,6 +70,8 @@ pub(crate) struct Executor {
     pub(super) log_sync: LogSync,
     pub(super) handle: ExecutorHandle,
     pub(super) condition: Arc<ShardCondition>,
+    /// Binds the thread to the CPU of its only client; made by the thread itself.
+    pub(super) cpu: Option<CpuFollower>,
 }
 
 impl Executor {
@@ -117,6 +120,7 @@ impl Executor {
             log_sync: LogSync::default(),
             handle: handle.clone(),
             condition,
+            cpu: None,
         };
         Ok((executor, handle))
     }
@@ -232,7 +236,7 @@ impl Executor {
     /// Runs the stores' background tasks on threads of their own: they can take long.
     pub(super) fn spawn_background_tasks(&mut self) {
         while let Some(chore) = self.shards.take_background_task() {
-            let spawned = std::thread::Builder::new().name("tables".to_owned()).spawn(chore);
+            let spawned = cpu_follower::spawn_unbound("tables", chore);
             if let Err(e) = spawned {
                 tracing::error!(error = %e, "cannot start a thread for a store; it tries again");
             }

@@ -8,6 +8,7 @@
 use crate::clock::current_time;
 use crate::connections::pipes::PipedPages;
 use crate::context::NodeContext;
+use crate::cpu_follower::CpuFollower;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use std::io::{self, IoSlice, Write};
 use std::mem::MaybeUninit;
@@ -42,6 +43,7 @@ pub(crate) fn serve_data(shared: &NodeContext, stream: &NetStream, peer: &PeerId
         out: Vec::new(),
         payload: Vec::new(),
         spare_table: None,
+        follower: CpuFollower::of_this_thread(),
     };
     let ended = connection.run();
     if let Some(table) = connection.spare_table
@@ -67,6 +69,7 @@ struct DataConnection<'a> {
     payload: Vec<u8>,
     /// The table of spare files that the client has, for as long as the connection lives.
     spare_table: Option<u64>,
+    follower: CpuFollower,
 }
 
 /// The part of an answer that follows its frame.
@@ -100,6 +103,10 @@ impl DataConnection<'_> {
             let frame = self.inbox.take_bytes(HEADER_LEN + header.body_len as usize);
             let call: ObjectCall = frame::decode_body(&frame[HEADER_LEN..])?;
             self.shared.counters.object_requests.add(1);
+            // Long transfers are pipelined: the client goes on while its bytes are copied.
+            let waits = self.stream.transport().passes_descriptors
+                && !matches!(call.op, ObjectOp::Read { .. } | ObjectOp::Write { .. });
+            self.follower.note_request(0, header.cpu.filter(|_| waits));
             let mut unread = header.payload_len as usize;
             let result = match self.check_request(&call, unread) {
                 Ok(()) => self.execute_request(&call, &mut unread)?,
