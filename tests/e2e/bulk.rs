@@ -6,13 +6,12 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use tatami_tests::command::{Said, as_user, ask, run, shell, tatami_bin, wide_number};
-use tatami_tests::files::{get, names, put};
+use tatami_tests::files::{fill_directory, get, names, pick_mount, put};
 use tatami_tests::{Cluster, Setup};
 
 const ANNA: u32 = 20001;
 
-/// Makes a tree of this machine: files of several sizes, links, a directory with more names than
-/// one partition has, and an empty one.
+/// Makes a tree: files of several sizes, links, a directory with many names, and an empty one.
 fn plant(root: &Path, many: usize) {
     fs::create_dir_all(root.join("a/b/c")).expect("mkdir");
     fs::create_dir(root.join("empty")).expect("mkdir");
@@ -44,9 +43,11 @@ fn same(a: &Path, b: &Path) {
 
 #[test]
 fn what_is_copied_in_bulk_is_seen_at_once() {
+    // One client makes the copy, which splits above 8,192 entries.
+    const MANY: usize = 8500;
     let cluster = Cluster::start(2);
     let source = local(&cluster, "source");
-    plant(&source, 1500);
+    plant(&source, MANY);
     let (m0, m1) = (cluster.mount(0), cluster.mount(1));
     // Both mounts have cached the absence, and the first has cached the whole directory that it has
     // made.
@@ -56,7 +57,7 @@ fn what_is_copied_in_bulk_is_seen_at_once() {
     }
     cluster.tatami("cp", &["-r", "-p", text(&source), ":/d"]);
     for m in [&m0, &m1] {
-        assert_eq!(names(m.join("d/source/many")).len(), 1500);
+        assert_eq!(names(m.join("d/source/many")).len(), MANY);
         same(&source, &m.join("d/source"));
         let mode = fs::metadata(m.join("d/source/a/size1")).expect("stat").permissions().mode();
         assert_eq!(mode & 0o777, 0o640);
@@ -109,6 +110,13 @@ fn daemons_may_die_during_bulk_work() {
     cluster.finish();
 }
 
+/// Makes two mounts change a directory, so that it splits if it has more than 1,024 entries.
+fn split_directory(cluster: &Cluster, dir: &str) {
+    for n in 0..16 {
+        put(cluster.mount(n % 2).join(dir).join(format!("splits{n}")), "");
+    }
+}
+
 /// Returns the output of `du -k`, by path below a root.
 fn lines(said: &Said, root: &str) -> BTreeSet<(String, String)> {
     let line = |line: &str| {
@@ -124,6 +132,7 @@ fn du_says_what_du_says() {
     let cluster = Cluster::start(3);
     let m = cluster.mount(1);
     plant(&m.join("tree"), 1300);
+    split_directory(&cluster, "tree/many");
     for n in 0..5 {
         fs::hard_link(m.join("tree/a/size5"), m.join(format!("tree/a/again{n}"))).expect("link");
     }
@@ -169,7 +178,8 @@ fn as_anna(cluster: &Cluster, verb: &str, args: &[&str]) -> Said {
 }
 
 /// Makes two trees of the same kind, for an ordinary user without some permissions in them.
-fn plant_for_anna(m: &Path, name: &str) {
+fn plant_for_anna(cluster: &Cluster, name: &str) {
+    let (m, other) = (cluster.mount(0), cluster.mount(1));
     let top = m.join(name);
     let own = |path: &Path| chown(path, Some(ANNA), Some(ANNA)).expect("chown");
     for dir in ["hers/below", "roots", "roots/below", "closed", "sticky"] {
@@ -177,7 +187,8 @@ fn plant_for_anna(m: &Path, name: &str) {
         (0..30).for_each(|n| put(top.join(dir).join(format!("file{n}")), "x"));
     }
     for n in 0..1200 {
-        put(top.join(format!("hers/many{n}")), "");
+        let mount = pick_mount([&m, &other], n, 1200);
+        put(mount.join(name).join(format!("hers/many{n}")), "");
     }
     put(top.join("sticky/hers"), "x");
     for path in ["", "hers", "hers/below", "roots/below", "closed", "sticky/hers"] {
@@ -199,8 +210,8 @@ fn below(m: &Path, name: &str) -> String {
 fn rm_does_what_rm_does() {
     let cluster = Cluster::start(2);
     let m = cluster.mount(0);
-    plant_for_anna(&m, "one");
-    plant_for_anna(&m, "two");
+    plant_for_anna(&cluster, "one");
+    plant_for_anna(&cluster, "two");
     let du = as_anna(&cluster, "du", &["-s", ":/two"]);
     assert!(du.code == Some(1) && du.err.contains(":/two/closed"), "{du:?}");
     let ours = as_anna(&cluster, "rm", &["-r", ":/two"]);
@@ -229,8 +240,7 @@ fn dir_tells_where_names_are() {
     const FILES: usize = 1500;
     let cluster = Cluster::start(3);
     let m = cluster.mount(2);
-    fs::create_dir(m.join("large")).expect("mkdir");
-    (0..FILES).for_each(|n| put(m.join(format!("large/f{n}")), ""));
+    fill_directory([&m, &cluster.mount(0)], "large", FILES);
     let report = |path: &str| -> serde_json::Value {
         let said = cluster.tatami("dir", &["--json", path]);
         let mut report: serde_json::Value = serde_json::from_str(&said.out).expect("JSON");
@@ -244,7 +254,7 @@ fn dir_tells_where_names_are() {
     // The directory splits soon after it has grown; with an absent node, after a while.
     let mut large = report(text(&m.join("large")));
     while large["partitions"].as_array().is_none_or(|parts| parts.len() < 16) {
-        put(m.join("large/f0"), "");
+        put(m.join("large/0"), "");
         large = report(":/large");
     }
     assert_eq!(large["entries"], FILES);
@@ -253,7 +263,7 @@ fn dir_tells_where_names_are() {
     assert_eq!(nodes, BTreeSet::from([Some(0), Some(1), Some(2)]));
     let table = cluster.tatami("dir", &[":/", ":/large"]).out;
     assert!(table.contains("1500 entries in 16 partitions") && table.contains("node1"), "{table}");
-    let file = ask(cluster.command("dir").arg(":/large/f0"));
+    let file = ask(cluster.command("dir").arg(":/large/0"));
     assert!(
         file.code == Some(1) && file.err.to_lowercase().contains("not a directory"),
         "{file:?}"

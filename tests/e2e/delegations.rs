@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use tatami_tests::files::{create, names, put, refused, stat};
+use tatami_tests::files::{create, fill_directory, names, put, refused, stat};
 use tatami_tests::{Cluster, job, process};
 use tatami_wire::partition::{name_hash, name_seed};
 
@@ -155,8 +155,7 @@ fn what_a_listing_has_told_is_never_old() {
     let (cluster, a, b) = two();
     for (d, files) in [("small", 200), ("large", 2000)] {
         let (here, there) = (a.join(d), b.join(d));
-        fs::create_dir(&here).expect("mkdir");
-        (0..files).for_each(|n| drop(create(here.join(n.to_string()))));
+        fill_directory([&a, &b], d, files);
         for round in 0..6 {
             let (mine, other) = if round % 2 == 0 { (&here, &there) } else { (&there, &here) };
             assert_eq!(listed(other), listed(mine), "round {round}");
@@ -188,19 +187,19 @@ fn what_a_listing_has_told_is_never_old() {
     cluster.finish();
 }
 
-/// Makes a directory with enough entries to split.
-fn large(at: &Path) {
-    fs::create_dir(at).expect("mkdir");
-    (0..2500).for_each(|n| drop(create(at.join(n.to_string()))));
-    fs::create_dir(at.join("sub")).expect("mkdir");
-    put(at.join("sub/file"), "x");
+/// Makes the directory `large`, which splits.
+fn make_large_directory(cluster: &Cluster) {
+    let (one, two) = (cluster.mount(0), cluster.mount(1));
+    fill_directory([&one, &two], "large", 2500);
+    fs::create_dir(one.join("large/sub")).expect("mkdir");
+    put(one.join("large/sub/file"), "x");
 }
 
 #[test]
 fn a_large_directory_that_is_known_costs_no_request() {
     let cluster = Cluster::start(3);
     let large_dir = cluster.mount(0).join("large");
-    large(&large_dir);
+    make_large_directory(&cluster);
     let volume = job::client(&cluster, 0).volume();
     let partition = |name: &str| name_hash(name_seed(volume), name.as_bytes()) >> 60;
     let ways = [true, false].map(|is_first| {
@@ -237,7 +236,7 @@ fn a_large_directory_that_is_known_costs_no_request() {
 #[test]
 fn in_a_large_directory_nothing_is_old() {
     let cluster = Cluster::start(3);
-    large(&cluster.mount(0).join("large"));
+    make_large_directory(&cluster);
     let seen = |node: u16| {
         let dir = cluster.mount(node).join("large");
         // A mount that asks often may see counts and times that are a second old, but not after an
@@ -287,7 +286,7 @@ fn in_a_large_directory_nothing_is_old() {
 fn of_a_large_directory_that_others_change_counts_are_a_second_old_at_most() {
     let cluster = Cluster::start(2);
     let [here, there] = [0, 1].map(|node| cluster.mount(node).join("large"));
-    large(&here);
+    make_large_directory(&cluster);
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {

@@ -20,7 +20,7 @@ use tatami_cluster::VolumeFile;
 use tatami_layout::{Shape, View};
 use tatami_tests::absent::directory_of_each;
 use tatami_tests::command::{ask, program, run, shell, sources, tatami_bin};
-use tatami_tests::files::{create, get, open, put};
+use tatami_tests::files::{create, get, open, pick_mount, put};
 use tatami_tests::job::{Job, NODES, SIZE, tiled_file};
 use tatami_tests::model::pattern;
 use tatami_tests::process::{self, pause};
@@ -95,9 +95,11 @@ fn make_tree(cluster: &Cluster) {
         fs::rename(root.join(&name).join("first"), at.join(&name)).expect("rename");
     }
     fs::create_dir(root.join("large")).expect("mkdir");
+    let other = cluster.mount(1);
     for name in 0..NAMES {
-        fs::hard_link(at.join("dir").join("n".repeat(255)), root.join(format!("large/{name}")))
-            .expect("link");
+        let mount = pick_mount([&root, &other], name, NAMES);
+        let long = mount.join("names/dir").join("n".repeat(255));
+        fs::hard_link(long, mount.join(format!("large/{name}"))).expect("link");
     }
     tiled_file(cluster, "tiled", &pattern(2, 0, SIZE));
     cluster.tatami("relayout", &["--to", "whole", ":/tiled"]);

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tatami_meta::{FjallStore, Store};
 use tatami_tests::Cluster;
 use tatami_tests::command::{Said, ask, wide_number};
-use tatami_tests::files::{get, names, put};
+use tatami_tests::files::{get, names, pick_mount, put};
 use tatami_tests::process::wait_ms;
 use tatami_tests::seed::{Rng, scaled};
 use tatami_wire::{ExecutorId, Ino, NodeId, SHARDS_MAX, ShardMap};
@@ -375,11 +375,15 @@ fn a_repair_that_is_broken_off_does_no_harm() {
 fn directories_that_have_split_are_put_together_again() {
     const FILES: usize = 1500;
     let cluster = Cluster::start(3);
-    let root = cluster.mount(0);
+    let (root, other) = (cluster.mount(0), cluster.mount(1));
     let dirs = [root.join("headless"), root.join("torn")];
     for dir in &dirs {
         fs::create_dir(dir).expect("mkdir");
-        (0..FILES).for_each(|n| put(dir.join(format!("file{n}")), format!("{n}")));
+        for n in 0..FILES {
+            let mount = pick_mount([&root, &other], n, FILES);
+            let dir = mount.join(dir.strip_prefix(&root).expect("it is on this mount"));
+            put(dir.join(format!("file{n}")), format!("{n}"));
+        }
     }
     let numbers = dirs.each_ref().map(number);
     cluster.fsck();

@@ -45,6 +45,23 @@ pub fn create(path: impl AsRef<Path>) -> File {
         .unwrap_or_else(|e| panic!("create {}: {e}", path.display()))
 }
 
+/// Returns the mount through which a test makes entry `n` of a directory with `entries` of them:
+/// the second one for some of the last. A directory with more than 1,024 entries splits when a
+/// second client changes it.
+pub fn pick_mount(mounts: [&Path; 2], n: usize, entries: usize) -> &Path {
+    const LAST: usize = 16;
+    mounts[usize::from(n + LAST >= entries && n % 2 == 1)]
+}
+
+/// Makes a directory with so many empty files, named by numbers: see [`pick_mount`].
+pub fn fill_directory(mounts: [&Path; 2], dir: &str, files: usize) {
+    let path = mounts[0].join(dir);
+    fs::create_dir(&path).unwrap_or_else(|e| panic!("mkdir {}: {e}", path.display()));
+    for n in 0..files {
+        put(pick_mount(mounts, n, files).join(dir).join(n.to_string()), "");
+    }
+}
+
 /// Returns all bytes of an open file, by pread.
 pub fn bytes_of(file: &File) -> Vec<u8> {
     let mut bytes = vec![0; file.metadata().expect("fstat of an open file").len() as usize];

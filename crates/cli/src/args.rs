@@ -107,8 +107,9 @@ Examples:
   tatami dir :/run-17
   tatami dir --json /mnt/tatami/run-17 | jq '.directories[].partitions | length'
 
-A directory with more than 1,024 entries is split into partitions by the hashes of its
-names, as long as a split spreads them over more nodes.")]
+A directory is split into partitions by the hashes of its names, as long as a split
+spreads them over more nodes: above 1,024 entries if several mounts or programs change it
+at the same time, above 8,192 if only one does.")]
     Dir(dir_cmd::DirArgs),
     /// Recover a file after the death of a job that wrote it
     #[command(after_help = "\

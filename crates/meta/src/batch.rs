@@ -15,10 +15,10 @@ use crate::store::Store;
 use crate::{attr, entry, keys};
 use tatami_wire::batch::{BATCH_OPS_MAX, BatchOp, BatchResult, RetainedEntry};
 use tatami_wire::meta::{DirEntry, MetaOp, MetaReply};
-use tatami_wire::{Cred, Errno, Ino, InodeKind, VolumeKey};
+use tatami_wire::{Cred, Errno, Ino, InodeKind, Timestamp, VolumeKey};
 
-/// A partition with more entries than this multiple of its split threshold grows by single
-/// operations only: a split must fit a message.
+/// A partition with more entries than this multiple of its limit grows by single operations only.
+/// Batches would outrun the split, and make it ever larger.
 const CROWDED_FACTOR: u64 = 2;
 
 /// The answer, and whether anything was written.
@@ -115,7 +115,7 @@ impl<S: Store> Meta<S> {
             return Ok((elsewhere, false));
         }
         if let BatchOp::Create { parent, .. } | BatchOp::Link { parent, .. } = operation
-            && is_crowded(&mut self.state, *parent)?
+            && is_crowded(&mut self.state, *parent, self.tx.now)?
         {
             return Err(OperationFailure::Locked(Vec::new()));
         }
@@ -197,11 +197,11 @@ fn execute_batch_op<S: Store>(
 }
 
 /// Returns whether a partition waits for its split, and has too many entries for a batch of more.
-fn is_crowded<S: Store>(state: &mut MetaState<S>, part: Ino) -> MetaOutcome<bool> {
+fn is_crowded<S: Store>(state: &mut MetaState<S>, part: Ino, now: Timestamp) -> MetaOutcome<bool> {
     if !state.is_spread() {
         return Ok(false);
     }
-    let most = state.split_above.saturating_mul(CROWDED_FACTOR);
+    let most = state.split_rule.current_limit(part, now).saturating_mul(CROWDED_FACTOR);
     let Some(inode) = state.load_inode(part)? else { return Ok(false) };
     Ok(inode.size > most && state.map().spans_nodes(part, inode.range))
 }

@@ -57,6 +57,7 @@ mod rename;
 mod session;
 mod shard;
 mod split;
+mod split_rule;
 mod state;
 pub mod store;
 mod tiled;
@@ -68,6 +69,7 @@ pub use context::{MetaConfig, OperationContext};
 pub use error::MetaOpenError;
 pub use migration::moves::{MoveEvent, MoveRequest};
 pub use namespace::Meta;
+pub use split_rule::SplitLimits;
 pub use store::{
     BackgroundTask, FaultyStore, FjallStore, MemoryStore, Store, StoreError, StoreOptions, SyncWork,
 };

@@ -13,6 +13,7 @@ use crate::error::MetaOutcome;
 use crate::inode::{Inode, LINK_MAX};
 use crate::keys::{self, RecordKey};
 use crate::record::EntryRecord;
+use crate::split_rule::LargePartitionChange;
 use crate::state::{MetaState, RecordVisitor};
 use crate::store::{Change, Store, StoreError};
 use crate::transaction::messages::ChangedInode;
@@ -36,8 +37,8 @@ pub(crate) struct Txn<'a, S> {
     writes: Vec<Change>,
     inode_delta: i64,
     garbage: Vec<NodeId>,
-    /// A partition of this node that is to be split.
-    grown: Option<Ino>,
+    /// A change of a partition that may have to split.
+    large: Option<LargePartitionChange>,
     /// `None` where one node has all shards.
     spread: Option<Box<RemoteAccess<'a>>>,
 }
@@ -100,7 +101,7 @@ pub(crate) struct OperationWrites {
     writes: Vec<Change>,
     inode_delta: i64,
     garbage: Vec<NodeId>,
-    grown: Option<Ino>,
+    large: Option<LargePartitionChange>,
     /// Inodes that are written on other executors. Some may have been here before.
     left: Vec<Ino>,
     /// By other node; also those whose records it has only read.
@@ -120,7 +121,7 @@ impl OperationWrites {
     /// garbage.
     pub fn apply_writes<S: Store>(self, state: &mut MetaState<S>) -> Vec<NodeId> {
         write_to_state(state, self.changed, self.inodes, self.new, self.writes, &self.left);
-        state.grown.extend(self.grown);
+        state.large_changes.extend(self.large);
         state.count_inodes(self.inode_delta);
         self.garbage
     }
@@ -173,7 +174,7 @@ impl<'a, S: Store> Txn<'a, S> {
             writes: Vec::new(),
             inode_delta: 0,
             garbage: Vec::new(),
-            grown: None,
+            large: None,
             spread,
         }
     }
@@ -221,7 +222,7 @@ impl<'a, S: Store> Txn<'a, S> {
             writes,
             inode_delta,
             garbage,
-            grown: None,
+            large: None,
             left: Vec::new(),
             shares: parts,
         })
@@ -511,6 +512,9 @@ impl<'a, S: Store> Txn<'a, S> {
         parent.size = parent.size.saturating_sub(1);
         parent.ctime = parent.ctime.advanced_to(now);
         parent.mtime = parent.ctime;
+        if self.spread.is_some() && self.large.is_none() {
+            self.record_large_change(dir, false)?;
+        }
         let key = self.entry_key(dir, name);
         self.delete_record(key);
         Ok(())

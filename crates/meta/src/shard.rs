@@ -95,7 +95,7 @@ impl<S: Store> Meta<S> {
             true => self.apply_mutation(ctx, cred, op),
             false => self.run_read(ctx, cred, op),
         };
-        if !self.state.grown.is_empty() {
+        if !self.state.large_changes.is_empty() {
             self.plan_splits();
         }
         match result {

@@ -11,6 +11,7 @@ use crate::keys::{self, RecordKey};
 use crate::opens::ClientOpens;
 use crate::overlay::ChangeOverlay;
 use crate::record::{EntryRecord, Shard};
+use crate::split_rule::{LargePartitionChange, SplitRule};
 use crate::store::{Store, StoreError, SyncWork};
 use crate::transaction::locks::TransactionLocks;
 use crate::transaction::messages::ChangedInode;
@@ -24,9 +25,6 @@ use tatami_wire::{Errno, ExecutorId, Ino, ShardId, ShardMap, VolumeId};
 /// synced, so that no power cut leads to a second use: objects of the lost file may still lie on
 /// some node.
 const INO_STRIDE: u64 = 1 << 16;
-
-/// A partition of a directory with more entries is split, by default.
-const SPLIT_ABOVE: u64 = 1024;
 
 /// A function that a scan calls; it may fail, and that ends the scan.
 pub(crate) type RecordVisitor<'a> = dyn FnMut(&[u8], &[u8]) -> MetaOutcome<ControlFlow<()>> + 'a;
@@ -66,10 +64,10 @@ pub(crate) struct MetaState<S> {
     pub seen: Vec<Ino>,
     /// Inodes that the last operation has changed.
     pub changed: Vec<ChangedInode>,
-    /// A partition with more entries is split.
-    pub split_above: u64,
-    /// Partitions with more entries, in which some were made.
-    pub grown: Vec<Ino>,
+    /// Decides which partitions split.
+    pub split_rule: SplitRule,
+    /// Changes of large partitions that the rule has not seen.
+    pub large_changes: Vec<LargePartitionChange>,
 }
 
 impl<S: Store> MetaState<S> {
@@ -143,8 +141,8 @@ impl<S: Store> MetaState<S> {
             poisoned: false,
             seen: Vec::new(),
             changed: Vec::new(),
-            split_above: SPLIT_ABOVE,
-            grown: Vec::new(),
+            split_rule: SplitRule::default(),
+            large_changes: Vec::new(),
         })
     }
 

@@ -72,6 +72,17 @@ fn is_sound(client: &Arc<Client>) {
     assert!(report.findings.is_empty(), "{:?}", report.findings);
 }
 
+/// Makes two clients change a directory with more than 1,024 entries, until it has split.
+fn split_directory(clients: [&Client; 2], dir: Ino) {
+    eventually("it is split", || {
+        for client in clients {
+            make(client, dir, "splits", FILE);
+            client.unlink(&ME, dir, b"splits", false).expect("unlink");
+        }
+        partitions(clients[0], dir) == 16
+    });
+}
+
 fn requests(volume: &Volume) -> u64 {
     let nodes = 0..volume.map.nodes.len() as u16;
     nodes
@@ -111,7 +122,7 @@ fn many_names_are_made_found_and_removed() {
         }
         assert!(other.run_batch(&ME, commits).iter().all(Result::is_ok));
         if nodes > 1 {
-            eventually("it is split", || partitions(&client, dir) == 16);
+            split_directory([&client, &other], dir);
         }
         let some = [&names[..], &["nothing".to_owned()]].concat();
         let removed = client.remove_many(&ME, dir, &bytes(&some), false);
@@ -219,10 +230,14 @@ fn daemons_may_die_while_many_names_are_made() {
     is_sound(&first);
 }
 
-/// A tree with directories on all nodes, one of them split, and links.
-fn plant(client: &Client, top: Ino) -> UsageSum {
+/// A tree with directories on all nodes, one of them split if there is another client, and links.
+fn plant(client: &Client, other: Option<&Client>, top: Ino) -> UsageSum {
     let names = named("f", 2500);
-    make_many(client, top, &names, FILE);
+    // A directory that one client makes does not split.
+    let (before, after) = names.split_at(1100);
+    make_many(client, top, before, FILE);
+    other.into_iter().for_each(|other| split_directory([client, other], top));
+    make_many(client, top, after, FILE);
     let dirs = make_many(client, top, &named("d", 20), InodeTemplate::Dir);
     for (n, dir) in dirs.iter().enumerate().skip(5) {
         make_many(client, *dir, &named("f", n), FILE);
@@ -239,7 +254,8 @@ fn a_tree_is_added_up_and_removed() {
     for nodes in [1, 3] {
         let (volume, _nodes, client) = start(nodes);
         let top = make(&client, ROOT, "top", InodeTemplate::Dir);
-        let planted = plant(&client, top);
+        let other = (nodes > 1).then(|| self::client(&volume));
+        let planted = plant(&client, other.as_deref(), top);
         let tree = VolumeTree::new(client.clone(), ME);
         let usage = tree.sum_usage(b"/top", &mut |_| {}).expect("a sum");
         assert_eq!(usage.failed, []);

@@ -10,7 +10,7 @@ use std::ops::ControlFlow;
 use tatami_meta::store::faulty::StoreFault;
 use tatami_meta::{
     Applied, FaultyStore, FinishedOperation, Meta, MetaConfig, OperationContext, OutgoingMessage,
-    Store, Ticket,
+    SplitLimits, Store, Ticket,
 };
 use tatami_wire::meta::{MetaOp, MetaReply};
 use tatami_wire::transaction::PeerMessage;
@@ -358,7 +358,8 @@ impl Daemon {
         };
         if let Some(DaemonState::Down(store)) = self.state.take() {
             let mut meta = Meta::open(store, config, now).map_err(|e| e.to_string())?;
-            self.split_above.into_iter().for_each(|entries| meta.set_split_above(entries));
+            let limits = self.split_above.map(SplitLimits::regardless_of_clients);
+            limits.into_iter().for_each(|limits| meta.set_split_limits(limits));
             self.state = Some(DaemonState::Up(Box::new(meta)));
             self.incarnation += 1;
         }

@@ -8,6 +8,7 @@ use crate::error::{MetaOutcome, OperationFailure};
 use crate::inode::Inode;
 use crate::keys;
 use crate::operation::Txn;
+use crate::split_rule::LargePartitionChange;
 use crate::store::Store;
 use std::sync::Arc;
 use tatami_wire::partition::HashRange;
@@ -207,10 +208,18 @@ impl<S: Store> Txn<'_, S> {
         {
             spread.moved.push(ino);
         }
+        self.record_large_change(part, true)
+    }
+
+    /// Records a change of the entries of `part` for the rule of splits, if it is large enough.
+    pub(super) fn record_large_change(&mut self, part: Ino, has_grown: bool) -> MetaOutcome<()> {
         let (entries, range) = self.inspect_inode(part, |inode| (inode.size, inode.range))?;
         // A split pays only if the new partition lies on another node.
-        if entries > self.state.split_above && self.state.map().spans_nodes(part, range) {
-            self.grown = Some(part);
+        if entries > self.state.split_rule.limits.shared
+            && self.state.map().spans_nodes(part, range)
+        {
+            let client = self.ctx.client;
+            self.large = Some(LargePartitionChange { part, entries, has_grown, client });
         }
         Ok(())
     }

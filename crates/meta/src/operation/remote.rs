@@ -365,7 +365,8 @@ impl<S: Store> Txn<'_, S> {
         let (changed, garbage) =
             (std::mem::take(&mut self.changed), std::mem::take(&mut self.garbage));
         let (new, inode_delta) = (self.new, self.inode_delta);
-        let grown = self.grown.filter(|part| self.state.owns_shard(part.owner_shard()));
+        // Its owner plans the split, with the next change that it makes alone.
+        let large = self.large.filter(|large| self.state.owns_shard(large.part.owner_shard()));
         Ok(OperationWrites {
             inodes,
             new,
@@ -373,7 +374,7 @@ impl<S: Store> Txn<'_, S> {
             writes,
             inode_delta,
             garbage,
-            grown,
+            large,
             left,
             shares: parts,
         })

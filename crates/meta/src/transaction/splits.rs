@@ -11,6 +11,7 @@ use crate::keys;
 use crate::millis::add_millis;
 use crate::namespace::Meta;
 use crate::operation::OperationWrites;
+use crate::split_rule::SplitLimits;
 use crate::store::Store;
 use crate::transaction::pending::PendingOperation;
 use crate::transaction::split_plan::{NO_CLIENT, SPLIT_DELAY_MS};
@@ -18,22 +19,29 @@ use tatami_wire::meta::MetaOp;
 use tatami_wire::{Cred, Errno, ExecutorId, Ino};
 
 impl<S: Store> Meta<S> {
-    /// Sets the number of entries above which partitions are split; the default is 1024.
-    pub fn set_split_above(&mut self, entries: u64) {
-        self.state.split_above = entries;
+    /// Sets the numbers of entries above which partitions are split.
+    pub fn set_split_limits(&mut self, limits: SplitLimits) {
+        self.state.split_rule.limits = limits;
     }
 
-    /// Plans the splits of partitions that have grown.
+    /// Plans the splits of partitions that have grown too large.
     pub(crate) fn plan_splits(&mut self) {
-        for part in std::mem::take(&mut self.state.grown) {
+        let mut changes = std::mem::take(&mut self.state.large_changes);
+        for change in changes.drain(..) {
+            let part = change.part;
             let splits = &mut self.tx.splits;
-            if !splits.running.contains(&part) && !splits.planned.contains_key(&part) {
+            if self.state.split_rule.record_change(&change, self.tx.now)
+                && !splits.running.contains(&part)
+                && !splits.planned.contains_key(&part)
+            {
                 splits.planned.insert(part, add_millis(self.tx.now, SPLIT_DELAY_MS));
                 // The record lets a restart, or the next owner of the shard, find the planned
                 // split.
                 self.state.put_record(keys::planned_split(part), Some(vec![1]));
             }
         }
+        // Keeps the buffer for the next operation.
+        self.state.large_changes = changes;
     }
 
     /// Begins the splits that are due.
@@ -47,7 +55,9 @@ impl<S: Store> Meta<S> {
             assert!(is_new, "a planned split is under way");
             let seq = self.tx.next;
             let ctx = OperationContext { now, client: NO_CLIENT, slot: 0, seq, trusted: true };
-            let op = MetaOp::SplitPartition { partition: part, above: self.state.split_above };
+            // The rule decided when the split was planned. The partition may have shrunk since.
+            let above = self.state.split_rule.limits.shared;
+            let op = MetaOp::SplitPartition { partition: part, above };
             self.begin_operation(&ctx, &Cred::ROOT, &op);
         }
     }

@@ -102,6 +102,11 @@ pub fn assert_sound(cluster: &mut Cluster) {
 }
 
 pub fn create(cluster: &mut Cluster, parent: Ino, file: &str) -> Ino {
+    create_by(cluster, 1, parent, file)
+}
+
+/// Makes a file as client `client`.
+pub fn create_by(cluster: &mut Cluster, client: u8, parent: Ino, file: &str) -> Ino {
     let op = MetaOp::Create {
         parent,
         name: name(file),
@@ -111,7 +116,7 @@ pub fn create(cluster: &mut Cluster, parent: Ino, file: &str) -> Ino {
         exclusive: true,
         open: None,
     };
-    match cluster.call(1, &Cred::ROOT, op) {
+    match cluster.call(client, &Cred::ROOT, op) {
         Ok(MetaReply::Created { attr, .. }) => attr.ino,
         other => panic!("not made: {other:?}"),
     }

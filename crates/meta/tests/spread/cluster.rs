@@ -3,7 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use tatami_meta::{
-    Applied, FaultyStore, Meta, MetaConfig, MoveEvent, MoveRequest, OperationContext, Ticket,
+    Applied, FaultyStore, Meta, MetaConfig, MoveEvent, MoveRequest, OperationContext, SplitLimits,
+    Ticket,
 };
 use tatami_wire::admin::ClusterMap;
 use tatami_wire::frame::{self, FrameClass};
@@ -130,8 +131,8 @@ pub struct Cluster {
     pub longest: u64,
     /// The partition maps of the clients.
     known: BTreeMap<u8, PartitionMaps>,
-    /// A partition with more entries is split.
-    split_above: Option<u64>,
+    /// Partitions with more entries are split.
+    split_limits: Option<SplitLimits>,
     /// Number of requests to a wrong node or partition.
     pub corrected: u32,
     /// Messages between nodes.
@@ -176,7 +177,7 @@ impl Cluster {
             seq: 0,
             longest: 0,
             known: BTreeMap::new(),
-            split_above: None,
+            split_limits: None,
             corrected: 0,
             messages: 0,
             largest: 0,
@@ -199,8 +200,8 @@ impl Cluster {
         let Some(Life::Down(store, _)) = self.lives[node].take() else { panic!("it is up") };
         let config = MetaConfig { executor: executor(node), map: self.first.clone(), ..config() };
         let mut meta = Meta::open(store, config, now).expect("opens");
-        if let Some(entries) = self.split_above {
-            meta.set_split_above(entries);
+        if let Some(limits) = self.split_limits {
+            meta.set_split_limits(limits);
         }
         if self.sync {
             meta.acknowledge_after_sync();
@@ -219,12 +220,18 @@ impl Cluster {
         }
     }
 
-    /// Sets the number of entries above which partitions are split.
+    /// Sets the number of entries above which partitions are split, however many clients change
+    /// them.
     pub fn split_above(&mut self, entries: u64) {
-        self.split_above = Some(entries);
+        self.set_split_limits(SplitLimits::regardless_of_clients(entries));
+    }
+
+    /// Sets the numbers of entries above which partitions are split.
+    pub fn set_split_limits(&mut self, limits: SplitLimits) {
+        self.split_limits = Some(limits);
         for node in 0..self.lives.len() {
             if let Some(meta) = self.meta(node) {
-                meta.set_split_above(entries);
+                meta.set_split_limits(limits);
             }
         }
     }

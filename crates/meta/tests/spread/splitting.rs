@@ -1,10 +1,11 @@
 //! Directories that split as they grow (GIGA+).
 
-use crate::checking::{assert_sound, create};
+use crate::checking::{assert_sound, create, create_by};
 use crate::cluster::{Cluster, Faults, ROOT, Rng, name};
 use crate::same::dir;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
+use tatami_meta::SplitLimits;
 use tatami_wire::meta::{Bytes, MetaOp, MetaReply, PartitionInfo, RenameMode, XattrMode};
 use tatami_wire::{Attr, Cred, Errno, Ino, InodeKind, SetAttr, SetTime, Timestamp};
 
@@ -87,6 +88,41 @@ fn a_directory_splits_as_it_grows() {
         }
         assert_sound(&mut cluster);
     }
+}
+
+#[test]
+fn a_directory_of_one_client_splits_later() {
+    let mut cluster = Cluster::new(3, 16, 7);
+    cluster.set_split_limits(SplitLimits { shared: 8, alone: 40 });
+    let d = dir(&mut cluster, ROOT, Some(1));
+    for n in 0..40 {
+        create(&mut cluster, d, &format!("file{n}"));
+    }
+    cluster.quiet();
+    assert_eq!(partitions(&mut cluster, d).len(), 1);
+    create(&mut cluster, d, "one more");
+    cluster.quiet();
+    assert!(partitions(&mut cluster, d).len() > 1);
+    assert_sound(&mut cluster);
+}
+
+#[test]
+fn a_second_client_makes_a_directory_split() {
+    let mut cluster = Cluster::new(3, 16, 7);
+    cluster.set_split_limits(SplitLimits { shared: 8, alone: 1_000 });
+    let d = dir(&mut cluster, ROOT, Some(1));
+    for n in 0..30 {
+        create(&mut cluster, d, &format!("file{n}"));
+    }
+    cluster.quiet();
+    assert_eq!(partitions(&mut cluster, d).len(), 1);
+    create_by(&mut cluster, 1, d, "by the first");
+    create_by(&mut cluster, 2, d, "by the second");
+    cluster.quiet();
+    let parts = partitions(&mut cluster, d);
+    assert!(parts.len() > 1, "{parts:?}");
+    assert_eq!(parts.iter().map(|part| part.entries).sum::<u64>(), 32);
+    assert_sound(&mut cluster);
 }
 
 #[test]

@@ -33,6 +33,7 @@ pub use sums::{ScalePhase, ScaleSums};
 
 use clients::PhaseNames;
 use scale_world::{PhaseEnd, PhaseWork, ScaleWorld};
+use tatami_meta::SplitLimits;
 use tatami_wire::Ino;
 
 /// The number of counted operations in each phase.
@@ -76,8 +77,6 @@ pub struct SharedDirectory {
 
 /// Number of creates of the newcomer.
 const NEWCOMER: u64 = 4096;
-/// Partitions with more entries than this split by default.
-const SPLIT_ABOVE: u64 = 1024;
 /// A directory that has not spread with twice the expected entries plus this number never does.
 const MORE: u64 = 32 * 1024;
 /// Least number of replies to each request under way during the counting. At first all requests are
@@ -173,7 +172,7 @@ impl ScaleSetting {
         follow: u64,
     ) -> Result<DirectoryGrowth, String> {
         world.clear_partitions(self.processes);
-        let above = self.split_above.unwrap_or(SPLIT_ABOVE);
+        let above = self.split_above.unwrap_or(SplitLimits::default().shared);
         world.watch_directory(dir, above, follow);
         let most = MORE + 2 * world.spread().map_or(0, |spread| spread.entries_needed(above));
         let until = PhaseEnd::Spread { most };

@@ -9,7 +9,9 @@ use super::store::HashStore;
 use super::sums::ScaleSums;
 use crate::network::VirtualTime;
 use std::collections::{BTreeMap, VecDeque};
-use tatami_meta::{Applied, FinishedOperation, Meta, MetaConfig, OperationContext, Ticket};
+use tatami_meta::{
+    Applied, FinishedOperation, Meta, MetaConfig, OperationContext, SplitLimits, Ticket,
+};
 use tatami_wire::transaction::PeerMessage;
 use tatami_wire::{Cred, ExecutorId, Ino, ShardMap, Timestamp, VolumeId, VolumeKey};
 
@@ -73,7 +75,8 @@ impl ScaleServer {
             MetaConfig { executor, map: map.clone(), volume, key: VolumeKey::new([1; 32]) };
         let mut meta =
             Meta::open(HashStore::default(), config, server_clock(0)).map_err(|e| e.to_string())?;
-        split_above.into_iter().for_each(|entries| meta.set_split_above(entries));
+        let limits = split_above.map(SplitLimits::regardless_of_clients);
+        limits.into_iter().for_each(|limits| meta.set_split_limits(limits));
         Ok(ScaleServer {
             meta: Box::new(meta),
             inbox: VecDeque::new(),

@@ -9,8 +9,8 @@ use tatami_meta::{Meta, MetaConfig, OperationContext, OutgoingMessage};
 use tatami_wire::transaction::PeerMessage;
 use tatami_wire::{ClientId, Cred, ExecutorId, Ino, NodeId, ShardMap, VolumeId, VolumeKey};
 
-/// Number of entries with which a directory splits.
-const ENTRIES: u64 = 1025;
+/// Number of entries with which a directory of two clients splits.
+const ENTRIES: u64 = 1026;
 /// Most messages between two servers that one split takes.
 const MESSAGES_MAX: usize = 1000;
 
@@ -34,7 +34,9 @@ impl DirectorySplit {
         };
         let mut servers = executors.into_iter().map(start).collect::<Result<Vec<_>, _>>()?;
         for number in 0..ENTRIES {
-            let (client, slot) = (ClientId([1; 16]), 0);
+            // The last file is made by another client.
+            let client = ClientId([1 + u8::from(number + 1 == ENTRIES); 16]);
+            let slot = 0;
             let context = OperationContext {
                 now: server_clock(0),
                 client,
