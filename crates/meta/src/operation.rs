@@ -117,6 +117,15 @@ impl OperationWrites {
             && self.shares.values().all(|part| part.writes.is_empty())
     }
 
+    /// Returns whether a transaction of another operation has locked a record that is to be written
+    /// on this node.
+    pub fn meets_lock<S: Store>(&self, state: &MetaState<S>) -> bool {
+        let is_locked = |key: &[u8]| !state.locks.write_blockers(key).is_empty();
+        !state.locks.is_empty()
+            && (self.inodes.iter().any(|(ino, _)| is_locked(&keys::inode(*ino)))
+                || self.writes.iter().any(|(key, _)| is_locked(key)))
+    }
+
     /// Hands the writes of this node to the state. Returns the nodes on which objects have become
     /// garbage.
     pub fn apply_writes<S: Store>(self, state: &mut MetaState<S>) -> Vec<NodeId> {

@@ -41,11 +41,16 @@ pub(crate) fn split_partition<S: Store>(
     if !txn.is_here(part) || !txn.state.map().spans_nodes(part, range) {
         return Ok(MetaReply::Done);
     }
+    let dir = txn.whole_directory(part, &inode);
+    let ranges: Vec<_> = txn.state.map().split_range(range, bits).collect();
+    // Before the entries are read: the executors of the new partitions answer in a later round, and
+    // then all of this runs again.
+    let number = |range: &HashRange| txn.state.map().partition_number(dir, range.from);
+    let others: Vec<_> = ranges.iter().skip(1).map(number).collect();
+    txn.require_inodes(&others)?;
     // Entries that a transaction is about to change must not move: wait for it.
     txn.check_listable(&keys::entries_from(part, 0), &keys::entries_from(part, u64::MAX))?;
     let Some(shares) = collect_shares(txn, part, bits)? else { return Ok(MetaReply::Done) };
-    let dir = txn.whole_directory(part, &inode);
-    let ranges: Vec<_> = txn.state.map().split_range(range, bits).collect();
     let mut left = (inode.size, inode.nlink);
     // The first range stays in the old partition.
     for range in ranges.into_iter().skip(1) {

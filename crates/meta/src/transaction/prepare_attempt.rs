@@ -1,13 +1,18 @@
 //! The state of the prepare phase of a split.
 
-use crate::operation::ExecutorShare;
-use std::collections::BTreeMap;
+use crate::inode::Inode;
+use crate::operation::{ExecutorShare, OperationWrites};
+use std::sync::Arc;
 use tatami_wire::transaction::Txid;
 use tatami_wire::{ExecutorId, Timestamp};
 
 /// A prepare phase in progress; see the module.
 pub(crate) struct PrepareAttempt {
-    pub(crate) parts: BTreeMap<ExecutorId, ExecutorShare>,
+    /// The writes of this executor. Those of the others are in `pieces`.
+    pub(crate) writes: OperationWrites,
+    /// The partition, and the epoch of the map, from which all writes were computed.
+    pub(crate) base: Option<Arc<Inode>>,
+    pub(crate) epoch: u64,
     pub(crate) pieces: Vec<PreparePart>,
     pub(crate) again_at: Timestamp,
     pub(crate) ends: Timestamp,
