@@ -17,6 +17,9 @@ pub struct Machine {
     pub kernel: String,
     /// Type of the file system below the working directory.
     pub disk: String,
+    /// Whether requests of FUSE come over io_uring, where the mount agrees.
+    #[serde(default)]
+    pub fuse_io_uring: bool,
 }
 
 impl Machine {
@@ -35,13 +38,16 @@ impl Machine {
             memory_mib: kib / 1024,
             kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
             disk: file_system_type(dir),
+            fuse_io_uring: fs::read_to_string("/sys/module/fuse/parameters/enable_uring")
+                .is_ok_and(|switch| switch.trim() == "Y"),
         }
     }
 
     /// Describes the machine in one line.
     pub fn summary_line(&self) -> String {
+        let fuse = if self.fuse_io_uring { "FUSE over io_uring" } else { "FUSE over /dev/fuse" };
         format!(
-            "{} × {}, {} MiB memory, Linux {}, {}",
+            "{} × {}, {} MiB memory, Linux {}, {}, {fuse}",
             self.cpus, self.cpu, self.memory_mib, self.kernel, self.disk
         )
     }
