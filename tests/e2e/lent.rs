@@ -224,3 +224,99 @@ fn a_file_removed_while_it_is_open_leaves_nothing() {
     // Checks with fsck that no object is left without its inode.
     cluster.finish();
 }
+
+/// Returns the number of requests about names, and about bytes, so far.
+fn requests(cluster: &Cluster) -> [u64; 2] {
+    let status = cluster.status();
+    let nodes = status["nodes"].as_array().expect("nodes");
+    ["meta_requests", "object_requests"]
+        .map(|counter| nodes.iter().map(|node| node[counter].as_u64().expect("a number")).sum())
+}
+
+/// A small file costs a request at its creation and one at its close. Its spare file becomes an
+/// object later, together with those of other files.
+#[test]
+fn a_small_file_costs_two_requests_that_are_waited_for() {
+    const FILES: u64 = 320;
+    let (cluster, a, b) = two();
+    warm(&a);
+    let end = Instant::now() + Duration::from_secs(120);
+    for round in 0.. {
+        let dir = a.join(format!("d{round}"));
+        fs::create_dir(&dir).expect("mkdir");
+        let before = requests(&cluster);
+        for i in 0..FILES {
+            create(dir.join(i.to_string())).write_all_at(b"bytes", 0).expect("pwrite");
+        }
+        let now = requests(&cluster);
+        let [names, bytes] = [0, 1].map(|n| now[n] - before[n]);
+        // Background work sends some more.
+        if names <= FILES * 2 + FILES / 5 && bytes <= FILES / 5 {
+            break;
+        }
+        assert!(Instant::now() < end, "{names} and {bytes} requests for {FILES} files");
+    }
+    for i in 0..FILES {
+        assert_eq!(get(b.join(format!("d0/{i}"))), b"bytes");
+    }
+    until("all files are objects", || objects(&cluster, 0) as u64 >= FILES);
+    cluster.finish();
+}
+
+/// The other mount reads while the files are no objects yet.
+#[test]
+fn bytes_are_there_for_others_as_soon_as_the_file_is_closed() {
+    let (cluster, a, b) = two();
+    warm(&a);
+    for i in 0..300 {
+        let name = format!("f{i}");
+        create(a.join(&name)).write_all_at(name.as_bytes(), 0).expect("pwrite");
+        match i % 3 {
+            0 => assert_eq!(get(b.join(&name)), name.as_bytes()),
+            1 => open(b.join(&name)).write_all_at(b"F", 0).expect("pwrite"),
+            _ => assert_eq!(get(a.join(&name)), name.as_bytes()),
+        }
+        assert_eq!(stat(b.join(&name)).len(), name.len() as u64);
+    }
+    for i in 0..300 {
+        let name = format!("{}{i}", if i % 3 == 1 { 'F' } else { 'f' });
+        assert_eq!(get(a.join(format!("f{i}"))), name.as_bytes());
+    }
+    cluster.finish();
+}
+
+#[test]
+fn files_closed_a_moment_before_survive_the_daemon_and_the_mount() {
+    let (cluster, a, b) = two();
+    warm(&a);
+    let write = |round: u32| {
+        for i in 0..40 {
+            let file = create(a.join(format!("{round}.{i}")));
+            file.write_all_at(format!("bytes of {i}").as_bytes(), 0).expect("pwrite");
+        }
+    };
+    let check = |round: u32| {
+        for i in 0..40 {
+            let expected = format!("bytes of {i}");
+            assert_eq!(get(b.join(format!("{round}.{i}"))), expected.as_bytes(), "{round}.{i}");
+        }
+    };
+    for round in 0..3 {
+        write(round);
+        cluster.kill_node(0);
+        cluster.start_node(0);
+        check(round);
+    }
+    write(3);
+    cluster.kill_mount(0);
+    check(3);
+    cluster.start_mount(0);
+    write(4);
+    cluster.kill_mount(0);
+    cluster.kill_node(0);
+    cluster.start_node(0);
+    cluster.start_mount(0);
+    check(4);
+    // Also checks with fsck that no byte is missing.
+    cluster.finish();
+}

@@ -15,7 +15,7 @@ use tatami_tests::files::{create, get, open, put, refused, stat};
 use tatami_tests::job::{Job, NODES, SIZE, tiled_file};
 use tatami_tests::model::pattern;
 use tatami_tests::seed::scaled;
-use tatami_tests::{Cluster, Setup};
+use tatami_tests::{Cluster, Setup, process};
 use tatami_wire::tiles::PieceUpdate;
 use tatami_wire::{Ino, NodeId, Piece};
 
@@ -41,9 +41,16 @@ fn objects(cluster: &Cluster, ino: u64) -> Vec<PathBuf> {
     found
 }
 
-/// Returns the one object of a whole file.
+/// Returns the one object of a whole file. A file that was just closed may still be a spare file.
 fn object(cluster: &Cluster, path: &Path) -> PathBuf {
-    let found = objects(cluster, stat(path).ino());
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let found = loop {
+        let found = objects(cluster, stat(path).ino());
+        if !found.is_empty() || Instant::now() > deadline {
+            break found;
+        }
+        process::pause();
+    };
     assert_eq!(found.len(), 1, "{}", path.display());
     found.into_iter().next().expect("one")
 }

@@ -3,21 +3,32 @@
 
 use crate::DataFile;
 use crate::connection::Connection;
-use crate::local_object::stat_file;
+use crate::descriptors::is_reserved_descriptor;
+use crate::local_object::{disk_error, stat_file};
+use crate::node::NodeClient;
+use crate::waiting::lock_interruptibly;
 use parking_lot::Mutex;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tatami_tables::{ClaimCount, SLOTS, SpareTable};
-use tatami_wire::object::{ObjectOp, ObjectState};
-use tatami_wire::{Errno, Ino};
+use tatami_wire::frame::FrameClass;
+use tatami_wire::object::{ObjectCall, ObjectOp, ObjectResult, ObjectState};
+use tatami_wire::{Cap, Errno, Ino, Piece};
 
 /// A table of spare files. When it is dropped, the daemon makes objects of the files that stand for
 /// an inode.
 pub struct BorrowedSpares {
-    id: u64,
     table: SpareTable,
-    /// The daemon keeps the table as long as this connection.
-    _connection: Mutex<Connection>,
+    peer: Arc<NodeClient>,
+    /// The capability by which the table was made. It may expire.
+    cap: Cap,
+    /// The daemon keeps the table as long as this connection. `None` after a broken request: the
+    /// daemon may still handle it, so the slots are not used any more.
+    connection: Mutex<Option<Connection>>,
+    /// The file of the table, on the disk of the spare files.
+    file: OwnedFd,
+    is_broken: AtomicBool,
 }
 
 /// A spare file that stands for no inode yet.
@@ -46,45 +57,84 @@ impl BorrowedSpares {
         getrandom::fill(&mut id).map_err(|_| Errno::EIO)?;
         let id = u64::from_ne_bytes(id);
         let op = ObjectOp::CreateSpareTable { table: id };
-        let (file, connection) = object.with_valid_cap(|cap| {
+        let (file, connection, cap) = object.with_valid_cap(|cap| {
             let mut kept = None;
             // An idle connection may be broken; then the daemon is asked on a new one.
             for _ in 0..2 {
                 let timeout = object.peer.timeout();
                 let Ok(mut connection) = object.peer.take_data_connection(timeout) else { break };
                 if let Ok(answer) = object.request_descriptor(&mut connection, cap, &op) {
-                    kept = Some((answer?, connection));
+                    kept = Some((answer?, connection, cap));
                     break;
                 }
             }
             kept.ok_or(Errno::EHOSTDOWN)
         })?;
-        let table = SpareTable::map_file(file)?;
-        Ok(BorrowedSpares { id, table, _connection: Mutex::new(connection) })
+        let (peer, connection) = (object.peer.clone(), Mutex::new(Some(connection)));
+        let (table, is_broken) = (SpareTable::map_file(&file)?, AtomicBool::new(false));
+        Ok(BorrowedSpares { table, peer, cap, connection, file, is_broken })
     }
 
-    /// Asks for an empty file for a slot. When this returns, the file that the slot had before is
-    /// an object; also after `ENOENT`, which means that the table has ended. The request is sent
-    /// once. After any other error the slot must not be used again, because the daemon may still
-    /// handle the request.
+    /// Waits until no request for spare files is under way.
     ///
     /// # Errors
-    /// Those of the disk, `EHOSTDOWN` when the daemon is away.
-    pub fn request_spare(&self, data: &DataFile, slot: usize) -> Result<SpareFile, Errno> {
-        let op = ObjectOp::GetSpare { table: self.id, slot: slot as u16 };
-        let object = data.local_object()?;
-        let fd = object.with_valid_cap(|cap| {
-            let connection = object.peer.take_data_connection(object.peer.timeout());
-            let mut connection = connection.map_err(|e| {
-                if e.lacks_descriptors() { Errno::ENFILE } else { Errno::EHOSTDOWN }
-            })?;
-            let answer = object.request_descriptor(&mut connection, cap, &op);
-            let fd = answer.map_err(|_| Errno::EHOSTDOWN)?;
-            object.peer.return_data_connection(connection);
-            fd
-        })?;
-        let state = stat_file(&fd)?;
-        Ok(SpareFile { slot, file: Arc::new(fd), state })
+    /// `EHOSTDOWN` if the calling program is being ended.
+    pub fn wait_until_idle(&self) -> Result<(), Errno> {
+        lock_interruptibly(&self.connection).map(drop)
+    }
+
+    /// Syncs the disk of the spare files, on which the objects of this node are, too.
+    ///
+    /// # Errors
+    /// Those of syncfs(2).
+    pub fn sync_disk(&self) -> Result<(), Errno> {
+        rustix::fs::syncfs(&self.file).map_err(disk_error)
+    }
+
+    /// Asks for empty files for these slots, at most [`OPEN_DESCRIPTORS_MAX`]. Returns those of the
+    /// first slots. For these, the file that the slot had before is an object when this returns.
+    /// `None` after the end of the table: then all its files are, or will be before any client can
+    /// ask for them. The request is sent once.
+    ///
+    /// # Errors
+    /// Those of the disk, for the first slot; `ENFILE` where this process has no room for a file.
+    pub fn request_spares(&self, slots: &[usize]) -> Result<Option<Vec<SpareFile>>, Errno> {
+        let op = ObjectOp::GetSpares { slots: slots.iter().map(|slot| *slot as u16).collect() };
+        let call = ObjectCall { cap: self.cap, piece: Piece::BASE, op };
+        let mut kept = lock_interruptibly(&self.connection)?;
+        let Some(connection) = kept.as_mut() else { return Ok(None) };
+        connection.set_patience(self.peer.timeout());
+        let answered = connection
+            .send(FrameClass::Object, 0, &call, &[])
+            .and_then(|()| connection.receive_with_fds::<ObjectResult>(FrameClass::Object, 0));
+        let fds = match answered {
+            Ok((Ok(_), fds)) => fds,
+            Ok((Err(Errno::ENOENT), _)) => return Ok(None),
+            Ok((Err(errno), _)) => return Err(errno),
+            Err(error) => {
+                tracing::debug!(%error, "a table of spare files has ended");
+                self.is_broken.store(true, Ordering::SeqCst);
+                // The daemon ends the table with its connection.
+                *kept = None;
+                return Ok(None);
+            }
+        };
+        // The kernel drops descriptors for which this process has no room. The last numbers are
+        // left for connections.
+        let fds = fds.into_iter().take_while(|fd| !is_reserved_descriptor(fd));
+        let files: Result<Vec<_>, Errno> = fds
+            .zip(slots)
+            .map(|(fd, slot)| {
+                let state = stat_file(&fd)?;
+                Ok(SpareFile { slot: *slot, file: Arc::new(fd), state })
+            })
+            .collect();
+        files.and_then(|files| if files.is_empty() { Err(Errno::ENFILE) } else { Ok(Some(files)) })
+    }
+
+    /// Returns whether the file of a slot stands for an inode, and is no object.
+    pub fn stands_for_inode(&self, slot: usize) -> bool {
+        self.table.assigned_inode(slot).is_some()
     }
 
     /// Returns the present moment, to be taken before an inode is made.
@@ -105,8 +155,8 @@ impl BorrowedSpares {
         self.table.return_slot(slot, ino)
     }
 
-    /// Returns whether the table has ended.
+    /// Returns whether the table has ended, or is about to.
     pub fn is_ended(&self) -> bool {
-        self.table.is_ended()
+        self.is_broken.load(Ordering::SeqCst) || self.table.is_ended()
     }
 }

@@ -204,7 +204,11 @@ impl Handler for FileSystem {
             FuseOp::FsyncDir { .. } => {
                 reply_status(reply, self.client.sync_directory(node).map_err(to_kernel_errno));
             }
-            FuseOp::SyncFs => reply_status(reply, self.client.sync().map_err(to_kernel_errno)),
+            FuseOp::SyncFs => {
+                let written = self.spare_pool.sync_written();
+                let synced = self.client.sync().and(written);
+                reply_status(reply, synced.map_err(to_kernel_errno));
+            }
             FuseOp::Statfs => {
                 reply.send_statfs(&self.statfs());
             }

@@ -116,7 +116,7 @@ impl FileSystem {
             return;
         };
         if let Some(backing) = last.backing
-            && self.spare_pool.return_backing(&self.device, inode.ino, backing, last.is_empty)
+            && self.spare_pool.return_backing(inode.ino, backing, last.is_empty)
             && let Some(closing) = closing
         {
             self.deferred_closes.mark_empty(inode.ino, closing);
@@ -360,7 +360,7 @@ impl FileSystem {
         }
         let lent = made
             .filter(|_| access.write)
-            .and_then(|before| self.spare_pool.take_spare(&self.device, data, before, attr.mtime));
+            .and_then(|before| self.spare_pool.take_spare(data, before, attr.mtime));
         if let Some(backing) = lent {
             data.set_local_file(backing.file.clone());
             state.committed = Some(CommitMark { size: 0, mtime: attr.mtime });

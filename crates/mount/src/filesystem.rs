@@ -51,6 +51,7 @@ impl FileSystem {
         FileSystem {
             deferred_closes: DeferredCloses::new(client.clone()),
             client,
+            spare_pool: SparePool::new(device.clone()),
             device,
             passthrough,
             timeouts: valid,
@@ -62,7 +63,6 @@ impl FileSystem {
             walk_cache: WalkCache::new(),
             removed_dirs: RemovedDirs::default(),
             page_validity: PageValidity::default(),
-            spare_pool: SparePool::default(),
             lock_waits: LockWaits::default(),
             root_attr: Mutex::default(),
         }

@@ -206,8 +206,7 @@ impl FileSystem {
             }
             return Ok(None);
         };
-        // Before the commit: other clients that get the new size must find the object.
-        self.make_object(inode, data)?;
+        self.hand_in_spare(inode);
         let reported = Some(DataState::from(now));
         let attr = self.client.commit(&Cred::ROOT, inode.ino, reported, last)?;
         inode.record_commit(writes);
@@ -224,19 +223,13 @@ impl FileSystem {
         Ok(None)
     }
 
-    /// Turns a spare file with bytes into an object, so that other clients find it and it survives
-    /// the end of this process.
-    fn make_object(&self, inode: &OpenInode, data: &DataFile) -> Result<(), Errno> {
-        let lent = inode.state.lock().backing.as_ref().and_then(|backing| backing.spare.clone());
-        let Some(lent) = lent else {
-            return Ok(());
-        };
-        self.spare_pool.make_object(&self.device, data, &lent)?;
-        // Only after success, so that the next commit tries again after an error.
-        if let Some(backing) = &mut inode.state.lock().backing {
-            backing.spare = None;
+    /// Hands in a spare file that has bytes. The daemon makes an object of it, at the latest when a
+    /// client asks for the object by name, or this process ends. So the commit need not wait.
+    fn hand_in_spare(&self, inode: &OpenInode) {
+        let lent = inode.state.lock().backing.as_mut().and_then(|backing| backing.spare.take());
+        if let Some(lent) = lent {
+            self.spare_pool.hand_in_slot(&lent);
         }
-        Ok(())
     }
 
     /// Clears setuid and setgid, as a write by an ordinary user does.

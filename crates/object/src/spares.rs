@@ -180,6 +180,17 @@ impl SpareStore {
         Ok(self.tables.lock().get(&id).ok_or(Errno::ENOENT)?.assigned_inode(slot))
     }
 
+    /// Returns the inodes whose bytes are in spare files.
+    pub(crate) fn list_written(&self) -> Vec<Ino> {
+        let tables = self.tables.lock();
+        let slots = tables.iter().flat_map(|(id, table)| (0..SLOTS).map(move |s| (*id, table, s)));
+        let written = slots.filter_map(|(id, table, slot)| {
+            let ino = table.assigned_inode(slot)?;
+            self.file_size(&spare_name(id, slot)).is_some_and(|size| size > 0).then_some(ino)
+        });
+        written.collect()
+    }
+
     /// Returns whether any table exists. Without one, an object without a backing file does not
     /// exist.
     pub(crate) fn has_tables(&self) -> bool {

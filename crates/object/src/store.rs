@@ -416,6 +416,9 @@ impl ObjectStore {
         limit: usize,
     ) -> Result<ObjectListing, Errno> {
         let limit = limit.clamp(1, LIST_MAX);
+        if after.is_none() {
+            self.materialize_written_spares()?;
+        }
         let (keys, end) =
             self.window.lock().next(self.objects.as_fd(), after, limit).map_err(to_errno)?;
         let mut objects = Vec::with_capacity(keys.len());
@@ -458,9 +461,12 @@ impl ObjectStore {
     /// Syncs the whole file system of the objects.
     ///
     /// # Errors
-    /// Those of syncfs(2).
+    /// Those of syncfs(2), and of the renames of spare files with bytes.
     pub fn sync_all(&self) -> Result<(), Errno> {
-        rustix::fs::syncfs(&self.objects).map_err(to_errno)
+        // A power cut voids the tables, so the names of objects must go to the disk with the bytes.
+        let made = self.materialize_written_spares();
+        rustix::fs::syncfs(&self.objects).map_err(to_errno)?;
+        made
     }
 
     fn refuse_failed(&self, key: ObjectKey) -> Result<(), Errno> {
@@ -539,6 +545,17 @@ impl ObjectStore {
             return Ok(());
         }
         self.spares.materialize_spare(self.objects.as_fd(), key, make)
+    }
+
+    /// Makes objects of all spare files that have bytes.
+    fn materialize_written_spares(&self) -> Result<(), Errno> {
+        if !self.spares.has_tables() {
+            return Ok(());
+        }
+        for ino in self.spares.list_written() {
+            self.materialize_spare((ino, Piece::BASE), false).map_err(to_errno)?;
+        }
+        Ok(())
     }
 
     /// Opens a backing file that may not exist yet, nor its bucket: usually one call.

@@ -70,10 +70,13 @@ pub enum ObjectOp {
     /// client empty files through this table. Only over a UNIX socket, and for trusted clients. The
     /// table ends with the connection. → `Opened` with one descriptor
     CreateSpareTable { table: u64 },
-    /// Returns an empty file for a slot of a table, open for reading and writing. The slot's
-    /// previous file has become an object before the reply. `ENOENT` if the table does not exist;
-    /// then all files that it had lent are objects. → `Opened` with one descriptor
-    GetSpare { table: u64, slot: u16 },
+    /// Returns an empty file for each of these slots of the connection's table, open for reading
+    /// and writing. The slot's previous file has become an object before the reply. If that fails
+    /// for a slot, the files of the slots before it are returned; for the first one, the error.
+    /// `ENOENT` if the table has ended; then all files that it had lent are objects. The capability
+    /// may have expired. → `Opened` with at most [`OPEN_DESCRIPTORS_MAX`] descriptors, in the order
+    /// of the slots
+    GetSpares { slots: Vec<u16> },
     /// Like `OpenFd` with `create`, for the object and for `more` of the same inode, at most
     /// [`OPEN_DESCRIPTORS_MAX`] together. A writer gets all descriptors of its piece with one
     /// request. → `Opened` with one descriptor for each, in this order
@@ -95,7 +98,7 @@ impl ObjectOp {
             | ObjectOp::Allocate { .. }
             | ObjectOp::CopyFrom { .. }
             | ObjectOp::CreateSpareTable { .. }
-            | ObjectOp::GetSpare { .. }
+            | ObjectOp::GetSpares { .. }
             | ObjectOp::OpenSeveral { .. } => Access::WRITE,
             ObjectOp::OpenFd { create } => Access { read: false, write: *create },
             ObjectOp::Sync { .. } | ObjectOp::Stat => Access { read: false, write: false },

@@ -132,12 +132,15 @@ impl DataConnection<'_> {
 
     fn check_request(&self, call: &ObjectCall, payload: usize) -> Result<(), Errno> {
         let ObjectCall { cap, op, .. } = call;
-        cap.check_access(
-            &self.shared.settings.identity.key,
-            cap.ino,
-            op.required_access(),
-            current_time(),
-        )?;
+        // The permission was checked when the table was made, and lasts as long as this connection.
+        if !matches!(op, ObjectOp::GetSpares { .. }) {
+            cap.check_access(
+                &self.shared.settings.identity.key,
+                cap.ino,
+                op.required_access(),
+                current_time(),
+            )?;
+        }
         if let ObjectOp::CopyFrom { source, .. } = op {
             source.check_access(
                 &self.shared.settings.identity.key,
@@ -191,10 +194,7 @@ impl DataConnection<'_> {
             }),
             ObjectOp::OpenSeveral { ref more } => self.open_several(call, more),
             ObjectOp::CreateSpareTable { table } => self.grant_spares(table),
-            ObjectOp::GetSpare { table, slot } => self.check_spare_access().and_then(|()| {
-                let fd = objects.renew_spare(table, slot.into())?;
-                Ok((ObjectReply::Opened, ReplyAttachment::Descriptors(vec![fd])))
-            }),
+            ObjectOp::GetSpares { ref slots } => self.renew_spares(slots),
             ObjectOp::CopyFrom { source, source_piece, source_offset, offset, len } => {
                 let from = (source.ino, source_piece);
                 let copied = objects.copy_range(from, source_offset, (ino, piece), offset, len);
@@ -212,6 +212,23 @@ impl DataConnection<'_> {
         let fd = self.shared.disk.objects.create_spare_table(table)?;
         self.spare_table = Some(table);
         Ok((ObjectReply::Opened, ReplyAttachment::Descriptors(vec![fd])))
+    }
+
+    /// Gives out new files for slots of the connection's table.
+    fn renew_spares(&self, slots: &[u16]) -> Result<(ObjectReply, ReplyAttachment), Errno> {
+        if slots.is_empty() || slots.len() > OPEN_DESCRIPTORS_MAX {
+            return Err(Errno::EINVAL);
+        }
+        let table = self.spare_table.ok_or(Errno::ENOENT)?;
+        let mut fds = Vec::with_capacity(slots.len());
+        for slot in slots {
+            match self.shared.disk.objects.renew_spare(table, (*slot).into()) {
+                Ok(fd) => fds.push(fd),
+                Err(error) if fds.is_empty() => return Err(error),
+                Err(_) => break,
+            }
+        }
+        Ok((ObjectReply::Opened, ReplyAttachment::Descriptors(fds)))
     }
 
     /// Opens several objects of an inode, and creates the missing ones.
