@@ -129,8 +129,11 @@ impl Client {
     /// Changes attributes. Before a new size, the caller must have resized the objects, with
     /// [`crate::DataFile::truncate`].
     pub fn setattr(&self, cred: &Cred, ino: Ino, set: SetAttr) -> Result<Attr, Errno> {
-        let cuts = set.size.is_some();
+        let (cuts, commits) = (set.size.is_some(), set.written.is_some());
         let answer = self.send_meta(cred, MetaOp::SetAttr { ino, set });
+        if commits && answer.is_ok() {
+            self.loss_tracker.forget_cuts(ino);
+        }
         // Only a change that took effect ends the truncation: after an error the shard may still
         // have the old size.
         if cuts && answer.is_ok() {

@@ -50,6 +50,13 @@ pub(crate) fn set_attr<S: Store>(
     }
     let (cred, now) = (txn.cred, txn.now());
     check_set(&old, cred, set)?;
+    let old = match &set.written {
+        Some(state) => {
+            commit_data(txn, ino, Some(state), false)?;
+            txn.load_own_inode(ino)?
+        }
+        None => old,
+    };
     let cut = match set.size {
         Some(size) if old.layout.is_tiled() => Some(tiled::cut_file(txn, ino, size, set)?),
         _ => None,
@@ -126,7 +133,7 @@ fn check_set(inode: &Inode, cred: &Cred, set: &SetAttr) -> Result<(), Errno> {
     } else if set.blocks.is_some() || set.changed.is_some() && set.mtime.is_none() {
         return Err(Errno::EINVAL);
     }
-    if set.changed.is_some_and(|t| !t.is_valid()) {
+    if set.changed.is_some_and(|t| !t.is_valid()) || set.written.is_some() && set.size.is_some() {
         return Err(Errno::EINVAL);
     }
     if set.mode.is_some_and(|m| m > 0o7777) {
@@ -145,7 +152,7 @@ fn check_set(inode: &Inode, cred: &Cred, set: &SetAttr) -> Result<(), Errno> {
     if !cred.is_root() && (gives_away || foreign_group || chown && !owner) {
         return Err(Errno::EPERM);
     }
-    if set.mode.is_some() && !owner {
+    if (set.mode.is_some() || set.touch) && !owner {
         return Err(Errno::EPERM);
     }
     check_times(inode, cred, set)

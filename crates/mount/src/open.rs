@@ -91,6 +91,9 @@ pub(crate) struct OpenState {
     pub(crate) writer: Option<Arc<DataFile>>,
     /// Permission bits, as last read.
     pub(crate) mode: u16,
+    /// The time of the last change must move, but no other attribute changes. The next request for
+    /// the inode takes this along.
+    pub(crate) touch: bool,
     /// The kernel may have cached pages of the inode or may read it through this process (tiled and
     /// remote files). Then the inode gets no backing file until its last close.
     pub(crate) no_backing: bool,

@@ -15,7 +15,7 @@ use tatami_fuse::Request;
 use tatami_fuse::request::FuseSetAttr;
 use tatami_wire::meta::DataState;
 use tatami_wire::object::ObjectState;
-use tatami_wire::{Access, Attr, Cred, Errno, Ino, InodeKind, SetAttr, Timestamp};
+use tatami_wire::{Access, Attr, Cred, Errno, Ino, InodeKind, SetAttr, Timestamp, XattrClass};
 
 /// Most attempts to get attributes that are not overtaken by a commit.
 const ATTEMPTS: usize = 4;
@@ -96,6 +96,7 @@ impl FileSystem {
         let Some(inode) = self.open_inodes.get(ino) else {
             return Ok(self.client.refresh_written_attr(self.client.getattr(cred, ino)?));
         };
+        self.send_touch(&inode)?;
         let mut attempt = 0;
         loop {
             let generation = inode.generation.load(SeqCst);
@@ -191,36 +192,65 @@ impl FileSystem {
             let state = inode.state.lock();
             (occasion == CommitReason::HandleReleased && state.writers == 0, state.registered)
         };
-        // Read the counter before the bytes' state. So a write after the state was read is
-        // committed again.
-        let writes = inode.write_count();
-        inode.state.lock().is_empty = false;
-        let Some(now) = uncommitted_state(inode, data)? else {
-            {
-                let mut state = inode.state.lock();
-                state.is_empty = state.committed.is_some_and(|reported| reported.size == 0);
-            }
+        let Some(pending) = self.find_uncommitted(inode, data)? else {
+            self.send_touch(inode)?;
             if last && noted {
                 inode.state.lock().registered = false;
                 return Ok(self.deferred_closes.defer_write_close(inode.ino));
             }
             return Ok(None);
         };
-        self.hand_in_spare(inode);
-        let reported = Some(DataState::from(now));
-        let attr = self.client.commit(&Cred::ROOT, inode.ino, reported, last)?;
-        inode.record_commit(writes);
-        let passed = {
-            let mut state = inode.state.lock();
-            state.committed = Some(commit_mark(&now));
-            state.registered &= !last;
-            state.backing.is_some()
+        let reported = Some(DataState::from(pending.now));
+        if last {
+            self.send_touch(inode)?;
+        }
+        let touch = std::mem::take(&mut inode.state.lock().touch);
+        let attr = if touch {
+            let set = SetAttr { written: reported, touch, ..SetAttr::default() };
+            self.client.setattr(&Cred::ROOT, inode.ino, set)?
+        } else {
+            self.client.commit(&Cred::ROOT, inode.ino, reported, last)?
         };
+        let passed = record_committed(inode, &pending);
+        inode.state.lock().registered &= !last;
         // Passthrough writes cannot clear setuid themselves.
         if passed {
             self.drop_suid(&attr);
         }
         Ok(None)
+    }
+
+    /// Returns the state of the bytes if the shard does not have it. Then the caller must commit
+    /// it, and hold `inode.order` meanwhile.
+    fn find_uncommitted(
+        &self,
+        inode: &OpenInode,
+        data: &DataFile,
+    ) -> Result<Option<PendingCommit>, Errno> {
+        // Read the counter before the bytes' state. So a write after the state was read is
+        // committed again.
+        let writes = inode.write_count();
+        inode.state.lock().is_empty = false;
+        let Some(now) = uncommitted_state(inode, data)? else {
+            let mut state = inode.state.lock();
+            state.is_empty = state.committed.is_some_and(|reported| reported.size == 0);
+            return Ok(None);
+        };
+        self.hand_in_spare(inode);
+        Ok(Some(PendingCommit { now, writes }))
+    }
+
+    /// Moves the time of the last change at the shard if that was put off.
+    fn send_touch(&self, inode: &OpenInode) -> Result<(), Errno> {
+        if !std::mem::take(&mut inode.state.lock().touch) {
+            return Ok(());
+        }
+        let set = SetAttr { touch: true, ..SetAttr::default() };
+        match self.client.setattr(&Cred::ROOT, inode.ino, set) {
+            // It was removed meanwhile.
+            Err(Errno::ENOENT | Errno::ESTALE) => Ok(()),
+            sent => sent.map(drop),
+        }
     }
 
     /// Hands in a spare file that has bytes. The daemon makes an object of it, at the latest when a
@@ -266,14 +296,21 @@ impl FileSystem {
         }
         let inode = self.open_inodes.get(ino);
         let _order = inode.as_ref().map(|i| lock_interruptibly(&i.order)).transpose()?;
-        if let Some(inode) = &inode {
-            self.commit_before(inode, &change)?;
+        if let Some(inode) = &inode
+            && let Some(attr) = self.put_off_touch(request, inode, &change)
+        {
+            return Ok(attr);
         }
+        let pending = match &inode {
+            Some(inode) => self.find_commit_before(inode, &change)?,
+            None => None,
+        };
         if change.mtime.is_some() {
             let attr = self.client.getattr(&Cred::ROOT, ino)?;
             change.changed = self.client.fetch_change_time(&attr);
         }
-        let mut attr = self.send_set_attr(request, &mut change, ino)?;
+        let mut attr =
+            self.send_change(request, inode.as_deref(), &mut change, pending.as_ref())?;
         if set.kill_suidgid {
             self.drop_suid(&attr);
             attr.mode = attr::without_suid(attr.mode);
@@ -288,20 +325,97 @@ impl FileSystem {
         Ok(attr)
     }
 
-    /// Commits the earlier writes before `change` if their order matters. A later commit must not
-    /// overwrite a time that is set now, nor clear a setuid bit that is set now. Passthrough writes
-    /// are always committed first, which needs no node that may be down; so `change` gets a later
-    /// time.
-    fn commit_before(&self, inode: &OpenInode, change: &SetAttr) -> Result<(), Errno> {
-        let (writer, passed) = {
-            let state = inode.state.lock();
-            (state.writer.clone(), state.backing.is_some())
-        };
-        if let Some(writer) = writer.filter(|_| passed || change.mtime.is_some()) {
-            writer.wait_for_writes();
-            self.commit_locked(inode, &writer, CommitReason::HandleStays)?;
+    /// Puts off a change that changes no value, such as the fchown(2) of tar: it only moves the
+    /// time of the last change. The next request for the inode, or the close, takes it along.
+    /// Returns the attributes then. Meanwhile another mount may see the former time.
+    fn put_off_touch(
+        &self,
+        request: &Request<'_>,
+        inode: &OpenInode,
+        change: &SetAttr,
+    ) -> Option<Attr> {
+        let SetAttr { mode, uid, gid, .. } = *change;
+        if *change != (SetAttr { mode, uid, gid, ..SetAttr::default() }) {
+            return None;
         }
-        Ok(())
+        let writer = inode.state.lock().writer.clone()?;
+        // The new time must be later than that of the bytes, which the shard must know for that.
+        if inode.is_ahead() || !matches!(uncommitted_state(inode, &writer), Ok(None)) {
+            return None;
+        }
+        let attr = self.client.cached_attr(inode.ino)?;
+        let same = mode.is_none_or(|mode| mode == attr.mode)
+            && uid.is_none_or(|uid| uid == attr.uid)
+            && gid.is_none_or(|gid| gid == attr.gid);
+        // A change of owner takes setuid and file capabilities away, also from the same owner.
+        let keeps =
+            attr::without_suid(attr.mode) == attr.mode && attr.xattr_class == XattrClass::NoXattr;
+        let allowed = [0, attr.uid].contains(&request.header.uid);
+        let mut state = inode.state.lock();
+        if !(same && keeps && allowed) || state.writers == 0 || !state.registered {
+            return None;
+        }
+        state.touch = true;
+        drop(state);
+        let mut attr = attr;
+        self.apply_local_state(inode, &mut attr);
+        Some(attr)
+    }
+
+    /// Returns the state of the earlier writes if `change` must not overtake their commit. A later
+    /// commit must not overwrite a time that is set now, nor clear a setuid bit that is set now.
+    /// Passthrough writes always go first, which needs no node that may be down; so `change` gets a
+    /// later time. Where the commit may have to clear setuid, it is sent by itself.
+    fn find_commit_before(
+        &self,
+        inode: &OpenInode,
+        change: &SetAttr,
+    ) -> Result<Option<PendingCommit>, Errno> {
+        let (writer, passed, mode) = {
+            let state = inode.state.lock();
+            (state.writer.clone(), state.backing.is_some(), state.mode)
+        };
+        let Some(writer) = writer.filter(|_| passed || change.mtime.is_some()) else {
+            return Ok(None);
+        };
+        writer.wait_for_writes();
+        if passed && attr::without_suid(mode) != mode {
+            self.commit_locked(inode, &writer, CommitReason::HandleStays)?;
+            return Ok(None);
+        }
+        self.find_uncommitted(inode, &writer)
+    }
+
+    /// Sends `change`, together with the commit of earlier writes.
+    fn send_change(
+        &self,
+        request: &Request<'_>,
+        inode: Option<&OpenInode>,
+        change: &mut SetAttr,
+        pending: Option<&PendingCommit>,
+    ) -> Result<Attr, Errno> {
+        let ino = Ino(request.header.node);
+        change.written = pending.map(|pending| DataState::from(pending.now));
+        let mut changed = self.send_set_attr(request, change, ino);
+        if changed.as_ref().is_err_and(|e| *e != Errno::EHOSTDOWN) && change.written.is_some() {
+            // The caller may not make the change. The bytes are committed all the same.
+            let state = change.written.take();
+            self.client.commit(&Cred::ROOT, ino, state, false)?;
+            changed = self.send_set_attr(request, change, ino);
+        }
+        let (Some(inode), false) = (inode, changed == Err(Errno::EHOSTDOWN)) else {
+            return changed;
+        };
+        let passed = pending.is_some_and(|pending| record_committed(inode, pending));
+        if let Ok(attr) = &mut changed {
+            // The time of the last change has moved further.
+            inode.state.lock().touch = false;
+            if passed && change.mode.is_none() {
+                self.drop_suid(attr);
+                attr.mode = attr::without_suid(attr.mode);
+            }
+        }
+        changed
     }
 
     fn send_set_attr(
@@ -395,6 +509,22 @@ impl FileSystem {
         }
         Ok(())
     }
+}
+
+/// A state of the bytes that the shard does not have yet.
+struct PendingCommit {
+    now: ObjectState,
+    /// Number of writes that it includes.
+    writes: u64,
+}
+
+/// Records that the shard has confirmed `pending`. Returns whether the kernel writes the bytes
+/// itself.
+fn record_committed(inode: &OpenInode, pending: &PendingCommit) -> bool {
+    inode.record_commit(pending.writes);
+    let mut state = inode.state.lock();
+    state.committed = Some(commit_mark(&pending.now));
+    state.backing.is_some()
 }
 
 /// Returns the state of the bytes if the shard does not have it.

@@ -288,6 +288,11 @@ pub struct SetAttr {
     /// The caller has the file open for writing. Then `size` needs no further permission, as with
     /// ftruncate(2).
     pub by_handle: bool,
+    /// The state of the bytes before this change, as in a `Commit` before it. Both take effect or
+    /// neither. Not with `size`.
+    pub written: Option<DataState>,
+    /// Moves the time of the last change, also if nothing else changes.
+    pub touch: bool,
 }
 
 /// The credentials of a request.

@@ -174,6 +174,38 @@ fn a_writer_tells_size_and_time_at_close() {
 }
 
 #[test]
+fn a_change_carries_the_bytes_that_were_written_before_it() {
+    let mut s = Shard::new();
+    let (f, ..) = s.create_open(ROOT, "f", Access::WRITE).expect("create");
+    let mtime = s.time().plus_sec(5);
+    let state = DataState { size: 7, blocks: 8, mtime, changed: mtime };
+    let (written, old) = (Some(state), Timestamp::from_sec(5));
+    let set = SetAttr { written, ..times(None, Some(SetTime::At(old))) };
+    assert_eq!(s.setattr(f.ino, SetAttr { written, ..size(1) }), Err(Errno::EINVAL));
+    let refused = s.as_user(user(11)).setattr(f.ino, set.clone());
+    assert_eq!((refused, s.getattr(f.ino)), (Err(Errno::EPERM), Ok(f.clone())));
+    let changed = s.as_root().setattr(f.ino, set).expect("utimens");
+    assert_eq!((changed.size, changed.blocks, changed.mtime), (7, 8, old));
+    assert!(changed.ctime >= mtime, "after the bytes");
+    // A late report of the same bytes does not bring their time back.
+    let again = tell(&mut s, f.ino, state, true).expect("commit");
+    assert_eq!((again.size, again.mtime), (7, old));
+    s.assert_sound();
+}
+
+#[test]
+fn a_touch_moves_the_time_of_the_last_change_only() {
+    let mut s = Shard::new();
+    let f = owned_by(&mut s, "f", 10, 10, 0o644);
+    let before = s.getattr(f).expect("attributes");
+    let touch = SetAttr { touch: true, ..SetAttr::default() };
+    assert_eq!(s.as_user(user(11)).setattr(f, touch.clone()), Err(Errno::EPERM));
+    let after = s.as_user(user(10)).setattr(f, touch).expect("owner");
+    assert!(after.ctime > before.ctime);
+    assert_eq!(after, Attr { ctime: after.ctime, version: after.version, ..before });
+}
+
+#[test]
 fn a_copied_time_survives_the_close() {
     let mut s = Shard::new();
     let (f, ..) = s.create_open(ROOT, "f", Access::WRITE).expect("create");
