@@ -4,7 +4,7 @@
 use rustix::process::Signal;
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -640,5 +640,77 @@ fn what_is_known_is_not_old_after_the_daemon_was_killed() {
     cluster.start_mount(1);
     assert_eq!(mode(b.join("d/0")), 0o644);
     assert_eq!(names(b.join("d")).len(), 4);
+    cluster.finish();
+}
+
+/// As tar unpacks a file: the commit of the bytes goes with the time, and the owner, which stays as
+/// it is, with the mode.
+#[test]
+fn unpacking_a_file_costs_three_requests() {
+    const FILES: u64 = 200;
+    let (cluster, a, b) = two();
+    let time = std::time::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
+    let deadline = Instant::now() + PATIENCE;
+    for n in 0.. {
+        let dir = format!("d{n}");
+        fs::create_dir(a.join(&dir)).expect("mkdir");
+        let before = requests(&cluster);
+        for i in 0..FILES {
+            let file = create(a.join(&dir).join(i.to_string()));
+            file.write_all_at(b"bytes", 0).expect("pwrite");
+            file.set_modified(time).expect("futimens");
+            let (uid, gid) = (rustix::process::getuid(), rustix::process::getgid());
+            rustix::fs::fchown(&file, Some(uid), Some(gid)).expect("fchown");
+            file.set_permissions(PermissionsExt::from_mode(0o640)).expect("fchmod");
+        }
+        let cost = requests(&cluster) - before;
+        for i in 0..FILES {
+            let there = stat(b.join(&dir).join(i.to_string()));
+            let attributes = (there.len(), there.mtime(), there.mode() & 0o7777);
+            assert_eq!(attributes, (5, 1_000_000_000, 0o640));
+        }
+        // Closed files are reported together.
+        if cost <= FILES * 3 + FILES / 5 {
+            break;
+        }
+        assert!(Instant::now() < deadline, "{cost} requests for {FILES} files");
+    }
+    cluster.finish();
+}
+
+#[test]
+fn an_owner_that_stays_moves_the_time_of_the_last_change() {
+    let (cluster, a, b) = two();
+    let changed = |m: &fs::Metadata| (m.ctime(), m.ctime_nsec());
+    for (n, writes) in [false, true, false, true].into_iter().enumerate() {
+        let (here, there) = (a.join(n.to_string()), b.join(n.to_string()));
+        let file = create(&here);
+        file.write_all_at(b"bytes", 0).expect("pwrite");
+        file.sync_all().expect("fsync");
+        for asks in [true, false] {
+            let before = changed(&file.metadata().expect("fstat"));
+            // The clock of the shard may count in milliseconds.
+            process::pause();
+            if writes {
+                file.write_all_at(b"more bytes", 0).expect("pwrite");
+            }
+            let mode = stat(&here).mode();
+            let middle = changed(&file.metadata().expect("fstat"));
+            process::pause();
+            file.set_permissions(PermissionsExt::from_mode(mode)).expect("fchmod");
+            if asks {
+                let after = changed(&file.metadata().expect("fstat"));
+                assert!(after > middle, "{after:?} after {middle:?}");
+                assert_eq!(changed(&stat(&there)), after);
+            } else {
+                rustix::fs::fchown(&file, Some(rustix::process::getuid()), None).expect("fchown");
+            }
+            assert!(middle >= before);
+        }
+        let before = changed(&stat(&there));
+        drop(file);
+        assert!(changed(&stat(&there)) >= before);
+        assert_eq!(changed(&stat(&here)), changed(&stat(&there)));
+    }
     cluster.finish();
 }
