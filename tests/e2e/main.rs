@@ -16,6 +16,7 @@ mod gfarm;
 mod grow;
 mod help;
 mod io_uring;
+mod hosts;
 mod jobs;
 mod json;
 mod lent;

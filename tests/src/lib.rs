@@ -17,6 +17,7 @@ pub mod schema;
 pub mod seed;
 mod starter;
 pub mod subject;
+pub mod testbed;
 pub mod worker;
 
 pub use cluster::{Cluster, Setup};

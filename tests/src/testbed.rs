@@ -1,0 +1,287 @@
+//! Machines for end-to-end tests: hosts that share nothing but a network.
+//!
+//! A host is a set of Linux namespaces: network, mount, PID, UTS and IPC. It has its own `/run`,
+//! `/tmp`, `/var`, `/etc`, home directories, shared memory, host name, machine id and `sshd`. It
+//! shares the kernel, its clock and the read-only rest of the file system with the other hosts. The
+//! bridge between the hosts is in a network namespace of its own, so several test beds never meet.
+//!
+//! The first process of each host ends when the test's end of a pipe is closed. So nothing is left
+//! after a test that failed or was killed.
+
+use crate::command::{Said, ask, program, run, sources, tatami_bin};
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Longest time of a command on a host, in seconds.
+const COMMAND_LIMIT: &str = "120";
+/// The ordinary user of each host, and its home directory.
+const USER: (u32, &str) = (4011, "/srv/alice");
+
+/// Programs that a test bed needs, and their Debian packages.
+const NEEDED: [(&str, &str); 5] = [
+    ("/usr/sbin/sshd", "openssh-server"),
+    ("/usr/bin/ssh", "openssh-client"),
+    ("/usr/bin/ssh-keygen", "openssh-client"),
+    ("/bin/ip", "iproute2"),
+    ("/usr/bin/nsenter", "util-linux"),
+];
+
+/// A process with pipes to its standard input and from its standard output.
+struct PipedProcess {
+    child: Child,
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+}
+
+impl PipedProcess {
+    fn start(command: &mut Command) -> PipedProcess {
+        let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = piped.spawn().expect("util-linux is installed");
+        let input = child.stdin.take();
+        let output = BufReader::new(child.stdout.take().expect("it is a pipe"));
+        PipedProcess { child, input, output }
+    }
+
+    fn await_line(&mut self, expected: &str) {
+        let mut line = String::new();
+        self.output.read_line(&mut line).expect("a pipe can be read");
+        assert_eq!(line.trim_end(), expected, "a process of the test bed did not start");
+    }
+
+    fn write_line(&mut self, line: &str) {
+        let input = self.input.as_mut().expect("it is open until the end");
+        writeln!(input, "{line}").expect("the process reads");
+    }
+
+    /// Closes its input, and waits for its end.
+    fn end(&mut self) {
+        self.input = None;
+        let _ = self.child.wait();
+    }
+}
+
+/// Hosts on a network of their own. Dropping the value ends all of them.
+pub struct HostBed {
+    dir: PathBuf,
+    switch: PipedProcess,
+    hosts: Vec<TestHost>,
+}
+
+/// A host of a test bed.
+pub struct TestHost {
+    name: String,
+    address: String,
+    /// Its end of the cable, in the switch.
+    port: String,
+    /// The process that waits for the first process of the host; `None` while it is off.
+    process: Option<PipedProcess>,
+    /// The first process of the host, as this process sees it.
+    init: i32,
+}
+
+impl HostBed {
+    /// Returns why no test bed can be made on this machine: it lacks a program.
+    pub fn find_obstacle() -> Option<String> {
+        let missing = NEEDED.iter().find(|(path, _)| !Path::new(path).is_file());
+        missing.map(|(path, package)| format!("{path} is not there: install {package}"))
+    }
+
+    /// Starts hosts with these names, which see each other under them.
+    ///
+    /// # Panics
+    /// If a host does not start.
+    pub fn start(names: &[&str]) -> HostBed {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let base = std::env::var_os("TATAMI_TEST_DIR").map_or("/tmp".into(), PathBuf::from);
+        let dir = base.join(format!("tatami-bed-{}-{count}", std::process::id()));
+        fs::create_dir_all(dir.join("bin")).expect("a directory for the test bed");
+        // The switch is the first part: it removes the directory even if this process is killed.
+        let script = sources().join("src/testbed/switch.sh");
+        let mut switch = program("unshare --net bash");
+        let switch = PipedProcess::start(switch.arg(script).arg(&dir));
+        let mut bed = HostBed { dir, switch, hosts: Vec::new() };
+        bed.switch.await_line("ready");
+        bed.lay_out(names);
+        for (at, name) in names.iter().enumerate() {
+            bed.hosts.push(TestHost {
+                name: (*name).to_owned(),
+                address: address_of(at),
+                port: format!("port{at}"),
+                process: None,
+                init: 0,
+            });
+        }
+        // In two steps, so that the hosts start side by side.
+        (0..names.len()).for_each(|at| bed.begin_boot(at));
+        (0..names.len()).for_each(|at| bed.finish_boot(at));
+        bed
+    }
+
+    /// Makes the files that all hosts get a copy of: keys, addresses, programs.
+    fn lay_out(&self, names: &[&str]) {
+        let keys = self.dir.join("keys");
+        fs::create_dir(&keys).expect("a directory for the test bed");
+        for name in names.iter().chain(&["user"]) {
+            let mut keygen = program("ssh-keygen -q -t ed25519 -N");
+            run(keygen.args(["", "-C", name, "-f"]).arg(keys.join(name)));
+        }
+        let (mut hosts, mut known) = (String::new(), String::new());
+        for (at, name) in names.iter().enumerate() {
+            let public = fs::read_to_string(keys.join(format!("{name}.pub"))).expect("a key");
+            hosts += &format!("{} {name}\n", address_of(at));
+            known += &format!("{name},{} {public}", address_of(at));
+        }
+        fs::write(self.dir.join("hosts"), hosts).expect("a file of the test bed");
+        fs::write(self.dir.join("known_hosts"), known).expect("a file of the test bed");
+        for name in ["tatami", "libtatami_preload.so"] {
+            let from = tatami_bin().with_file_name(name);
+            // A link costs no space; across file systems only a copy is possible.
+            let mut link = program("cp --link");
+            if ask(link.arg(&from).arg(self.dir.join("bin"))).code != Some(0) {
+                run(program("cp").arg(&from).arg(self.dir.join("bin")));
+            }
+        }
+    }
+
+    fn begin_boot(&mut self, at: usize) {
+        let script = sources().join("src/testbed/host.sh");
+        let mut host = program("unshare --net --mount --pid --uts --ipc --fork --kill-child bash");
+        host.arg(script).arg(&self.dir).arg(&self.hosts[at].name);
+        self.hosts[at].process = Some(PipedProcess::start(&mut host));
+    }
+
+    fn finish_boot(&mut self, at: usize) {
+        let host = &mut self.hosts[at];
+        let process = host.process.as_mut().expect("it was started");
+        process.await_line("made");
+        let outer = process.child.id();
+        let children = fs::read_to_string(format!("/proc/{outer}/task/{outer}/children"));
+        let children = children.expect("unshare waits for its child");
+        host.init = children.trim().parse().expect("unshare has one child");
+        self.switch.write_line(&host.init.to_string());
+        let (port, init) = (host.port.clone(), host.init);
+        // A machine keeps it over a restart, and the others have cached it.
+        let hardware = format!("02:00:00:77:{:02x}:{:02x}", at >> 8, at & 0xff);
+        self.run_in_switch(&format!(
+            "ip link add {port} type veth peer name eth0 address {hardware} netns {init} &&
+             ip link set {port} master bridge up"
+        ));
+        let host = &mut self.hosts[at];
+        let process = host.process.as_mut().expect("it was started");
+        process.write_line(&host.address);
+        process.await_line("ready");
+    }
+
+    fn run_in_switch(&self, script: &str) {
+        let mut enter = program("nsenter --net --target");
+        run(enter.arg(self.switch.child.id().to_string()).args(["sh", "-ec", script]));
+    }
+
+    /// Returns the host with this number.
+    pub fn host(&self, at: usize) -> &TestHost {
+        &self.hosts[at]
+    }
+
+    /// Returns all hosts.
+    pub fn hosts(&self) -> &[TestHost] {
+        &self.hosts
+    }
+
+    /// Returns the directory of the test bed, which no host sees.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Ends all processes of a host at once. Its disk keeps what was written.
+    pub fn cut_power(&mut self, at: usize) {
+        self.hosts[at].end_processes();
+    }
+
+    /// Starts a host again after a power cut.
+    pub fn boot(&mut self, at: usize) {
+        assert!(self.hosts[at].process.is_none(), "{} runs", self.hosts[at].name);
+        self.begin_boot(at);
+        self.finish_boot(at);
+    }
+
+    /// Takes the link of a host down: no other host reaches it.
+    pub fn unplug(&self, at: usize) {
+        self.run_in_switch(&format!("ip link set {} down", self.hosts[at].port));
+    }
+
+    /// Takes the link of a host up again.
+    pub fn plug_in(&self, at: usize) {
+        self.run_in_switch(&format!("ip link set {} up", self.hosts[at].port));
+    }
+}
+
+impl Drop for HostBed {
+    fn drop(&mut self) {
+        self.hosts.iter_mut().for_each(TestHost::end_processes);
+        // The switch removes the directory.
+        self.switch.end();
+    }
+}
+
+/// Returns the address of the host with this number.
+fn address_of(at: usize) -> String {
+    format!("10.77.0.{}", at + 1)
+}
+
+impl TestHost {
+    /// Returns its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns its address on the network of the test bed.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Returns a command line that root runs on this host, as after a login.
+    pub fn command(&self, line: &str) -> Command {
+        self.command_as(0, "/root", line)
+    }
+
+    /// Returns a command line that the ordinary user runs on this host.
+    pub fn user_command(&self, line: &str) -> Command {
+        self.command_as(USER.0, USER.1, line)
+    }
+
+    fn command_as(&self, user: u32, home: &str, line: &str) -> Command {
+        assert!(self.process.is_some(), "{} is off", self.name);
+        let mut command = program("nsenter --net --mount --pid --uts --ipc --wd=/ --target");
+        command.arg(self.init.to_string()).args(["timeout", "-k", "5", COMMAND_LIMIT]);
+        if user != 0 {
+            let id = user.to_string();
+            command.args(["setpriv", "--clear-groups", "--reuid", &id, "--regid", &id]);
+        }
+        command.args(["bash", "-euo", "pipefail", "-c", line]).env_clear();
+        command.env("PATH", "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
+        command.env("HOME", home).env("LC_ALL", "C.UTF-8");
+        command
+    }
+
+    /// Runs a command line as root, which must be a success.
+    pub fn run(&self, line: &str) -> Said {
+        run(&mut self.command(line))
+    }
+
+    /// Runs a command line as root.
+    pub fn ask(&self, line: &str) -> Said {
+        ask(&mut self.command(line))
+    }
+
+    /// Ends all processes of the host, and waits until they are gone: its first process ends with
+    /// its input, and the kernel kills the others of its PID namespace.
+    fn end_processes(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            process.end();
+        }
+    }
+}
