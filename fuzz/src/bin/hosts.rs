@@ -1,0 +1,41 @@
+//! What comes from other machines, from login shells and from files of hosts: greetings, orders,
+//! replies, lists of hosts, and what a machine knows of itself.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use tatami_hosts::host_list::{is_host_name, parse_host_list, parse_hostfile};
+use tatami_hosts::host_protocol::{
+    format_message, parse_greeting, parse_order, parse_reply, read_line,
+};
+use tatami_hosts::machine::MachineFile;
+
+fuzz_target!(|bytes: &[u8]| {
+    let Some((kind, body)) = bytes.split_first() else { return };
+    let text = String::from_utf8_lossy(body);
+    match kind % 6 {
+        0 => drop(parse_greeting(&[b"tatami-host 1 ", body].concat())),
+        1 => {
+            if let Ok(order) = parse_order(body) {
+                let again = parse_order(format_message(&order).as_bytes());
+                assert_eq!(again.ok(), Some(order), "an order that was read is read again");
+            }
+        }
+        2 => drop(parse_reply(body)),
+        3 => {
+            let mut input = body;
+            while let Ok(Some(line)) = read_line(&mut input, 64) {
+                assert!(line.len() <= 64, "a line is bounded");
+            }
+        }
+        4 => {
+            let lists = [parse_host_list(&text), parse_hostfile(&text)];
+            let hosts = lists.iter().flatten().flatten();
+            hosts.for_each(|host| assert!(is_host_name(host), "{host:?} becomes an argument"));
+        }
+        _ => {
+            if let Ok(machine) = MachineFile::parse(&text) {
+                assert!(machine.to_text().is_ok(), "a machine that was read can be written");
+            }
+        }
+    }
+});
