@@ -6,9 +6,9 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 use tatami_skip::{skip_test, skip_unavailable};
-use tatami_tests::command::program;
+use tatami_tests::command::{program, run};
 use tatami_tests::process::{kill_hard, pause};
-use tatami_tests::testbed::HostBed;
+use tatami_tests::testbed::{HostBed, TestHost};
 
 /// Starts a test bed with these hosts; `None` where this machine cannot have one.
 fn start_bed(names: &[&str]) -> Option<HostBed> {
@@ -105,4 +105,166 @@ fn processes_with(text: &str) -> Vec<String> {
     let line = |entry: std::fs::DirEntry| fs::read_to_string(entry.path().join("cmdline")).ok();
     let entries = fs::read_dir("/proc").expect("there is /proc").flatten();
     entries.filter_map(line).filter(|line| line.contains(text)).collect()
+}
+
+/// Fails unless no process, mount or file of a volume is left on a host.
+fn expect_nothing_left(host: &TestHost) {
+    let said = host.ask(
+        "pgrep -l tatami; grep fuse.tatami /proc/self/mountinfo; ls -A /mnt/tatami /var/lib/tatami; \
+         true",
+    );
+    assert_eq!(said.out, "", "{} is not as before", host.name());
+}
+
+#[test]
+fn one_command_starts_and_stops_a_volume_on_all_hosts() {
+    let Some(mut bed) = start_bed(&["n1", "n2", "n3"]) else { return };
+    let up = bed.host(0).run("tatami up --hosts n[1-3]");
+    assert!(up.out.contains("is created and runs on 3 hosts"), "{up:?}");
+    // Every host uses the volume at the same path, and its files are on its own disk.
+    for host in bed.hosts() {
+        host.run("mountpoint -q /mnt/tatami && echo $(hostname) > /mnt/tatami/$(hostname)");
+        host.run("tatami status && tatami fsck");
+        host.run("tatami where --json /mnt/tatami/$(hostname) | grep -q $(hostname)");
+        host.run("test $(stat -c %a /var/lib/tatami/key) = 600");
+    }
+    for host in bed.hosts() {
+        assert_eq!(host.run("cd /mnt/tatami && cat n1 n2 n3").out, "n1\nn2\nn3\n");
+        host.run("mkdir -p /mnt/own && tatami mount /mnt/own && test $(cat /mnt/own/n1) = n1");
+        host.run("tatami where --json /mnt/own/n1; tatami umount /mnt/own");
+    }
+    let again = bed.host(2).run("tatami up");
+    assert!(again.out.contains("ran already on 3 hosts"), "{again:?}");
+
+    let down = bed.host(1).run("tatami down");
+    assert!(down.out.contains("3 mounts and 3 daemons stopped"), "{down:?}");
+    for host in bed.hosts() {
+        host.run("! pgrep tatami && ! grep fuse.tatami /proc/self/mountinfo");
+    }
+    let down = bed.host(1).run("tatami down");
+    assert!(down.out.contains("did not run"), "{down:?}");
+    bed.host(1).run("tatami up");
+    bed.host(0).run("test $(cat /mnt/tatami/n3) = n3");
+    bed.cut_power(2);
+    bed.boot(2);
+    bed.host(0).run("tatami up");
+    bed.host(2).run("test $(cat /mnt/tatami/n3) = n3");
+    bed.host(2).run("tatami down");
+}
+
+/// Runs a command on a host that must fail. Returns its message, which has all of `words`.
+fn refuse(host: &TestHost, line: &str, words: &[&str]) -> String {
+    let said = host.ask(line);
+    assert_ne!(said.code, Some(0), "{line}: {said:?}");
+    for word in words {
+        assert!(said.err.contains(word), "{line}: no {word:?} in\n{}", said.err);
+    }
+    said.err
+}
+
+/// Each host that is unfit is named with its reason, and no host is changed.
+#[test]
+fn a_host_that_is_unfit_is_named_and_nothing_is_left() {
+    let Some(mut bed) = start_bed(&["n1", "n2", "n3"]) else { return };
+    bed.cut_power(2);
+    let all_clean = |bed: &HostBed| [0, 1].map(|at| expect_nothing_left(bed.host(at)));
+    let one = bed.host(0);
+    let up = "tatami up --hosts n1,n2";
+    let away = "tatami up --hosts n[1-3] --ssh-option ConnectTimeout=1";
+    refuse(one, away, &["1 of 3 hosts failed; nothing was started", "n3: ssh does not reach"]);
+    refuse(one, "tatami up --hosts n1,nowhere", &["nowhere: ssh does not reach", "resolve"]);
+    refuse(one, "tatami up --hosts n1,n2,n1", &["n1 is named twice"]);
+    refuse(one, "tatami up --hosts n2,10.77.0.2", &["n2 and 10.77.0.2 are the same machine"]);
+    refuse(one, "tatami up --hosts 'n1,n2;true'", &["no name of a host"]);
+    all_clean(&bed);
+
+    let (one, two) = (bed.host(0), bed.host(1));
+    one.run("cd ~/.ssh && cp known_hosts good");
+    one.run("cd ~/.ssh && k=$(awk '/^n1/ { print $2, $3 }' good) && echo \"n2 $k\" > known_hosts");
+    refuse(one, up, &["n2: ssh does not trust the key of this host", "ssh-keygen -R n2"]);
+    one.run("cd ~/.ssh && cp good known_hosts");
+    two.run("mv ~/.ssh/authorized_keys ~/.ssh/none");
+    refuse(one, up, &["n2: ssh cannot log in without a password", "ssh-copy-id n2"]);
+    two.run("mv ~/.ssh/none ~/.ssh/authorized_keys");
+    all_clean(&bed);
+
+    two.run("mount --bind /mnt /usr/local/bin");
+    refuse(one, up, &["n2: tatami is not found there", "--program PATH"]);
+    let other =
+        r#"printf '#!/bin/sh\necho Welcome\necho tatami-host 1 %s\ncat >/dev/null\n' "'$HELLO'""#;
+    let hello = r#"HELLO='{"version":"9.9.9","wire":99,"name":"n2","machine":"","clock_ms":0,"user":0,"address":null}'"#;
+    two.run(&format!("{hello}; {other} > /mnt/tatami && chmod +x /mnt/tatami"));
+    refuse(one, up, &["n2: tatami there is version 9.9.9 with protocol 99"]);
+    two.run("printf '#!/bin/sh\\necho tatami-host 7 whatever\\n' > /mnt/tatami");
+    refuse(one, up, &["n2: its tatami is not understood", "version 7"]);
+    two.run("umount /usr/local/bin && rm /mnt/tatami");
+    all_clean(&bed);
+
+    two.run("mount --bind /dev/null /dev/fuse");
+    refuse(one, up, &["n2: FUSE cannot be used", "--no-mount", "--allow-missing 1"]);
+    all_clean(&bed);
+    let said = one.run("tatami up --hosts n1,n2 --allow-missing 1");
+    assert!(said.out.contains("runs on 1 hosts") && said.out.contains("without n2"), "{said:?}");
+    expect_nothing_left(two);
+    one.run("tatami status && tatami down && rm -r /var/lib/tatami");
+    two.run("umount /dev/fuse");
+
+    two.run("mkdir /var/lib/tatami && mount -t tmpfs -o size=16m,mode=755 tmpfs /var/lib/tatami");
+    refuse(one, up, &["n2: its disk is full", "16.0 MiB"]);
+    two.run("umount /var/lib/tatami && rmdir /var/lib/tatami");
+    // A fault that shows late: the daemons run by then.
+    two.run("mkdir /mnt/tatami && mount -t tmpfs tmpfs /mnt/tatami");
+    refuse(one, up, &["n2: /mnt/tatami has a tmpfs file system mounted on it"]);
+    two.run("umount /mnt/tatami && rmdir /mnt/tatami");
+    all_clean(&bed);
+
+    one.run(up);
+    let twice = ["n1: there is a volume in /var/lib/tatami already", "nothing was started"];
+    refuse(two, "mv /var/lib/tatami /var/lib/hidden; tatami up --hosts n1", &twice);
+    two.run("mv /var/lib/hidden /var/lib/tatami; tatami down");
+    refuse(one, "tatami up --hosts n1", &["has the hosts n1,n2", "tatami node add"]);
+}
+
+/// Daemons need no root, and the user's own login on the hosts is enough.
+#[test]
+fn an_ordinary_user_starts_a_volume_from_a_machine_that_has_no_node() {
+    let Some(bed) = start_bed(&["n1", "n2", "login"]) else { return };
+    let login = bed.host(2);
+    let ask = |line: &str| run(&mut login.user_command(line));
+    ask("printf 'n1 slots=4\\nn2 slots=4\\n' > hosts");
+    ask("tatami up --hostfile hosts --no-mount --dir ~/volume");
+    ask("echo text | tatami cp - --dir ~/volume :/file && tatami status --dir ~/volume");
+    for host in [bed.host(0), bed.host(1)] {
+        host.run("test \"$(ps -o user= -C tatami-node)\" = alice");
+        let said = run(&mut host.user_command("tatami cat --dir ~/volume :/file"));
+        assert_eq!(said.out, "text\n");
+    }
+    // No argument of a process has the key, and no other user can read it.
+    bed.host(0).run("for key in /srv/alice/volume/key; do test $(stat -c %a $key) = 600; done");
+    ask("! pgrep tatami-node && test $(stat -c %a volume/key) = 600");
+    ask("tatami down --dir ~/volume && tatami up --dir ~/volume --no-mount");
+    ask("test $(tatami cat --dir ~/volume :/file) = text && tatami down --dir ~/volume");
+    for host in bed.hosts() {
+        host.run("! pgrep tatami");
+    }
+}
+
+/// The death of the command that starts a volume leaves no daemon.
+#[test]
+fn a_killed_up_is_undone_on_all_hosts() {
+    let Some(bed) = start_bed(&["n1", "n2"]) else { return };
+    let (one, two) = (bed.host(0), bed.host(1));
+    // The replies of the second host are late, as those of one with a slow disk.
+    two.run("cp /usr/local/bin/tatami /mnt/real && mount --bind /mnt /usr/local/bin");
+    let slow = "#!/bin/bash\\n/mnt/real \"$@\" | while read -r l; do sleep 1; echo \"$l\"; done\\n";
+    two.run(&format!("printf '{slow}' > /mnt/tatami && chmod +x /mnt/tatami"));
+    one.run("setsid tatami up --hosts n1,n2 --mount /srv/point >/tmp/up.log 2>&1 &");
+    one.run("until pgrep -x tatami-node; do sleep 0.01; done");
+    one.run("pkill -KILL -xf 'tatami up --hosts n1,n2 --mount /srv/point'");
+    for host in [one, two] {
+        host.run("while pgrep -x 'tatami|tatami-node|tatami-mount'; do sleep 0.02; done");
+        host.run("test ! -e /var/lib/tatami/volume.toml && test ! -e /var/lib/tatami/node0");
+    }
+    two.run("test ! -e /var/lib/tatami && umount /usr/local/bin");
+    one.run("tatami up --hosts n1,n2 --no-mount && tatami down");
 }

@@ -261,7 +261,7 @@ impl TestHost {
             let id = user.to_string();
             command.args(["setpriv", "--clear-groups", "--reuid", &id, "--regid", &id]);
         }
-        command.args(["bash", "-euo", "pipefail", "-c", line]).env_clear();
+        command.args(["bash", "-euo", "pipefail", "-c", &format!("cd; {line}")]).env_clear();
         command.env("PATH", "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
         command.env("HOME", home).env("LC_ALL", "C.UTF-8");
         command

@@ -94,11 +94,7 @@ impl Absence {
         if !place.is_here(entry) {
             return Absence::new(
                 format!("down, or unreachable from here ({error})"),
-                format!(
-                    "{} is on another machine, {}; run there: tatami status; if it is down: \
-                    tatami up",
-                    entry.name, entry.address
-                ),
+                advise_elsewhere(place, entry),
             );
         }
         Absence::new(format!("down ({error})"), format!("to start stopped nodes: tatami up{flag}"))
@@ -120,12 +116,27 @@ impl Absence {
                 place.dir_flag(),
                 entry.name
             ),
-            false => format!(
-                "{} is on another machine, {}; run there: tatami status",
-                entry.name, entry.address
-            ),
+            false => advise_elsewhere(place, entry),
         };
         Absence { why, remedy, is_silence: true }
+    }
+}
+
+/// Returns the remedy for a node of another machine: from here, if that is reached by ssh.
+fn advise_elsewhere(place: &VolumeDir, entry: &NodeEntry) -> String {
+    let flag = place.dir_flag();
+    let machine = place.load_machine().ok().flatten();
+    match machine.as_ref().and_then(|machine| machine.host_of(entry.id)) {
+        Some(host) => format!(
+            "{0} is on the host {1}: is it up, and does ssh reach it? If its daemon is down: \
+            tatami node start{flag} {0}",
+            entry.name, host.name
+        ),
+        None => format!(
+            "{0} is on another machine, {1}; run there: tatami status{flag}; if it is down: \
+            tatami node start{flag} {0}",
+            entry.name, entry.address
+        ),
     }
 }
 

@@ -1,9 +1,9 @@
 //! The command line as a whole. The arguments of a command are defined beside its code.
 
 use crate::{
-    completion, config_cmd, copy, dir_cmd, down, exec, files, fsck_cmd, manual, mount_cmd,
-    move_cmd, mpi_cmd, node_cmd, recover_cmd, relayout_cmd, run_cmd, status, sync_cmd, up,
-    usage_cmd, where_cmd,
+    completion, config_cmd, copy, dir_cmd, down, exec, files, fsck_cmd, host_serve, manual,
+    mount_cmd, move_cmd, mpi_cmd, node_cmd, recover_cmd, relayout_cmd, run_cmd, status, sync_cmd,
+    up, usage_cmd, where_cmd,
 };
 
 /// A parallel file system from the local disks of a job's nodes
@@ -42,10 +42,13 @@ Examples:
   tatami up --executors 4                    one node that serves names with four threads
   tatami up --dir ~/fs --no-mount            daemons only
   tatami up --users                          all users may create files in it
+  tatami up --hosts node[01-16] --dir /scratch/tatami    one node on each host, by ssh
 
 The first call creates the volume: tatami.toml (the configuration, each key documented),
 volume.toml (the nodes), key (the secret of the volume), node0 … (the data).
-Later calls start stopped daemons and mount missing mounts. It returns when all is ready.")]
+Later calls start stopped daemons and mount missing mounts. It returns when all is ready.
+With hosts, each gets its part of the volume in the same directory, and later calls from
+any of them start all. A host that fails is named, and the others are left as they were.")]
     Up(Box<up::UpArgs>),
     /// Unmount and stop it
     #[command(after_help = "\
@@ -53,7 +56,7 @@ Examples:
   tatami down
   tatami down --force     even if programs still use the mounts
 
-No data are lost: `tatami up` starts the volume again.")]
+A volume that was started on several hosts is stopped on all of them. No data are lost: `tatami up` starts the volume again.")]
     Down(down::DownArgs),
     /// Show nodes, space, health, mounts
     #[command(after_help = "\
@@ -294,6 +297,12 @@ Examples:
 
 Precedence: a flag, a TATAMI_… variable, the file, the default.")]
     Config(config_cmd::ConfigArgs),
+    /// Serve another machine's `tatami up --hosts` and the like
+    #[command(hide = true)]
+    Host {
+        #[command(subcommand)]
+        command: host_serve::HostCommand,
+    },
     /// Find what may stand at the cursor of a command line: for completion scripts
     #[command(hide = true)]
     Complete(completion::CompleteArgs),

@@ -11,7 +11,7 @@ use tatami_wire::NodeId;
 
 impl VolumeDir {
     /// Opens a session with the volume, with `node` as its home node. Without `node`, the first
-    /// node that answers becomes the home node.
+    /// node that answers becomes the home node; those of this machine come first.
     ///
     /// # Errors
     /// No daemon answers.
@@ -22,7 +22,10 @@ impl VolumeDir {
         let meant = |entry: &&NodeEntry| node.is_none_or(|n| n.0 == entry.id);
         // Nodes that do not reply are retried with the full timeout only when no other answers.
         let mut silent: Vec<&NodeEntry> = Vec::new();
-        for entry in volume.nodes.iter().filter(meant) {
+        let mut candidates: Vec<&NodeEntry> = volume.nodes.iter().filter(meant).collect();
+        // The files of a node of this machine need no network.
+        candidates.sort_by_key(|entry| !self.is_here(entry));
+        for entry in candidates {
             let options = self.client_options(&volume, entry)?;
             match Client::connect_within(options.patience.min(HEALTH_TIMEOUT), options) {
                 Ok(client) => return Ok(Arc::new(client)),

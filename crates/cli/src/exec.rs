@@ -44,8 +44,11 @@ pub fn run(args: &ExecArgs) -> CommandResult {
     let place = args.at.open()?;
     crate::log::start_logging(&place.config, false)?;
     let volume = place.load_volume()?;
+    let here = place.nodes_here(&volume);
     let entry = if args.node == "rank" {
-        &volume.nodes[node_cmd::job_rank()? % volume.nodes.len()]
+        // Of several nodes on one machine, each rank has its own.
+        let own = here.get(node_cmd::job_rank()? % here.len().max(1));
+        own.copied().ok_or_else(|| CommandFailure::usage("no node is on this machine"))?
     } else {
         place.find_node(&volume, &args.node)?
     };

@@ -24,12 +24,18 @@ mod evacuation;
 mod exec;
 mod files;
 mod fsck_cmd;
+mod host_args;
+mod host_group;
+mod host_serve;
+mod hosts_down;
+mod hosts_up;
 mod import;
 mod interrupt;
 mod json;
 mod keys;
 mod listing;
 mod log;
+mod made_files;
 mod manual;
 mod mount_cmd;
 mod mountpoints;
@@ -44,10 +50,14 @@ mod rebalance_cmd;
 mod recover_cmd;
 mod relayout_cmd;
 mod replace_file;
+mod root_dir;
 mod run_cmd;
 mod session;
+mod ssh_session;
 mod start_process;
+mod started_parts;
 mod status;
+mod stopping;
 mod sync_cmd;
 mod term;
 mod up;
@@ -55,6 +65,7 @@ mod usage_cmd;
 mod user_name;
 mod users;
 mod volume_dir;
+mod volume_layout;
 mod volume_path;
 mod wait_display;
 mod where_cmd;
@@ -122,6 +133,7 @@ fn run(command: &CliCommand) -> CommandResult {
         CliCommand::Mpirun(args) => mpi_cmd::mpirun(args),
         CliCommand::MpiCheck(args) => mpi_cmd::check_program(args),
         CliCommand::Config(args) => config_cmd::run(args),
+        CliCommand::Host { command } => host_serve::run(command),
         CliCommand::Complete(args) => completion::print_candidates(args, Cli::command()),
         CliCommand::Completions(args) => manual::print_completions(args, Cli::command()),
         CliCommand::Man(args) => manual::write_pages(args, Cli::command()),

@@ -27,7 +27,7 @@ pub struct MountArgs {
     #[command(flatten)]
     at: VolumeArgs,
     /// Home node of the mount, by number or name. Its files need no network, and new files go there
-    /// [default: the first]
+    /// [default: the first node of this machine]
     #[arg(long, value_name = "NODE")]
     node: Option<String>,
     /// Options: ro, rw, allow_other, noallow_other, passthrough, nopassthrough, kernel_cache,
@@ -121,7 +121,11 @@ fn home_node<'a>(
 ) -> CommandResult<&'a NodeEntry> {
     match &args.node {
         Some(node) => place.find_node(volume, node),
-        None => volume.nodes.first().ok_or_else(|| CommandFailure::new("the volume has no nodes")),
+        // A machine without a node of its own can mount the volume, too.
+        None => {
+            let first = place.nodes_here(volume).first().copied().or(volume.nodes.first());
+            first.ok_or_else(|| CommandFailure::new("the volume has no nodes"))
+        }
     }
 }
 
@@ -389,12 +393,15 @@ fn find_mount_above(place: &VolumeDir, path: &Path) -> Option<PathBuf> {
     above.map(Path::to_owned)
 }
 
-/// Returns the path at which `up` mounts each node.
-pub fn planned_paths(place: &VolumeDir, volume: &VolumeFile) -> Vec<PathBuf> {
+/// Returns the nodes of this machine, and the path at which `up` mounts each.
+pub fn planned_mounts<'a>(
+    place: &VolumeDir,
+    volume: &'a VolumeFile,
+) -> Vec<(&'a NodeEntry, PathBuf)> {
     let root = PathBuf::from(place.config.text_value(name::MOUNT_PATH));
-    match &volume.nodes[..] {
-        [_] => vec![root],
-        nodes => nodes.iter().map(|n| root.join(&n.name)).collect(),
+    match place.nodes_here(volume)[..] {
+        [only] => vec![(only, root)],
+        ref nodes => nodes.iter().map(|n| (*n, root.join(&n.name))).collect(),
     }
 }
 

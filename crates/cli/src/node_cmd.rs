@@ -3,13 +3,17 @@
 use crate::daemon::{self, RunArgs};
 use crate::daemon_files;
 use crate::error::{CommandFailure, CommandResult};
+use crate::hosts_down;
 use crate::rebalance_cmd::{self, AddArgs, DrainArgs, RebalanceArgs};
+use crate::status;
 use crate::term::{BAD, DIM, GOOD, TermOutput, TextTable};
-use crate::volume_dir::{AdminCallError, VolumeArgs};
+use crate::volume_dir::{AdminCallError, VolumeArgs, VolumeDir};
 use anstyle::Style;
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::io::Write;
+use tatami_cluster::{NodeEntry, VolumeFile};
+use tatami_hosts::host_protocol::HostOrder;
 use tatami_wire::Errno;
 use tatami_wire::admin::AdminCall;
 
@@ -162,7 +166,10 @@ struct ListedNode {
     shard_ranges: Vec<(usize, usize)>,
     /// Its executors that have shards.
     executors: usize,
+    /// The process of its daemon, on the node's machine.
     pid: Option<i32>,
+    #[serde(skip)]
+    is_here: bool,
 }
 
 /// Position of the optional column for executors: behind the shards.
@@ -184,14 +191,32 @@ fn format_ranges(ranges: &[(usize, usize)]) -> String {
     if runs.is_empty() { "-".into() } else { runs.join(",") }
 }
 
+/// The process of a daemon that answers.
+type NodePid = Option<i32>;
+
+/// Asks the daemons for their processes, if some are on other machines.
+fn ask_pids(place: &VolumeDir, volume: &VolumeFile) -> Vec<Option<NodePid>> {
+    if volume.nodes.iter().all(|entry| place.is_here(entry)) {
+        return vec![None; volume.nodes.len()];
+    }
+    let pid = |pid: u32| i32::try_from(pid).ok();
+    let answers = status::ask_all_nodes(place, volume).into_iter();
+    answers.map(|answer| Some(answer.ok().and_then(|status| pid(status.pid)))).collect()
+}
+
 fn list_nodes(args: &ListArgs) -> CommandResult {
     let place = args.at.open()?;
     crate::log::start_logging(&place.config, false)?;
     let volume = place.load_volume()?;
+    let find_pid = |n: &NodeEntry, answer: Option<NodePid>| match place.is_here(n) {
+        true => daemon_files::running_daemon(n).map(|r| r.pid),
+        false => answer.flatten(),
+    };
     let listed: Vec<ListedNode> = volume
         .nodes
         .iter()
-        .map(|n| {
+        .zip(ask_pids(&place, &volume))
+        .map(|(n, answer)| {
             let of_node = || volume.shards.iter().enumerate().filter(|(_, e)| e.node.0 == n.id);
             let shards: Vec<usize> = of_node().map(|(shard, _)| shard).collect();
             ListedNode {
@@ -203,7 +228,8 @@ fn list_nodes(args: &ListArgs) -> CommandResult {
                 shards: shards.len(),
                 shard_ranges: find_ranges(&shards),
                 executors: of_node().map(|(_, e)| e).collect::<BTreeSet<_>>().len(),
-                pid: daemon_files::running_daemon(n).map(|r| r.pid),
+                pid: find_pid(n, answer),
+                is_here: place.is_here(n),
             }
         })
         .collect();
@@ -222,7 +248,7 @@ fn list_nodes(args: &ListArgs) -> CommandResult {
         let plain = Style::new();
         let (process, style) = match node.pid {
             Some(pid) => (pid.to_string(), GOOD),
-            None => ("not running".to_owned(), BAD),
+            None => (if node.is_here { "not running" } else { "no answer" }.to_owned(), BAD),
         };
         let mut cells = vec![
             (node.name, plain),
@@ -266,12 +292,27 @@ fn start_nodes(args: &StartArgs) -> CommandResult {
     let place = args.which.at.open()?;
     crate::log::start_logging(&place.config, false)?;
     let volume = place.load_volume()?;
-    let _lock = place.lock()?;
+    let (here, elsewhere) = args.which.split_nodes(&place, &volume)?;
+    if let Some(entry) = elsewhere.first().filter(|_| args.empty || args.accept_loss) {
+        let what = format!("{} is on another machine, {}", entry.name, entry.address);
+        return Err(CommandFailure::usage(what).try_this(
+            "--empty and --accept-loss work on the machine of the node: run this there",
+        ));
+    }
     let mut out = TermOutput::new();
-    let mut entries = Vec::new();
-    for which in &args.which.nodes {
-        let entry = place.find_node(&volume, which)?;
-        entries.push(entry);
+    for entry in elsewhere {
+        let nodes = vec![entry.id];
+        match hosts_down::order_node(&place, &volume, entry, HostOrder::StartNodes { nodes })? {
+            true => writeln!(out, "{} runs", entry.name)?,
+            false => writeln!(out, "{} runs already", entry.name)?,
+        }
+    }
+    if here.is_empty() {
+        out.flush()?;
+        return Ok(());
+    }
+    let _lock = place.lock()?;
+    for entry in &here {
         if daemon::is_answering(&place, &volume, entry)? {
             writeln!(out, "{} runs already", entry.name)?;
             continue;
@@ -283,10 +324,11 @@ fn start_nodes(args: &StartArgs) -> CommandResult {
         let pid = starting.pid();
         starting.wait_ready()?;
         daemon::record_in_use(&place, entry)?;
+        place.record_nodes_here(&volume, [entry.id])?;
         writeln!(out, "{} runs (process {pid})", entry.name)?;
     }
     out.flush()?;
-    let damage = daemon::resolve_damage(&place, &volume, entries, args.accept_loss)?;
+    let damage = daemon::resolve_damage(&place, &volume, here, args.accept_loss)?;
     damage.map_or(Ok(()), Err)
 }
 
@@ -294,18 +336,35 @@ fn stop_nodes(args: &StopArgs) -> CommandResult {
     let place = args.which.at.open()?;
     crate::log::start_logging(&place.config, false)?;
     let volume = place.load_volume()?;
-    let _lock = place.lock()?;
+    let (here, elsewhere) = args.which.split_nodes(&place, &volume)?;
     let mut out = TermOutput::new();
-    for which in &args.which.nodes {
-        let entry = place.find_node(&volume, which)?;
-        if daemon::stop_daemon(&place, &volume, entry, args.force)? {
-            writeln!(out, "{} is stopped", entry.name)?;
-        } else {
-            writeln!(out, "{} did not run", entry.name)?;
-        }
+    let mut report = |entry: &NodeEntry, ran: bool| match ran {
+        true => writeln!(out, "{} is stopped", entry.name),
+        false => writeln!(out, "{} did not run", entry.name),
+    };
+    for entry in elsewhere {
+        let order = HostOrder::StopNodes { nodes: vec![entry.id], force: args.force };
+        report(entry, hosts_down::order_node(&place, &volume, entry, order)?)?;
+    }
+    let _lock = if here.is_empty() { None } else { Some(place.lock()?) };
+    for entry in here {
+        report(entry, daemon::stop_daemon(&place, &volume, entry, args.force)?)?;
     }
     out.flush()?;
     Ok(())
+}
+
+impl NodesArgs {
+    /// Returns the entries of the named nodes: those of this machine, and those of others.
+    fn split_nodes<'a>(
+        &self,
+        place: &VolumeDir,
+        volume: &'a VolumeFile,
+    ) -> CommandResult<(Vec<&'a NodeEntry>, Vec<&'a NodeEntry>)> {
+        let found = self.nodes.iter().map(|which| place.find_node(volume, which));
+        let found: Vec<_> = found.collect::<CommandResult<_>>()?;
+        Ok(found.into_iter().partition(|entry| place.may_start_here(entry)))
+    }
 }
 
 /// Returns the rank of this process, for `--node rank`: from the environment variables that MPI

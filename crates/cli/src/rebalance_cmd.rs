@@ -123,6 +123,11 @@ struct RebalancedNode {
 pub fn add_nodes(args: &AddArgs) -> CommandResult {
     let place = args.at.open()?;
     crate::log::start_logging(&place.config, false)?;
+    if place.load_machine()?.is_some_and(|machine| !machine.hosts.is_empty()) {
+        let what = "the volume was started on hosts, and a host has one node";
+        return Err(CommandFailure::usage(what)
+            .try_this(format!("name a new host: tatami node add{} HOST", place.dir_flag())));
+    }
     let _lock = place.lock_shards()?;
     let mut volume = place.load_volume()?;
     // All old nodes must have the new entries before a client contacts a new node.
@@ -153,6 +158,7 @@ pub fn add_nodes(args: &AddArgs) -> CommandResult {
     if args.address.is_some() {
         return print_remote(args, &place, &volume, &entries[0]);
     }
+    place.record_nodes_here(&volume, added.iter().copied())?;
     let spinner = term::new_spinner("starting daemons");
     for entry in &entries {
         daemon::start_daemon(&place, entry)?.wait_ready()?;

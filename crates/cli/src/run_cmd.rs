@@ -84,15 +84,17 @@ fn home_node<'a>(
     place: &VolumeDir,
     volume: &'a VolumeFile,
 ) -> CommandResult<&'a NodeEntry> {
-    match args.node.as_deref() {
-        Some("rank") => Ok(&volume.nodes[node_cmd::job_rank()? % volume.nodes.len()]),
-        Some(node) => place.find_node(volume, node),
-        None => {
-            let here = volume.nodes.iter().find(|node| place.is_here(node));
-            here.or(volume.nodes.first())
-                .ok_or_else(|| CommandFailure::new("the volume has no nodes"))
-        }
+    let mut near = place.nodes_here(volume);
+    if near.is_empty() {
+        near = volume.nodes.iter().collect();
     }
+    let wanted = match args.node.as_deref() {
+        // Of several nodes on one machine, each rank has its own.
+        Some("rank") => near.get(node_cmd::job_rank()? % near.len().max(1)),
+        Some(node) => return place.find_node(volume, node),
+        None => near.first(),
+    };
+    wanted.copied().ok_or_else(|| CommandFailure::new("the volume has no nodes"))
 }
 
 /// Returns the mounts of a node, and the path at which `up` mounts it.
@@ -100,8 +102,8 @@ fn default_paths(place: &VolumeDir, volume: &VolumeFile, node: &NodeEntry) -> Ve
     let mounted = MountRecord::list_volume(&place.dir);
     let mut paths: Vec<PathBuf> =
         mounted.into_iter().filter(|m| m.node == node.id).map(|m| m.path).collect();
-    let planned = mount_cmd::planned_paths(place, volume);
-    let own = volume.nodes.iter().zip(planned).find(|(other, _)| other.id == node.id);
+    let planned = mount_cmd::planned_mounts(place, volume);
+    let own = planned.into_iter().find(|(other, _)| other.id == node.id);
     paths.extend(own.map(|(_, path)| path));
     paths.sort();
     paths.dedup();

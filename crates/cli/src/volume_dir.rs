@@ -2,15 +2,17 @@
 
 use crate::config::{self, ConfigLayers, ConfigOverrides, VolumeConfig};
 use crate::error::{CommandFailure, CommandResult, ExitStatus, FailureContext};
-use crate::keys::name;
+use crate::keys::{ConfigKey, KEYS, name};
 use crate::mountinfo::{self, FS_TYPE};
 use crate::mounts::MountRecord;
 use crate::replace_file::replace_file;
 use crate::user_name::describe_user;
 use crate::wait_display::WaitDisplay;
+use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::net::{TcpListener, ToSocketAddrs};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,6 +21,7 @@ use tatami_client::connection::{Caller, ConnectError, Connection, Endpoint};
 use tatami_client::{AwaitedNode, ClientOptions, WaitObserver, WhenFull};
 use tatami_cluster::trusted;
 use tatami_cluster::{KeyFile, NodeEntry, VolumeFile};
+use tatami_hosts::machine::MachineFile;
 use tatami_wire::admin::{AdminCall, AdminReply, AdminResult};
 use tatami_wire::frame::FrameClass;
 use tatami_wire::{ClientId, ExecutorId, NodeId, VolumeKey};
@@ -55,6 +58,8 @@ pub struct VolumeDir {
     pub config: VolumeConfig,
     /// The arguments that the user gave.
     pub at: VolumeArgs,
+    /// What this machine knows about itself, once it was read.
+    machine: Mutex<Option<Option<Arc<MachineFile>>>>,
 }
 
 /// Settings of earlier calls of `up`, kept for later ones.
@@ -105,7 +110,7 @@ impl VolumeArgs {
         })?;
         let at =
             VolumeArgs { dir: Some(dir.clone()), config: named, overrides: self.overrides.clone() };
-        Ok(VolumeDir { dir, config, at })
+        Ok(VolumeDir { dir, config, at, machine: Mutex::new(None) })
     }
 
     /// Returns arguments that give a child process the same configuration.
@@ -120,6 +125,8 @@ impl VolumeArgs {
 }
 
 const REMEMBERED: &str = "last-up.toml";
+/// The file that keeps two commands apart.
+const LOCK: &str = ".lock";
 
 fn read_remembered(path: &Path) -> RememberedSettings {
     // These settings are a convenience: a missing or damaged file counts as empty.
@@ -128,6 +135,16 @@ fn read_remembered(path: &Path) -> RememberedSettings {
 }
 
 impl VolumeDir {
+    /// Returns the settings of flags and environment variables, for a command on another machine.
+    pub fn forwarded_settings(&self) -> Vec<(String, String)> {
+        let named = |key: &ConfigKey, value: String| (key.name.to_owned(), value);
+        let variables =
+            KEYS.iter().filter_map(|key| Some(named(key, std::env::var(key.env).ok()?)));
+        let flags = self.at.overrides.0.iter().map(|(key, value)| named(key, value.clone()));
+        // Of several values of a key, the last counts.
+        variables.chain(flags).collect()
+    }
+
     /// Returns the path of the volume file, the map of nodes.
     pub fn volume_file(&self) -> PathBuf {
         self.dir.join("volume.toml")
@@ -136,6 +153,64 @@ impl VolumeDir {
     /// Returns the path of the file with the volume's secret.
     pub fn key_file(&self) -> PathBuf {
         self.dir.join("key")
+    }
+
+    /// Returns the path of the file in which this machine records its own nodes.
+    pub fn machine_file(&self) -> PathBuf {
+        self.dir.join("machine.toml")
+    }
+
+    /// Reads what this machine knows about itself. `None` in a volume of an earlier version, and on
+    /// a machine to which the volume's files were copied by hand.
+    ///
+    /// # Errors
+    /// The file is damaged.
+    pub fn load_machine(&self) -> CommandResult<Option<Arc<MachineFile>>> {
+        let mut known = self.machine.lock();
+        if let Some(machine) = &*known {
+            return Ok(machine.clone());
+        }
+        let machine = MachineFile::load(&self.machine_file());
+        let machine = machine.map_err(|e| CommandFailure::new(e.to_string()))?.map(Arc::new);
+        Ok(known.insert(machine).clone())
+    }
+
+    /// Writes what this machine knows about itself.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub fn save_machine(&self, machine: MachineFile) -> CommandResult {
+        machine.save(&self.machine_file()).map_err(|e| CommandFailure::new(e.to_string()))?;
+        *self.machine.lock() = Some(Some(Arc::new(machine)));
+        Ok(())
+    }
+
+    /// Reads what this machine knows about itself anew: another process has written it.
+    pub fn forget_machine(&self) {
+        *self.machine.lock() = None;
+    }
+
+    /// Records that these nodes are on this machine.
+    ///
+    /// # Errors
+    /// Those of [`VolumeDir::load_machine`] and [`VolumeDir::save_machine`].
+    pub fn record_nodes_here(
+        &self,
+        volume: &VolumeFile,
+        nodes: impl IntoIterator<Item = u16>,
+    ) -> CommandResult {
+        let known = self.load_machine()?;
+        let mut machine = match &known {
+            Some(machine) => MachineFile::clone(machine),
+            None => MachineFile::new(volume.volume, self.nodes_here(volume).iter().map(|n| n.id)),
+        };
+        machine.nodes.extend(nodes);
+        if known.as_deref() == Some(&machine) { Ok(()) } else { self.save_machine(machine) }
+    }
+
+    /// Returns the nodes of this machine.
+    pub fn nodes_here<'a>(&self, volume: &'a VolumeFile) -> Vec<&'a NodeEntry> {
+        volume.nodes.iter().filter(|entry| self.is_here(entry)).collect()
     }
 
     /// Remembers settings of this `up` for the next one.
@@ -247,9 +322,26 @@ impl VolumeDir {
         }
     }
 
-    /// Returns whether a node belongs to this machine: its directory is here, or was.
+    /// Returns whether a node belongs to this machine.
     pub fn is_here(&self, entry: &NodeEntry) -> bool {
-        entry.dir.exists() || self.remembered_setting(&in_use_key(entry)).is_some()
+        match self.load_machine() {
+            Ok(Some(machine)) => machine.nodes.contains(&entry.id),
+            // Nothing is recorded. The node's directory decides nothing: earlier versions made
+            // those of all nodes on each machine.
+            Ok(None) | Err(_) => is_own_address(&entry.address).unwrap_or_else(|| {
+                entry.dir.exists() || self.remembered_setting(&in_use_key(entry)).is_some()
+            }),
+        }
+    }
+
+    /// Returns whether the daemon of a node can be started here: also of one that has not run yet,
+    /// on a machine to which the volume's files were copied by hand.
+    pub fn may_start_here(&self, entry: &NodeEntry) -> bool {
+        let is_on_host = || {
+            let machine = self.load_machine().ok().flatten();
+            machine.is_some_and(|machine| machine.host_of(entry.id).is_some())
+        };
+        self.is_here(entry) || (is_own_address(&entry.address) == Some(true) && !is_on_host())
     }
 
     /// Returns whether the directory belongs to this user and no other user can change it.
@@ -265,6 +357,14 @@ impl VolumeDir {
         }
     }
 
+    /// Returns how to reach a node: over its socket if the node is on this machine.
+    fn node_endpoint(&self, entry: &NodeEntry, with_key: bool) -> Endpoint {
+        if with_key && !(entry.dir.exists() && self.is_here(entry)) {
+            return Endpoint::from_address(&entry.address);
+        }
+        Endpoint::Unix(entry.socket.clone())
+    }
+
     /// Returns the options of a client that reaches the volume through this node.
     ///
     /// # Errors
@@ -276,7 +376,7 @@ impl VolumeDir {
     ) -> CommandResult<ClientOptions> {
         let key = self.load_key()?;
         Ok(ClientOptions {
-            endpoint: node_endpoint(entry, key.is_some()),
+            endpoint: self.node_endpoint(entry, key.is_some()),
             key,
             volume: Some(volume.volume),
             patience: self.config.duration_value(name::CLIENT_PATIENCE),
@@ -317,7 +417,7 @@ impl VolumeDir {
         let mut id = [0; 16];
         getrandom::fill(&mut id).map_err(|_| tatami_wire::Errno::EAGAIN)?;
         let key = self.load_key().ok().flatten();
-        let endpoint = node_endpoint(entry, key.is_some());
+        let endpoint = self.node_endpoint(entry, key.is_some());
         let caller = Caller { client: ClientId(id), volume: Some(volume.volume), key };
         let observer: Arc<dyn WaitObserver> = Arc::new(WaitDisplay::new(&entry.name));
         let name = entry.name.clone();
@@ -374,7 +474,22 @@ impl VolumeDir {
     /// # Errors
     /// Those of the file system.
     pub fn lock(&self) -> CommandResult<File> {
-        self.lock_file(".lock", "waiting for another tatami up or down on this volume")
+        self.lock_file(LOCK, "waiting for another tatami up or down on this volume")
+    }
+
+    /// Returns the path of the file of [`VolumeDir::lock`].
+    pub fn lock_path(&self) -> PathBuf {
+        self.dir.join(LOCK)
+    }
+
+    /// As [`VolumeDir::lock`], without waiting: `None` while another command works.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub fn try_lock(&self) -> CommandResult<Option<File>> {
+        let fd = self.open_lock(LOCK)?;
+        let locked = rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive);
+        Ok(locked.is_ok().then_some(fd))
     }
 
     /// As [`VolumeDir::lock`], for commands that move shards. Daemons may be started and stopped
@@ -390,11 +505,20 @@ impl VolumeDir {
     }
 
     fn lock_file(&self, file: &str, waiting: &str) -> CommandResult<File> {
+        let fd = self.open_lock(file)?;
+        if rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive).is_err() {
+            crate::term::print_note(waiting);
+            let what = || format!("cannot lock {}", self.dir.join(file).display());
+            rustix::fs::flock(&fd, FlockOperation::LockExclusive).context(what)?;
+        }
+        Ok(fd)
+    }
+
+    fn open_lock(&self, file: &str) -> CommandResult<File> {
         let path = self.dir.join(file);
-        let what = || format!("cannot lock {}", path.display());
         let flags = OFlags::RDWR | OFlags::CREATE;
         let opened = trusted::open_file(&path, flags, Mode::RUSR | Mode::WUSR);
-        let fd = opened.map_err(|e| match e.kind() {
+        opened.map_err(|e| match e.kind() {
             Some(std::io::ErrorKind::PermissionDenied) if self.volume_file().exists() => self
                 .owner_failure(
                     "not permitted: this starts, stops or changes daemons of the volume",
@@ -403,12 +527,7 @@ impl VolumeDir {
                 CommandFailure::from(e).try_this("name a directory of your own: --dir DIR")
             }
             _ => CommandFailure::from(e),
-        })?;
-        if rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive).is_err() {
-            crate::term::print_note(waiting);
-            rustix::fs::flock(&fd, FlockOperation::LockExclusive).context(what)?;
-        }
-        Ok(fd)
+        })
     }
 }
 
@@ -432,12 +551,11 @@ pub fn executor_name(volume: &VolumeFile, executor: ExecutorId) -> String {
     if index == 0 { name } else { format!("{name}, executor {index}") }
 }
 
-/// Returns how to reach a node: over its socket if the node is on this machine.
-fn node_endpoint(entry: &NodeEntry, with_key: bool) -> Endpoint {
-    if with_key && !entry.dir.exists() {
-        return Endpoint::from_address(&entry.address);
-    }
-    Endpoint::Unix(entry.socket.clone())
+/// Returns whether this machine has the address `host:port`; `None` if the name is unknown.
+fn is_own_address(address: &str) -> Option<bool> {
+    let mut addresses = address.to_socket_addrs().ok()?;
+    // The system binds a socket only to an address of this machine.
+    Some(addresses.any(|at| TcpListener::bind((at.ip(), 0)).is_ok()))
 }
 
 /// Returns the key under which `up` remembers that the node's data directory is in use.

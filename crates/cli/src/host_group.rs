@@ -1,0 +1,137 @@
+//! Orders to several hosts at the same time.
+
+use crate::error::{CommandFailure, CommandResult, ExitStatus};
+use crate::ssh_session::{HostSession, SshAccess};
+use crate::term;
+use std::time::Duration;
+use tatami_hosts::host_protocol::{HostOrder, HostReply};
+
+/// Most logins at the same time.
+const LOGINS_MAX: usize = 64;
+/// Longest wait for the reply to an order that changes files only.
+pub const ORDER_WAIT: Duration = Duration::from_secs(60);
+/// Longest wait for daemons and mounts to start or end.
+pub const PROCESS_WAIT: Duration = Duration::from_secs(330);
+/// A clock that is off by more than this is worth a word: files get times of it.
+const CLOCK_OFF_MS: i64 = 1000;
+
+/// A host that failed, and how.
+pub struct HostFault {
+    /// The name of the host.
+    pub host: String,
+    /// The failure.
+    pub failure: CommandFailure,
+}
+
+/// Opens a session with each host, many at the same time.
+pub fn open_sessions(access: &SshAccess, hosts: &[String]) -> (Vec<HostSession>, Vec<HostFault>) {
+    let (mut sessions, mut faults) = (Vec::new(), Vec::new());
+    for some in hosts.chunks(LOGINS_MAX) {
+        let opened: Vec<CommandResult<HostSession>> = std::thread::scope(|scope| {
+            let open = |host: &String| {
+                let host = host.clone();
+                scope.spawn(move || access.open_session(&host))
+            };
+            let threads: Vec<_> = some.iter().map(open).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| lost())).collect()
+        });
+        for (host, session) in some.iter().zip(opened) {
+            match session {
+                Ok(session) => sessions.push(session),
+                Err(failure) => faults.push(HostFault { host: host.clone(), failure }),
+            }
+        }
+    }
+    (sessions, faults)
+}
+
+fn lost<T>() -> CommandResult<T> {
+    Err(CommandFailure::new("the request to it failed"))
+}
+
+/// Sends an order to each host at the same time. Returns the replies of those that succeed, in the
+/// order of the hosts, and the faults of the others, whose sessions are removed.
+pub fn order_all(
+    sessions: &mut Vec<HostSession>,
+    within: Duration,
+    order: impl Fn(&HostSession) -> HostOrder + Sync,
+) -> (Vec<HostReply>, Vec<HostFault>) {
+    let replies = try_all(sessions, within, order);
+    let (mut kept, mut good, mut faults) = (Vec::new(), Vec::new(), Vec::new());
+    for (session, reply) in sessions.drain(..).zip(replies) {
+        match reply {
+            Ok(reply) => {
+                good.push(reply);
+                kept.push(session);
+            }
+            Err(failure) => faults.push(HostFault { host: session.host.clone(), failure }),
+        }
+    }
+    *sessions = kept;
+    (good, faults)
+}
+
+/// Sends an order to each host at the same time, and returns all replies.
+pub fn try_all(
+    sessions: &mut [HostSession],
+    within: Duration,
+    order: impl Fn(&HostSession) -> HostOrder + Sync,
+) -> Vec<CommandResult<HostReply>> {
+    let order = &order;
+    std::thread::scope(|scope| {
+        let send = |session: &'_ mut HostSession| {
+            let order = order(session);
+            session.order(&order, within)
+        };
+        let threads: Vec<_> =
+            sessions.iter_mut().map(|session| scope.spawn(move || send(session))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| lost())).collect()
+    })
+}
+
+/// Notes the hosts whose clocks are off.
+pub fn note_clocks(sessions: &[HostSession]) {
+    for session in sessions.iter().filter(|s| s.clock_ahead_ms.abs() > CLOCK_OFF_MS) {
+        let seconds = session.clock_ahead_ms.unsigned_abs() as f64 / 1000.0;
+        let side = if session.clock_ahead_ms > 0 { "ahead" } else { "behind" };
+        term::print_note(&format!(
+            "the clock of {} is {seconds:.1} s {side}: times of files will be, too; set the clocks \
+             by NTP",
+            session.host
+        ));
+    }
+}
+
+/// Returns one failure for all faults. `headline` gets the number of hosts, as `1 of 4 hosts`.
+pub fn join_faults(
+    faults: &[HostFault],
+    total: usize,
+    headline: impl Fn(&str) -> String,
+) -> CommandFailure {
+    let (mut causes, mut remedies) = (Vec::new(), Vec::<String>::new());
+    for HostFault { host, failure } in faults {
+        let mut text = format!("{host}: {}", failure.what);
+        let cause = failure.cause.as_ref().map(|cause| cause.to_string());
+        if let Some(cause) = cause.filter(|cause| !failure.what.contains(cause.as_str())) {
+            let lines = cause.lines().collect::<Vec<_>>().join("; ");
+            text.push_str(&format!(": {lines}"));
+        }
+        causes.push(text);
+        let remedy = failure.remedy.clone();
+        remedies.extend(remedy.filter(|remedy| !remedies.contains(remedy)));
+    }
+    let exit = match faults.iter().any(|fault| fault.failure.exit == ExitStatus::Degraded) {
+        true => ExitStatus::Degraded,
+        false => ExitStatus::Failure,
+    };
+    let count = match total {
+        1 => "the only host".to_owned(),
+        total => format!("{} of {total} hosts", faults.len()),
+    };
+    let failure = CommandFailure { exit, ..CommandFailure::new(headline(&count)) };
+    let failure = failure.because(causes.join("\n"));
+    match remedies.is_empty() {
+        true => failure,
+        false => failure.try_this(remedies.join("\n")),
+    }
+}

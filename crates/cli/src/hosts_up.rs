@@ -1,0 +1,413 @@
+//! `tatami up --hosts`: creates a volume on several hosts, or starts it again there, and mounts it
+//! on each. A host has one node. If a host fails, the others are left as they were.
+
+use crate::error::{CommandFailure, CommandResult, FailureContext};
+use crate::host_group::{self, HostFault, ORDER_WAIT, PROCESS_WAIT};
+use crate::host_serve::{TOKEN_FILE, shared_failure};
+use crate::hosts_down::check_order;
+use crate::made_files::MadeFiles;
+use crate::replace_file::replace_file;
+use crate::root_dir;
+use crate::ssh_session::{HostSession, SshAccess};
+use crate::term;
+use crate::volume_dir::VolumeDir;
+use crate::volume_layout;
+use indicatif::ProgressBar;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, UdpSocket};
+use tatami_cluster::{NodeEntry, VolumeFile};
+use tatami_hosts::host_protocol::{
+    CheckOrder, CheckedHost, HostOrder, HostReply, LayOutOrder, SecretText,
+};
+use tatami_hosts::machine::{MachineFile, MachineHost};
+
+/// Least space for a new node, in bytes. A node on a small disk needs less for its log than others.
+const SPACE_MIN: u64 = 128 << 20;
+
+/// The volume that is to run.
+pub struct HostsPlan<'a> {
+    /// Its directory, the same on each host.
+    pub place: &'a VolumeDir,
+    /// The names of the hosts.
+    pub hosts: Vec<String>,
+    /// How they are reached.
+    pub access: SshAccess,
+    /// So many hosts may fail.
+    pub allow_missing: usize,
+    /// Whether the hosts mount it.
+    pub mounts: bool,
+    /// Whether all users may create files in its root directory.
+    pub for_all_users: bool,
+    /// Settings for later calls of `up` on each host.
+    pub remembered: Vec<(String, String)>,
+}
+
+/// The result of `up`.
+pub struct HostsUp {
+    /// The volume.
+    pub volume: VolumeFile,
+    /// Daemons that were started.
+    pub started: usize,
+    /// The mount points on the first host, which are those of the others, too.
+    pub mounts: Vec<String>,
+    /// Mounts that are new.
+    pub mounted: usize,
+    /// The hosts that failed and may be missing.
+    pub missing: Vec<HostFault>,
+}
+
+/// A text by which a host recognizes the directory of this process. It is removed at the end.
+struct TokenMark(std::path::PathBuf, String);
+
+impl TokenMark {
+    fn write(place: &VolumeDir) -> CommandResult<TokenMark> {
+        let mut random = [0; 16];
+        getrandom::fill(&mut random).context(|| "no random numbers".to_owned())?;
+        let text: String = random.iter().map(|b| format!("{b:02x}")).collect();
+        let path = place.dir.join(TOKEN_FILE);
+        replace_file(&path, &text)?;
+        Ok(TokenMark(path, text))
+    }
+}
+
+impl Drop for TokenMark {
+    fn drop(&mut self) {
+        // Without the file, no host takes its directory for that of this process.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// Creates a volume on the hosts, starts and mounts it.
+///
+/// # Errors
+/// More hosts fail than may be missing. Then nothing is left of the volume on any host.
+pub fn create_volume(plan: &HostsPlan) -> CommandResult<HostsUp> {
+    let place = plan.place;
+    let made = MadeFiles::record_before(&place.dir);
+    volume_layout::make_dir(&place.dir)?;
+    let result = place.lock().and_then(|_lock| {
+        let token = TokenMark::write(place)?;
+        create_locked(plan, &token.1)
+    });
+    if result.is_err() {
+        made.remove_all();
+    }
+    result
+}
+
+fn create_locked(plan: &HostsPlan, token: &str) -> CommandResult<HostsUp> {
+    let place = plan.place;
+    let total = plan.hosts.len();
+    volume_layout::check_socket_length(place, u16::try_from(total).unwrap_or(u16::MAX))?;
+    let spinner = term::new_spinner("reaching the hosts");
+    let (mut sessions, mut faults) = host_group::open_sessions(&plan.access, &plan.hosts);
+    refuse_twins(&sessions)?;
+    host_group::note_clocks(&sessions);
+    let order = |_: &HostSession| {
+        HostOrder::Check(CheckOrder {
+            dir: place.dir.display().to_string(),
+            token: token.to_owned(),
+            volume: None,
+            mounts: plan.mounts,
+            settings: place.forwarded_settings(),
+        })
+    };
+    let (replies, unfit) = host_group::order_all(&mut sessions, ORDER_WAIT, order);
+    faults.extend(unfit);
+    let mut checked = name_replies(&sessions, replies);
+    refuse_shared(place, &checked)?;
+    sessions.retain(|session| {
+        let available = checked.get(&session.host).map_or(0, |host| host.available);
+        let is_fit = available >= SPACE_MIN;
+        if !is_fit {
+            faults.push(HostFault {
+                host: session.host.clone(),
+                failure: full_failure(place, available),
+            });
+        }
+        is_fit
+    });
+    // A host that fails later goes, and the others begin anew: the map names all nodes.
+    loop {
+        give_up_if_many(plan, &faults, total)?;
+        checked.retain(|host, _| sessions.iter().any(|session| session.host == *host));
+        spinner.set_message("laying out the volume");
+        match try_hosts(plan, &mut sessions, &checked, &spinner)? {
+            Attempt::Failed(more) => {
+                faults.extend(more);
+                let (_, lost) =
+                    host_group::order_all(&mut sessions, PROCESS_WAIT, |_| HostOrder::Undo);
+                faults.extend(lost);
+            }
+            Attempt::Runs(up) => {
+                spinner.finish_and_clear();
+                return Ok(HostsUp { missing: faults, ..up });
+            }
+        }
+    }
+}
+
+/// Fails if more hosts have failed than may.
+fn give_up_if_many(plan: &HostsPlan, faults: &[HostFault], total: usize) -> CommandResult {
+    if faults.len() <= plan.allow_missing && faults.len() < total {
+        return Ok(());
+    }
+    let headline = |count: &str| format!("{count} failed; nothing was started");
+    let failure = host_group::join_faults(faults, total, headline);
+    Err(match failure.remedy.clone() {
+        Some(remedy) if faults.len() < total => {
+            let count = faults.len();
+            failure
+                .try_this(format!("{remedy}\nor go without: tatami up --allow-missing {count} …"))
+        }
+        _ => failure,
+    })
+}
+
+fn full_failure(place: &VolumeDir, available: u64) -> CommandFailure {
+    CommandFailure::new(format!(
+        "its disk is full: {} has {} available, and a node needs {}",
+        place.dir.display(),
+        term::format_size(available),
+        term::format_size(SPACE_MIN)
+    ))
+    .try_this("make space there, or use another disk: tatami up --dir DIR")
+}
+
+/// Refuses two names of one machine.
+fn refuse_twins(sessions: &[HostSession]) -> CommandResult {
+    let mut seen = BTreeMap::new();
+    for session in sessions {
+        let machine = (&session.hello.name, &session.hello.machine);
+        if let Some(other) = seen.insert(machine, &session.host) {
+            return Err(CommandFailure::usage(format!(
+                "{other} and {} are the same machine, {}: a host has one node",
+                session.host, session.hello.name
+            ))
+            .try_this("name each host once"));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses hosts that have one directory, such as a home directory on NFS.
+fn refuse_shared(place: &VolumeDir, checked: &BTreeMap<String, CheckedHost>) -> CommandResult {
+    let same: Vec<&str> =
+        checked.iter().filter(|(_, host)| host.is_same).map(|(name, _)| name.as_str()).collect();
+    match same[..] {
+        [] | [_] => Ok(()),
+        [first, ..] => Err(shared_failure(place, first)),
+    }
+}
+
+fn name_replies(
+    sessions: &[HostSession],
+    replies: Vec<HostReply>,
+) -> BTreeMap<String, CheckedHost> {
+    let named = sessions.iter().zip(replies).filter_map(|(session, reply)| match reply {
+        HostReply::Checked(host) => Some((session.host.clone(), host)),
+        _ => None,
+    });
+    named.collect()
+}
+
+/// The result of one attempt with certain hosts.
+enum Attempt {
+    Runs(HostsUp),
+    Failed(Vec<HostFault>),
+}
+
+fn try_hosts(
+    plan: &HostsPlan,
+    sessions: &mut Vec<HostSession>,
+    checked: &BTreeMap<String, CheckedHost>,
+    spinner: &ProgressBar,
+) -> CommandResult<Attempt> {
+    let place = plan.place;
+    let addresses = find_addresses(sessions);
+    let order = |session: &HostSession| HostOrder::FindPort {
+        address: addresses.get(&session.host).cloned().unwrap_or_default(),
+    };
+    let (ports, faults) = host_group::order_all(sessions, ORDER_WAIT, order);
+    if !faults.is_empty() {
+        return Ok(Attempt::Failed(faults));
+    }
+    let entries = (0..).zip(sessions.iter().zip(ports)).map(|(id, (session, reply))| {
+        let port = if let HostReply::Port(port) = reply { port } else { 0 };
+        let address = addresses.get(&session.host).map_or("", String::as_str);
+        volume_layout::new_entry(place, id, session.host.clone(), (address, port))
+    });
+    let volume = volume_layout::plan_volume(place, entries.collect())?;
+    let machine = describe_machines(plan, &volume);
+    volume_layout::make_key(place)?;
+    let files = LayOut::prepare(plan, &volume, &machine)?;
+    let order = |session: &HostSession| {
+        let is_same = checked.get(&session.host).is_some_and(|host| host.is_same);
+        HostOrder::LayOut(files.order_for(&session.host, is_same))
+    };
+    let (_, faults) = host_group::order_all(sessions, ORDER_WAIT, order);
+    if !faults.is_empty() {
+        return Ok(Attempt::Failed(faults));
+    }
+    if !checked.values().any(|host| host.is_same) {
+        // This machine has no node. Its copy lets it use and stop the volume.
+        volume_layout::write_config(place)?;
+        place.save_machine(machine)?;
+        volume.save(&place.volume_file()).map_err(|e| CommandFailure::new(e.to_string()))?;
+    } else {
+        place.forget_machine();
+    }
+    start_and_mount(plan, &volume, sessions, spinner)
+}
+
+/// Starts the daemons of all hosts, then the mounts, and makes it final.
+fn start_and_mount(
+    plan: &HostsPlan,
+    volume: &VolumeFile,
+    sessions: &mut Vec<HostSession>,
+    spinner: &ProgressBar,
+) -> CommandResult<Attempt> {
+    spinner.set_message("starting daemons");
+    let order = |_: &HostSession| HostOrder::StartNodes { nodes: Vec::new() };
+    let (replies, faults) = host_group::order_all(sessions, PROCESS_WAIT, order);
+    if !faults.is_empty() {
+        return Ok(Attempt::Failed(faults));
+    }
+    let counts = replies.iter().map(|reply| match reply {
+        HostReply::Changed(count) => *count as usize,
+        _ => 0,
+    });
+    let started = counts.sum();
+    root_dir::prepare_root(plan.place, plan.for_all_users)?;
+    let (mut mounts, mut mounted) = (Vec::new(), 0);
+    if plan.mounts {
+        spinner.set_message("mounting");
+        let (replies, faults) = host_group::order_all(sessions, PROCESS_WAIT, |_| HostOrder::Mount);
+        if !faults.is_empty() {
+            return Ok(Attempt::Failed(faults));
+        }
+        for reply in replies {
+            if let HostReply::Mounted { paths, new } = reply {
+                mounted += new as usize;
+                mounts = if mounts.is_empty() { paths } else { mounts };
+            }
+        }
+    }
+    for fault in host_group::order_all(sessions, ORDER_WAIT, |_| HostOrder::Keep).1 {
+        // The host may have undone its part. The volume says so itself: `tatami status`.
+        term::print_note(&format!("{}: {}", fault.host, fault.failure.what));
+    }
+    let volume = volume.clone();
+    Ok(Attempt::Runs(HostsUp { volume, started, mounts, mounted, missing: Vec::new() }))
+}
+
+/// Returns the address at which other machines reach each host: the one at which `ssh` reached it.
+fn find_addresses(sessions: &[HostSession]) -> BTreeMap<String, String> {
+    let is_loopback = |text: &str| text.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
+    let reached = |session: &HostSession| {
+        session.hello.address.clone().filter(|address| !is_loopback(address))
+    };
+    // This machine: its address on the network of another host, or else of its default route.
+    let other = sessions.iter().find_map(reached);
+    let own = own_address_towards(other.as_deref().unwrap_or("192.0.2.1"));
+    let address = |session: &HostSession| {
+        let address = reached(session).or_else(|| own.clone());
+        (session.host.clone(), address.unwrap_or_else(|| "127.0.0.1".to_owned()))
+    };
+    sessions.iter().map(address).collect()
+}
+
+/// Returns the address of this machine from which it sends to `other`. Sends nothing.
+fn own_address_towards(other: &str) -> Option<String> {
+    let any = if other.contains(':') { "[::]:0" } else { "0.0.0.0:0" };
+    let socket = UdpSocket::bind(any).ok()?;
+    socket.connect((other, 9)).ok()?;
+    let ip = socket.local_addr().ok()?.ip();
+    (!ip.is_loopback() && !ip.is_unspecified()).then(|| ip.to_string())
+}
+
+/// Returns what each machine knows about the others; without its own nodes.
+fn describe_machines(plan: &HostsPlan, volume: &VolumeFile) -> MachineFile {
+    let host = |entry: &NodeEntry| MachineHost { name: entry.name.clone(), node: entry.id };
+    MachineFile {
+        ssh_options: plan.access.options.clone(),
+        program: plan.access.program.clone(),
+        hosts: volume.nodes.iter().map(host).collect(),
+        ..MachineFile::new(volume.volume, [])
+    }
+}
+
+/// The files for the hosts.
+struct LayOut {
+    volume: String,
+    machines: BTreeMap<String, String>,
+    key: SecretText,
+    config: String,
+    remembered: Vec<(String, String)>,
+}
+
+impl LayOut {
+    fn prepare(
+        plan: &HostsPlan,
+        volume: &VolumeFile,
+        machine: &MachineFile,
+    ) -> CommandResult<LayOut> {
+        let key = std::fs::read_to_string(plan.place.key_file());
+        let machines = machine.hosts.iter().map(|host| {
+            let own = MachineFile { nodes: BTreeSet::from([host.node]), ..machine.clone() };
+            let text = own.to_text().map_err(CommandFailure::new)?;
+            Ok((host.name.clone(), text))
+        });
+        Ok(LayOut {
+            volume: volume_layout::format_volume(plan.place, volume)?,
+            machines: machines.collect::<CommandResult<_>>()?,
+            key: SecretText(key.context(|| "cannot read the key".to_owned())?),
+            config: volume_layout::config_text(plan.place)?,
+            remembered: plan.remembered.clone(),
+        })
+    }
+
+    fn order_for(&self, host: &str, is_same: bool) -> LayOutOrder {
+        LayOutOrder {
+            volume: self.volume.clone(),
+            machine: self.machines.get(host).cloned().unwrap_or_default(),
+            key: (!is_same).then(|| self.key.clone()),
+            config: Some(self.config.clone()),
+            remembered: self.remembered.clone(),
+        }
+    }
+}
+
+/// Starts an existing volume on its hosts, and mounts it.
+///
+/// # Errors
+/// More hosts fail than may be missing. Then the parts that this call has started are stopped.
+pub fn start_volume(plan: &HostsPlan, volume: &VolumeFile) -> CommandResult<HostsUp> {
+    let place = plan.place;
+    let total = plan.hosts.len();
+    let _lock = place.lock()?;
+    let token = TokenMark::write(place)?;
+    let spinner = term::new_spinner("reaching the hosts");
+    let (mut sessions, mut faults) = host_group::open_sessions(&plan.access, &plan.hosts);
+    host_group::note_clocks(&sessions);
+    let order = |_: &HostSession| match check_order(place, volume, &token.1) {
+        HostOrder::Check(order) => HostOrder::Check(CheckOrder { mounts: plan.mounts, ..order }),
+        other => other,
+    };
+    let (replies, unfit) = host_group::order_all(&mut sessions, ORDER_WAIT, order);
+    faults.extend(unfit);
+    let checked = name_replies(&sessions, replies);
+    give_up_if_many(plan, &faults, total)?;
+    match start_and_mount(plan, volume, &mut sessions, &spinner)? {
+        Attempt::Runs(up) => {
+            spinner.finish_and_clear();
+            drop(checked);
+            Ok(HostsUp { missing: faults, ..up })
+        }
+        Attempt::Failed(more) => {
+            faults.extend(more);
+            let headline = |count: &str| format!("{count} failed; the rest is as it was");
+            Err(host_group::join_faults(&faults, total, headline))
+        }
+    }
+}

@@ -1,0 +1,406 @@
+//! A connection to `tatami host serve` on another host, over the user's own `ssh`.
+
+use crate::error::{CommandFailure, CommandResult, FailureContext};
+use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::io::{Read, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use tatami_hosts::host_protocol::{
+    HostHello, HostOrder, HostReply, NOISE_MAX, REPLY_MAX, format_message, parse_greeting,
+    parse_reply,
+};
+use tatami_hosts::machine::check_program;
+
+/// Longest wait for the greeting, in which ssh connects and logs in.
+const GREETING_WAIT: Duration = Duration::from_secs(60);
+/// Longest wait for the end of the far side after its input is closed: it may undo its work.
+const END_WAIT: Duration = Duration::from_secs(60);
+/// Longest wait for the end of standard error after that.
+const ERRORS_WAIT: Duration = Duration::from_millis(500);
+/// Bytes of the end of ssh's standard error that are kept.
+const ERRORS_KEPT: usize = 8 << 10;
+/// Lines of it that a message shows.
+const ERROR_LINES: usize = 3;
+/// Exit codes of ssh itself, and of a shell that cannot run the program.
+const EXIT_SSH: i32 = 255;
+const EXIT_NO_PROGRAM: [i32; 2] = [126, 127];
+
+/// How hosts are reached.
+#[derive(Clone, Debug, Default)]
+pub struct SshAccess {
+    /// Options in the form of ssh_config(5).
+    pub options: Vec<String>,
+    /// The path of `tatami` on the hosts; `None`: the path of this one, or its name.
+    pub program: Option<String>,
+}
+
+/// A conversation with the far side on one host. Dropping it ends it, and the far side undoes what
+/// it was not told to keep.
+pub struct HostSession {
+    /// The name by which the user knows the host.
+    pub host: String,
+    /// The greeting of the far side.
+    pub hello: HostHello,
+    /// How far the host's clock is ahead, at least.
+    pub clock_ahead_ms: i64,
+    process: FarProcess,
+}
+
+struct FarProcess {
+    child: Child,
+    input: Option<ChildStdin>,
+    output: ChildStdout,
+    received: Vec<u8>,
+    errors: Arc<Mutex<Vec<u8>>>,
+    /// Is closed when standard error has ended.
+    errors_end: mpsc::Receiver<()>,
+}
+
+/// Why no reply came.
+enum SilenceCause {
+    /// The connection ended.
+    Ended,
+    /// Nothing came in time.
+    Timeout(Duration),
+    /// A reply is not understood.
+    Garbled(String),
+}
+
+impl SshAccess {
+    /// Returns the command that runs the far side on a host.
+    fn far_command(&self, host: &str) -> Command {
+        if is_this_machine(host) {
+            let mut command = Command::new("/proc/self/exe");
+            command.args(["host", "serve"]);
+            command.env_remove("SSH_CONNECTION");
+            // The orders bring the settings, as to all hosts.
+            for (name, _) in std::env::vars_os() {
+                if name.to_string_lossy().starts_with("TATAMI_") {
+                    command.env_remove(name);
+                }
+            }
+            return command;
+        }
+        let mut command = Command::new("ssh");
+        // Of several values of an option, ssh takes the first.
+        command.args(["-T", "-x", "-o", "BatchMode=yes"]);
+        for option in &self.options {
+            command.args(["-o", option]);
+        }
+        for option in ["ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=3"] {
+            command.args(["-o", option]);
+        }
+        command.args(["--", host, &self.far_line()]);
+        command
+    }
+
+    /// Returns the line for the login shell of a host, whichever that is. It has no word of a user
+    /// but the path of the program, which has only plain characters.
+    fn far_line(&self) -> String {
+        if let Some(program) = &self.program {
+            return format!("exec {program} host serve");
+        }
+        let own = std::env::current_exe().ok().and_then(|path| path.to_str().map(str::to_owned));
+        match own.filter(|path| check_program(path).is_ok()) {
+            Some(path) => {
+                format!("exec sh -c 'p={path}; test -x \"$p\" || p=tatami; exec \"$p\" host serve'")
+            }
+            None => "exec tatami host serve".to_owned(),
+        }
+    }
+
+    /// Starts the far side on a host and waits for its greeting.
+    ///
+    /// # Errors
+    /// ssh cannot log in, or the program there is missing or of another version.
+    pub fn open_session(&self, host: &str) -> CommandResult<HostSession> {
+        let mut process = FarProcess::start(self.far_command(host))?;
+        let before = SystemTime::now();
+        let hello = process.await_greeting().map_err(|cause| process.explain_end(host, &cause))?;
+        let after = SystemTime::now();
+        check_version(&hello)?;
+        let clock_ahead_ms = measure_offset(hello.clock_ms, before, after);
+        Ok(HostSession { host: host.to_owned(), hello, clock_ahead_ms, process })
+    }
+}
+
+/// Whether `host` is the name of this machine, with its domain or without.
+pub fn is_this_machine(host: &str) -> bool {
+    let own = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let short = |name: &str| name.split('.').next().unwrap_or_default().to_owned();
+    let may_be_short = !host.contains('.') || !own.contains('.');
+    host == own || (may_be_short && short(host) == short(&own))
+}
+
+/// Returns by how much a clock that showed `clock` between two moments is at least ahead.
+fn measure_offset(clock_ms: u64, before: SystemTime, after: SystemTime) -> i64 {
+    let since = |time: SystemTime| time.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
+    let signed = |ms: u128| i64::try_from(ms).unwrap_or(i64::MAX);
+    let clock = signed(clock_ms.into());
+    let (before, after) = (signed(since(before)), signed(since(after)));
+    if clock > after {
+        clock - after
+    } else if clock < before {
+        clock - before
+    } else {
+        0
+    }
+}
+
+fn check_version(hello: &HostHello) -> CommandResult {
+    let own = env!("CARGO_PKG_VERSION");
+    if hello.version == own && hello.wire == tatami_wire::PROTOCOL_VERSION {
+        return Ok(());
+    }
+    Err(CommandFailure::new(format!(
+        "tatami there is version {} with protocol {}, and here {own} with protocol {}",
+        hello.version,
+        hello.wire,
+        tatami_wire::PROTOCOL_VERSION
+    ))
+    .try_this("install the same version on all hosts; or name its path there: --program PATH"))
+}
+
+impl HostSession {
+    /// Sends an order and waits for its reply.
+    ///
+    /// # Errors
+    /// The far side reports a failure, or the connection is lost.
+    pub fn order(&mut self, order: &HostOrder, within: Duration) -> CommandResult<HostReply> {
+        let host = self.host.clone();
+        let sent = self.process.send(format_message(order).as_bytes());
+        let reply = sent.and_then(|()| self.process.await_reply(within));
+        match reply.map_err(|cause| self.process.explain_end(&host, &cause))? {
+            HostReply::Failed(failure) => {
+                let cause = failure.causes.join("\n");
+                let told = CommandFailure::new(failure.what);
+                let told = if cause.is_empty() { told } else { told.because(cause) };
+                Err(CommandFailure { remedy: failure.remedy, ..told })
+            }
+            reply => Ok(reply),
+        }
+    }
+}
+
+impl FarProcess {
+    fn start(mut command: Command) -> CommandResult<FarProcess> {
+        let name = command.get_program().to_string_lossy().into_owned();
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().context(|| format!("cannot start {name}"))?;
+        let no_pipe = || CommandFailure::new("a pipe is missing");
+        let (input, output) = (child.stdin.take(), child.stdout.take().ok_or_else(no_pipe)?);
+        let stderr = child.stderr.take().ok_or_else(no_pipe)?;
+        let errors = Arc::new(Mutex::new(Vec::new()));
+        let kept = errors.clone();
+        let (at_end, errors_end) = mpsc::channel();
+        std::thread::spawn(move || {
+            keep_end(stderr, &kept);
+            drop(at_end);
+        });
+        Ok(FarProcess { child, input, output, received: Vec::new(), errors, errors_end })
+    }
+
+    fn send(&mut self, bytes: &[u8]) -> Result<(), SilenceCause> {
+        let input = self.input.as_mut().ok_or(SilenceCause::Ended)?;
+        // It fails when the far side has ended: its last words say why.
+        input.write_all(bytes).map_err(|_| SilenceCause::Ended)
+    }
+
+    fn await_greeting(&mut self) -> Result<HostHello, SilenceCause> {
+        let deadline = Instant::now() + GREETING_WAIT;
+        let mut skipped = 0;
+        while skipped < NOISE_MAX {
+            let line = self.receive_line(deadline, GREETING_WAIT)?;
+            skipped += line.len() + 1;
+            match parse_greeting(&line) {
+                Ok(Some(hello)) => return Ok(hello),
+                Ok(None) => {}
+                Err(e) => return Err(SilenceCause::Garbled(e.to_string())),
+            }
+        }
+        Err(SilenceCause::Garbled("its shell prints without end".to_owned()))
+    }
+
+    fn await_reply(&mut self, within: Duration) -> Result<HostReply, SilenceCause> {
+        let line = self.receive_line(Instant::now() + within, within)?;
+        parse_reply(&line).map_err(|e| SilenceCause::Garbled(e.to_string()))
+    }
+
+    fn receive_line(
+        &mut self,
+        deadline: Instant,
+        limit: Duration,
+    ) -> Result<Vec<u8>, SilenceCause> {
+        loop {
+            if let Some(end) = self.received.iter().position(|b| *b == b'\n') {
+                let mut line: Vec<u8> = self.received.drain(..=end).collect();
+                line.pop();
+                return Ok(line);
+            }
+            if self.received.len() > REPLY_MAX {
+                return Err(SilenceCause::Garbled("its reply has no end".to_owned()));
+            }
+            if !self.receive_more(deadline).map_err(|()| SilenceCause::Timeout(limit))? {
+                return Err(SilenceCause::Ended);
+            }
+        }
+    }
+
+    /// Receives some bytes. Returns false at the end of the output, and fails at the deadline.
+    fn receive_more(&mut self, deadline: Instant) -> Result<bool, ()> {
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let timeout = Timespec::try_from(left).ok();
+            match poll(&mut [PollFd::new(&self.output, PollFlags::IN)], timeout.as_ref()) {
+                Ok(0) => return Err(()),
+                Ok(_) => break,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(_) => return Ok(false),
+            }
+        }
+        let mut bytes = vec![0; 64 << 10];
+        let count = self.output.read(&mut bytes).unwrap_or(0);
+        self.received.extend_from_slice(&bytes[..count]);
+        Ok(count > 0)
+    }
+
+    /// Closes the input of the far side, and waits until it has ended. Returns its exit code.
+    fn end(&mut self) -> Option<i32> {
+        self.input = None;
+        let deadline = Instant::now() + END_WAIT;
+        while matches!(self.receive_more(deadline), Ok(true)) {
+            self.received.clear();
+        }
+        if Instant::now() >= deadline {
+            // It fails only if the process has just ended.
+            let _ = self.child.kill();
+        }
+        let code = self.child.wait().ok().and_then(|status| status.code());
+        // A process that ssh leaves behind for later connections keeps standard error open.
+        let _ = self.errors_end.recv_timeout(ERRORS_WAIT);
+        code
+    }
+
+    /// Returns the reason for which no reply came.
+    fn explain_end(&mut self, host: &str, cause: &SilenceCause) -> CommandFailure {
+        match cause {
+            SilenceCause::Garbled(what) => {
+                return CommandFailure::new("its tatami is not understood")
+                    .because(what.clone())
+                    .try_this(format!("install the same version there; look: ssh {host} true"));
+            }
+            SilenceCause::Timeout(limit) => {
+                return CommandFailure::new(format!("no answer within {} s", limit.as_secs()));
+            }
+            SilenceCause::Ended => {}
+        }
+        let code = self.end();
+        let said = String::from_utf8_lossy(&self.errors.lock()).into_owned();
+        describe_end(host, code, &said)
+    }
+}
+
+impl Drop for FarProcess {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// Keeps the end of what arrives.
+fn keep_end(mut from: impl Read, kept: &Mutex<Vec<u8>>) {
+    let mut bytes = [0; 1024];
+    while let Ok(count @ 1..) = from.read(&mut bytes) {
+        let mut kept = kept.lock();
+        kept.extend_from_slice(&bytes[..count]);
+        let more = kept.len().saturating_sub(ERRORS_KEPT);
+        kept.drain(..more);
+    }
+}
+
+/// Returns a failure for the end of the far side: its exit code, and its last words.
+fn describe_end(host: &str, code: Option<i32>, said: &str) -> CommandFailure {
+    let lines: Vec<&str> = said.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    let last = lines[lines.len().saturating_sub(ERROR_LINES)..].join("\n");
+    let because = |failure: CommandFailure| match last.is_empty() {
+        true => failure,
+        false => failure.because(last.clone()),
+    };
+    let by_hand = format!("try it by hand: ssh -o BatchMode=yes {host} true");
+    match code {
+        Some(EXIT_SSH) => {
+            let (what, remedy) = if said.contains("verification failed")
+                || said.contains("IDENTIFICATION HAS CHANGED")
+            {
+                (
+                    "ssh does not trust the key of this host",
+                    format!(
+                        "compare the key, and then record it: ssh-keygen -R {host}; ssh {host} true"
+                    ),
+                )
+            } else if said.contains("Permission denied") {
+                (
+                    "ssh cannot log in without a password",
+                    format!("give it a key: ssh-copy-id {host}; or start ssh-agent"),
+                )
+            } else {
+                ("ssh does not reach this host", by_hand)
+            };
+            because(CommandFailure::new(what)).try_this(remedy)
+        }
+        Some(code) if EXIT_NO_PROGRAM.contains(&code) => because(CommandFailure::new(
+            "tatami is not found there",
+        ))
+        .try_this("install the same version on all hosts; or name its path there: --program PATH"),
+        _ if said.contains("unrecognized subcommand") => {
+            CommandFailure::new("tatami there is of an earlier version")
+                .try_this("install the same version on all hosts; or name its path: --program PATH")
+        }
+        Some(code) => {
+            because(CommandFailure::new(format!("tatami there ended with exit code {code}")))
+                .try_this(by_hand)
+        }
+        None => because(CommandFailure::new("ssh was killed")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ends_of_ssh_are_explained() {
+        let said = |code, text: &str| describe_end("n1", Some(code), text).report();
+        let key = said(255, "@@@\nHost key verification failed.\n");
+        assert!(
+            key.contains("does not trust the key") && key.contains("ssh-keygen -R n1"),
+            "{key}"
+        );
+        let login = said(255, "root@n1: Permission denied (publickey).\r\n");
+        assert!(
+            login.contains("without a password") && login.contains("ssh-copy-id n1"),
+            "{login}"
+        );
+        let away = said(255, "ssh: connect to host n1 port 22: No route to host\n");
+        assert!(away.contains("does not reach") && away.contains("No route to host"), "{away}");
+        assert!(said(127, "sh: 1: exec: tatami: not found").contains("--program PATH"));
+        assert!(said(2, "error: unrecognized subcommand 'host'").contains("earlier version"));
+        assert!(said(9, "").contains("exit code 9"));
+    }
+
+    #[test]
+    fn a_clock_is_ahead_by_what_no_delay_explains() {
+        let at = |ms| UNIX_EPOCH + Duration::from_millis(ms);
+        assert_eq!(measure_offset(1500, at(1000), at(2000)), 0);
+        assert_eq!(measure_offset(5000, at(1000), at(2000)), 3000);
+        assert_eq!(measure_offset(400, at(1000), at(2000)), -600);
+    }
+
+    #[test]
+    fn the_line_for_a_shell_has_no_words_of_others() {
+        let access = SshAccess { program: Some("/opt/tatami".to_owned()), ..SshAccess::default() };
+        assert_eq!(access.far_line(), "exec /opt/tatami host serve");
+        assert_eq!(SshAccess::default().far_line().matches('\'').count() % 2, 0);
+    }
+}
