@@ -36,7 +36,7 @@ fn hosts_share_nothing_but_a_network() {
     // Nothing else can be written to, so nothing else can be shared.
     one.run("! touch /usr/mark 2>/dev/null && ! touch /usr/local/bin/mark 2>/dev/null");
     one.run("setsid sleep 1234 </dev/null >/dev/null 2>&1 &");
-    one.run("pgrep -xf 'sleep 1234'");
+    one.run("until pgrep -xf 'sleep 1234'; do sleep 0.01; done");
     two.run("! pgrep -xf 'sleep 1234'");
     one.run("ipcmk -M 4096");
     assert_eq!(two.run("ipcs -m | grep -c '^0x' || true").out.trim(), "0");
@@ -267,4 +267,84 @@ fn a_killed_up_is_undone_on_all_hosts() {
     }
     two.run("test ! -e /var/lib/tatami && umount /usr/local/bin");
     one.run("tatami up --hosts n1,n2 --no-mount && tatami down");
+}
+
+/// A volume grows by a host and loses one for a while, by commands on any of the hosts.
+#[test]
+fn nodes_of_other_hosts_are_added_stopped_and_started_from_any_host() {
+    let Some(mut bed) = start_bed(&["n1", "n2", "n3"]) else { return };
+    // The option is for all later commands, too.
+    bed.host(0).run("tatami up --hosts n[1-2] --mount /srv/volume --ssh-option ConnectTimeout=1");
+    bed.host(0).run("echo text > /srv/volume/file");
+    refuse(bed.host(0), "tatami node add n2", &["has a node on n2 already"]);
+    refuse(bed.host(0), "tatami node add", &["tatami node add HOST"]);
+    refuse(bed.host(0), "tatami node add nowhere", &["nowhere: ssh does not reach this host"]);
+    let added = bed.host(1).run("tatami node add n3");
+    assert!(added.out.contains("n3 is added and runs"), "{added:?}");
+    bed.host(2).run("test $(cat /srv/volume/file) = text && echo more > /srv/volume/more");
+    for host in bed.hosts() {
+        host.run("tatami status && cmp /var/lib/tatami/volume.toml <(ssh n1 cat /var/lib/tatami/volume.toml)");
+        let list =
+            host.run("tatami node list --json | jq -c '[.nodes[] | select(.pid != null) | .name]'");
+        assert_eq!(list.out.trim(), r#"["n1","n2","n3"]"#);
+    }
+
+    bed.host(0).run("tatami node stop n3");
+    bed.host(2).run("! pgrep tatami-node");
+    refuse(bed.host(1), "tatami status >&2", &["n3 is on the host n3", "tatami node start n3"]);
+    let started = bed.host(1).run("tatami node start n3 n2");
+    assert!(
+        started.out.contains("n3 runs\n") && started.out.contains("n2 runs already"),
+        "{started:?}"
+    );
+    bed.host(0).run("tatami node drain n3 && tatami status");
+    bed.host(2).run("cmp /var/lib/tatami/volume.toml <(ssh n1 cat /var/lib/tatami/volume.toml)");
+
+    // On one host alone: the others go on.
+    bed.host(2)
+        .run("tatami down --here && ! pgrep tatami && tatami up --here && pgrep tatami-mount");
+    bed.host(0).run("test $(cat /srv/volume/more) = more");
+
+    // A host that is off is named, and the rest is stopped or started without it.
+    bed.cut_power(2);
+    let (one, two) = (bed.host(0), bed.host(1));
+    refuse(two, "tatami down", &["1 of 3 hosts could not be stopped", "n3: ssh does not reach"]);
+    one.run("! pgrep tatami && ! grep fuse.tatami /proc/self/mountinfo");
+    refuse(two, "tatami up", &["n3: ssh does not reach", "--allow-missing 1"]);
+    one.run("! pgrep tatami");
+    let up = two.run("tatami up --allow-missing 1");
+    assert!(up.out.contains("runs on 2 hosts") && up.out.contains("without n3"), "{up:?}");
+    one.run("test $(cat /srv/volume/file) = text");
+    bed.boot(2);
+    bed.host(2).run("tatami up && test $(cat /srv/volume/more) = more && tatami down");
+}
+
+/// A machine that was joined by hand starts and stops its own node only.
+#[test]
+fn a_machine_that_was_joined_by_hand_leaves_the_nodes_of_others_alone() {
+    let Some(bed) = start_bed(&["n1", "n2"]) else { return };
+    let (one, two) = (bed.host(0), bed.host(1));
+    one.run("tatami up --no-mount --node-listen 10.77.0.1");
+    one.run("tatami node add --address 10.77.0.2:7400 --node-dir /var/lib/tatami/node1");
+    two.run("mkdir -m 755 /var/lib/tatami && cd /var/lib/tatami");
+    two.run(
+        "ssh n1 tar c -C /var/lib/tatami volume.toml tatami.toml key | tar x -C /var/lib/tatami",
+    );
+    refuse(two, "tatami node start node0", &["node0 is on another machine", "run there"]);
+    two.run("tatami node start node1");
+    one.run("tatami node rebalance node1");
+    for (host, other) in [(one, two), (two, one)] {
+        let up = host.run("tatami up");
+        assert!(up.out.contains("2 nodes, 1 of them on this machine"), "{up:?}");
+        host.run("tatami status && mountpoint /mnt/tatami");
+        let down = host.run("tatami down");
+        assert!(down.out.contains("is down on this machine"), "{down:?}");
+        assert!(down.out.contains("1 node on other machines"), "{down:?}");
+        host.run("! pgrep tatami");
+        other.run("pgrep tatami-node");
+        refuse(other, "tatami status >&2", &["is on another machine", "tatami node start"]);
+        host.run("tatami up");
+    }
+    two.run("test ! -e /var/lib/tatami/node0");
+    one.run("test ! -e /var/lib/tatami/node1");
 }

@@ -14,6 +14,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
 
 /// Longest time of a command on a host, in seconds.
 const COMMAND_LIMIT: &str = "120";
@@ -199,6 +200,8 @@ impl HostBed {
     /// Ends all processes of a host at once. Its disk keeps what was written.
     pub fn cut_power(&mut self, at: usize) {
         self.hosts[at].end_processes();
+        // The kernel removes it, too, but at some later time.
+        self.run_in_switch(&format!("ip link delete {} || true", self.hosts[at].port));
     }
 
     /// Starts a host again after a power cut.
@@ -269,12 +272,18 @@ impl TestHost {
 
     /// Runs a command line as root, which must be a success.
     pub fn run(&self, line: &str) -> Said {
-        run(&mut self.command(line))
+        let start = Instant::now();
+        let said = run(&mut self.command(line));
+        println!("{} {:.2} s: {line}", self.name, start.elapsed().as_secs_f64());
+        said
     }
 
     /// Runs a command line as root.
     pub fn ask(&self, line: &str) -> Said {
-        ask(&mut self.command(line))
+        let start = Instant::now();
+        let said = ask(&mut self.command(line));
+        println!("{} {:.2} s: {line}", self.name, start.elapsed().as_secs_f64());
+        said
     }
 
     /// Ends all processes of the host, and waits until they are gone: its first process ends with

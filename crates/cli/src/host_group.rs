@@ -21,6 +21,37 @@ pub struct HostFault {
     pub host: String,
     /// The failure.
     pub failure: CommandFailure,
+    /// The session in which it refused an order. Its end undoes what the host has made.
+    session: Option<HostSession>,
+}
+
+impl HostFault {
+    /// Returns a failure outside of a session.
+    pub fn new(host: &str, failure: CommandFailure) -> HostFault {
+        HostFault { host: host.to_owned(), failure, session: None }
+    }
+}
+
+/// Undoes what hosts have made: first all mounts, because a mount ends at once while all daemons
+/// run. The sessions that had no fault go on.
+pub fn undo_all(sessions: &mut Vec<HostSession>, faults: &mut Vec<HostFault>) {
+    let mut failed: Vec<HostSession> =
+        faults.iter_mut().filter_map(|fault| fault.session.take()).collect();
+    let count = sessions.len();
+    sessions.append(&mut failed);
+    // A host that does not answer undoes its part by itself.
+    try_all(sessions, PROCESS_WAIT, |_| HostOrder::UndoMounts);
+    let undone = try_all(sessions, PROCESS_WAIT, |_| HostOrder::Undo);
+    let mut good = Vec::new();
+    for (at, (session, reply)) in sessions.drain(..).zip(undone).enumerate() {
+        match reply {
+            Ok(_) if at < count => good.push(session),
+            Err(failure) if at < count => faults.push(HostFault::new(&session.host, failure)),
+            // The connection of a host with a fault may be lost.
+            Ok(_) | Err(_) => {}
+        }
+    }
+    *sessions = good;
 }
 
 /// Opens a session with each host, many at the same time.
@@ -38,7 +69,7 @@ pub fn open_sessions(access: &SshAccess, hosts: &[String]) -> (Vec<HostSession>,
         for (host, session) in some.iter().zip(opened) {
             match session {
                 Ok(session) => sessions.push(session),
-                Err(failure) => faults.push(HostFault { host: host.clone(), failure }),
+                Err(failure) => faults.push(HostFault::new(host, failure)),
             }
         }
     }
@@ -50,7 +81,7 @@ fn lost<T>() -> CommandResult<T> {
 }
 
 /// Sends an order to each host at the same time. Returns the replies of those that succeed, in the
-/// order of the hosts, and the faults of the others, whose sessions are removed.
+/// order of the hosts, and the faults of the others, which keep their sessions.
 pub fn order_all(
     sessions: &mut Vec<HostSession>,
     within: Duration,
@@ -64,7 +95,10 @@ pub fn order_all(
                 good.push(reply);
                 kept.push(session);
             }
-            Err(failure) => faults.push(HostFault { host: session.host.clone(), failure }),
+            Err(failure) => {
+                let host = session.host.clone();
+                faults.push(HostFault { host, failure, session: Some(session) });
+            }
         }
     }
     *sessions = kept;
@@ -109,7 +143,7 @@ pub fn join_faults(
     headline: impl Fn(&str) -> String,
 ) -> CommandFailure {
     let (mut causes, mut remedies) = (Vec::new(), Vec::<String>::new());
-    for HostFault { host, failure } in faults {
+    for HostFault { host, failure, .. } in faults {
         let mut text = format!("{host}: {}", failure.what);
         let cause = failure.cause.as_ref().map(|cause| cause.to_string());
         if let Some(cause) = cause.filter(|cause| !failure.what.contains(cause.as_str())) {

@@ -100,7 +100,10 @@ impl FarSide {
                 ports.first().map(|port| HostReply::Port(*port)).ok_or_else(unordered_failure)
             }
             HostOrder::LayOut(order) => {
-                lay_out_files(&self.opened()?.place, &order)?;
+                let opened = self.volume_dir.as_mut().ok_or_else(unordered_failure)?;
+                lay_out_files(&opened.place, &order)?;
+                // The files have settings.
+                opened.place = opened.place.at.open()?;
                 Ok(HostReply::Done)
             }
             HostOrder::StartNodes { nodes } => {
@@ -142,6 +145,11 @@ impl FarSide {
             }
             HostOrder::Keep => {
                 (self.started, self.made) = (StartedParts::default(), None);
+                Ok(HostReply::Done)
+            }
+            HostOrder::UndoMounts => {
+                let place = &self.volume_dir.as_ref().ok_or_else(unordered_failure)?.place;
+                self.started.end_mounts(place);
                 Ok(HostReply::Done)
             }
             HostOrder::Undo => {

@@ -55,9 +55,10 @@ pub fn stop_volume(
             mounts.refuse_used(&how)?;
         }
         let replies = host_group::try_all(&mut sessions, ORDER_WAIT, |_| HostOrder::CheckIdle);
-        let busy = sessions.iter().zip(replies).filter_map(|(session, reply)| {
-            Some(HostFault { host: session.host.clone(), failure: reply.err()? })
-        });
+        let busy = sessions
+            .iter()
+            .zip(replies)
+            .filter_map(|(session, reply)| Some(HostFault::new(&session.host, reply.err()?)));
         let busy: Vec<HostFault> = busy.collect();
         if !busy.is_empty() {
             let headline =

@@ -1,12 +1,12 @@
 //! `tatami up --hosts`: creates a volume on several hosts, or starts it again there, and mounts it
 //! on each. A host has one node. If a host fails, the others are left as they were.
 
-use crate::error::{CommandFailure, CommandResult, FailureContext};
+use crate::error::{CommandFailure, CommandResult};
 use crate::host_group::{self, HostFault, ORDER_WAIT, PROCESS_WAIT};
-use crate::host_serve::{TOKEN_FILE, shared_failure};
+use crate::host_serve::shared_failure;
 use crate::hosts_down::check_order;
+use crate::hosts_files::{self, FirstFiles, HostFiles, TokenMark};
 use crate::made_files::MadeFiles;
-use crate::replace_file::replace_file;
 use crate::root_dir;
 use crate::ssh_session::{HostSession, SshAccess};
 use crate::term;
@@ -14,15 +14,11 @@ use crate::volume_dir::VolumeDir;
 use crate::volume_layout;
 use indicatif::ProgressBar;
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, UdpSocket};
-use tatami_cluster::{NodeEntry, VolumeFile};
-use tatami_hosts::host_protocol::{
-    CheckOrder, CheckedHost, HostOrder, HostReply, LayOutOrder, SecretText,
-};
-use tatami_hosts::machine::{MachineFile, MachineHost};
+use tatami_cluster::VolumeFile;
+use tatami_hosts::host_protocol::{CheckOrder, CheckedHost, HostOrder, HostReply};
 
 /// Least space for a new node, in bytes. A node on a small disk needs less for its log than others.
-const SPACE_MIN: u64 = 128 << 20;
+pub const SPACE_MIN: u64 = 128 << 20;
 
 /// The volume that is to run.
 pub struct HostsPlan<'a> {
@@ -56,27 +52,6 @@ pub struct HostsUp {
     pub missing: Vec<HostFault>,
 }
 
-/// A text by which a host recognizes the directory of this process. It is removed at the end.
-struct TokenMark(std::path::PathBuf, String);
-
-impl TokenMark {
-    fn write(place: &VolumeDir) -> CommandResult<TokenMark> {
-        let mut random = [0; 16];
-        getrandom::fill(&mut random).context(|| "no random numbers".to_owned())?;
-        let text: String = random.iter().map(|b| format!("{b:02x}")).collect();
-        let path = place.dir.join(TOKEN_FILE);
-        replace_file(&path, &text)?;
-        Ok(TokenMark(path, text))
-    }
-}
-
-impl Drop for TokenMark {
-    fn drop(&mut self) {
-        // Without the file, no host takes its directory for that of this process.
-        let _ = std::fs::remove_file(&self.0);
-    }
-}
-
 /// Creates a volume on the hosts, starts and mounts it.
 ///
 /// # Errors
@@ -87,7 +62,7 @@ pub fn create_volume(plan: &HostsPlan) -> CommandResult<HostsUp> {
     volume_layout::make_dir(&place.dir)?;
     let result = place.lock().and_then(|_lock| {
         let token = TokenMark::write(place)?;
-        create_locked(plan, &token.1)
+        create_locked(plan, &token.text)
     });
     if result.is_err() {
         made.remove_all();
@@ -120,10 +95,7 @@ fn create_locked(plan: &HostsPlan, token: &str) -> CommandResult<HostsUp> {
         let available = checked.get(&session.host).map_or(0, |host| host.available);
         let is_fit = available >= SPACE_MIN;
         if !is_fit {
-            faults.push(HostFault {
-                host: session.host.clone(),
-                failure: full_failure(place, available),
-            });
+            faults.push(HostFault::new(&session.host, full_failure(place, available)));
         }
         is_fit
     });
@@ -135,9 +107,7 @@ fn create_locked(plan: &HostsPlan, token: &str) -> CommandResult<HostsUp> {
         match try_hosts(plan, &mut sessions, &checked, &spinner)? {
             Attempt::Failed(more) => {
                 faults.extend(more);
-                let (_, lost) =
-                    host_group::order_all(&mut sessions, PROCESS_WAIT, |_| HostOrder::Undo);
-                faults.extend(lost);
+                host_group::undo_all(&mut sessions, &mut faults);
             }
             Attempt::Runs(up) => {
                 spinner.finish_and_clear();
@@ -164,7 +134,8 @@ fn give_up_if_many(plan: &HostsPlan, faults: &[HostFault], total: usize) -> Comm
     })
 }
 
-fn full_failure(place: &VolumeDir, available: u64) -> CommandFailure {
+/// Returns a failure because the disk of a host has too little space.
+pub fn full_failure(place: &VolumeDir, available: u64) -> CommandFailure {
     CommandFailure::new(format!(
         "its disk is full: {} has {} available, and a node needs {}",
         place.dir.display(),
@@ -224,7 +195,7 @@ fn try_hosts(
     spinner: &ProgressBar,
 ) -> CommandResult<Attempt> {
     let place = plan.place;
-    let addresses = find_addresses(sessions);
+    let addresses = hosts_files::find_addresses(sessions);
     let order = |session: &HostSession| HostOrder::FindPort {
         address: addresses.get(&session.host).cloned().unwrap_or_default(),
     };
@@ -238,12 +209,13 @@ fn try_hosts(
         volume_layout::new_entry(place, id, session.host.clone(), (address, port))
     });
     let volume = volume_layout::plan_volume(place, entries.collect())?;
-    let machine = describe_machines(plan, &volume);
+    let machine = hosts_files::describe_machines(&plan.access, &volume);
     volume_layout::make_key(place)?;
-    let files = LayOut::prepare(plan, &volume, &machine)?;
+    let files = HostFiles::prepare(place, &volume, &machine)?;
+    let first = FirstFiles::read(place, &plan.remembered)?;
     let order = |session: &HostSession| {
         let is_same = checked.get(&session.host).is_some_and(|host| host.is_same);
-        HostOrder::LayOut(files.order_for(&session.host, is_same))
+        files.order_for(&session.host, Some(&first), is_same)
     };
     let (_, faults) = host_group::order_all(sessions, ORDER_WAIT, order);
     if !faults.is_empty() {
@@ -252,12 +224,13 @@ fn try_hosts(
     if !checked.values().any(|host| host.is_same) {
         // This machine has no node. Its copy lets it use and stop the volume.
         volume_layout::write_config(place)?;
+        place.remember_settings(&named_settings(&plan.remembered))?;
         place.save_machine(machine)?;
         volume.save(&place.volume_file()).map_err(|e| CommandFailure::new(e.to_string()))?;
     } else {
         place.forget_machine();
     }
-    start_and_mount(plan, &volume, sessions, spinner)
+    start_and_mount(plan, &volume, sessions, true, spinner)
 }
 
 /// Starts the daemons of all hosts, then the mounts, and makes it final.
@@ -265,6 +238,7 @@ fn start_and_mount(
     plan: &HostsPlan,
     volume: &VolumeFile,
     sessions: &mut Vec<HostSession>,
+    is_new: bool,
     spinner: &ProgressBar,
 ) -> CommandResult<Attempt> {
     spinner.set_message("starting daemons");
@@ -278,7 +252,10 @@ fn start_and_mount(
         _ => 0,
     });
     let started = counts.sum();
-    root_dir::prepare_root(plan.place, plan.for_all_users)?;
+    // The node of the root directory may be missing in a volume that has run before.
+    if is_new || plan.for_all_users {
+        root_dir::prepare_root(plan.place, plan.for_all_users)?;
+    }
     let (mut mounts, mut mounted) = (Vec::new(), 0);
     if plan.mounts {
         spinner.set_message("mounting");
@@ -301,83 +278,6 @@ fn start_and_mount(
     Ok(Attempt::Runs(HostsUp { volume, started, mounts, mounted, missing: Vec::new() }))
 }
 
-/// Returns the address at which other machines reach each host: the one at which `ssh` reached it.
-fn find_addresses(sessions: &[HostSession]) -> BTreeMap<String, String> {
-    let is_loopback = |text: &str| text.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
-    let reached = |session: &HostSession| {
-        session.hello.address.clone().filter(|address| !is_loopback(address))
-    };
-    // This machine: its address on the network of another host, or else of its default route.
-    let other = sessions.iter().find_map(reached);
-    let own = own_address_towards(other.as_deref().unwrap_or("192.0.2.1"));
-    let address = |session: &HostSession| {
-        let address = reached(session).or_else(|| own.clone());
-        (session.host.clone(), address.unwrap_or_else(|| "127.0.0.1".to_owned()))
-    };
-    sessions.iter().map(address).collect()
-}
-
-/// Returns the address of this machine from which it sends to `other`. Sends nothing.
-fn own_address_towards(other: &str) -> Option<String> {
-    let any = if other.contains(':') { "[::]:0" } else { "0.0.0.0:0" };
-    let socket = UdpSocket::bind(any).ok()?;
-    socket.connect((other, 9)).ok()?;
-    let ip = socket.local_addr().ok()?.ip();
-    (!ip.is_loopback() && !ip.is_unspecified()).then(|| ip.to_string())
-}
-
-/// Returns what each machine knows about the others; without its own nodes.
-fn describe_machines(plan: &HostsPlan, volume: &VolumeFile) -> MachineFile {
-    let host = |entry: &NodeEntry| MachineHost { name: entry.name.clone(), node: entry.id };
-    MachineFile {
-        ssh_options: plan.access.options.clone(),
-        program: plan.access.program.clone(),
-        hosts: volume.nodes.iter().map(host).collect(),
-        ..MachineFile::new(volume.volume, [])
-    }
-}
-
-/// The files for the hosts.
-struct LayOut {
-    volume: String,
-    machines: BTreeMap<String, String>,
-    key: SecretText,
-    config: String,
-    remembered: Vec<(String, String)>,
-}
-
-impl LayOut {
-    fn prepare(
-        plan: &HostsPlan,
-        volume: &VolumeFile,
-        machine: &MachineFile,
-    ) -> CommandResult<LayOut> {
-        let key = std::fs::read_to_string(plan.place.key_file());
-        let machines = machine.hosts.iter().map(|host| {
-            let own = MachineFile { nodes: BTreeSet::from([host.node]), ..machine.clone() };
-            let text = own.to_text().map_err(CommandFailure::new)?;
-            Ok((host.name.clone(), text))
-        });
-        Ok(LayOut {
-            volume: volume_layout::format_volume(plan.place, volume)?,
-            machines: machines.collect::<CommandResult<_>>()?,
-            key: SecretText(key.context(|| "cannot read the key".to_owned())?),
-            config: volume_layout::config_text(plan.place)?,
-            remembered: plan.remembered.clone(),
-        })
-    }
-
-    fn order_for(&self, host: &str, is_same: bool) -> LayOutOrder {
-        LayOutOrder {
-            volume: self.volume.clone(),
-            machine: self.machines.get(host).cloned().unwrap_or_default(),
-            key: (!is_same).then(|| self.key.clone()),
-            config: Some(self.config.clone()),
-            remembered: self.remembered.clone(),
-        }
-    }
-}
-
 /// Starts an existing volume on its hosts, and mounts it.
 ///
 /// # Errors
@@ -390,7 +290,7 @@ pub fn start_volume(plan: &HostsPlan, volume: &VolumeFile) -> CommandResult<Host
     let spinner = term::new_spinner("reaching the hosts");
     let (mut sessions, mut faults) = host_group::open_sessions(&plan.access, &plan.hosts);
     host_group::note_clocks(&sessions);
-    let order = |_: &HostSession| match check_order(place, volume, &token.1) {
+    let order = |_: &HostSession| match check_order(place, volume, &token.text) {
         HostOrder::Check(order) => HostOrder::Check(CheckOrder { mounts: plan.mounts, ..order }),
         other => other,
     };
@@ -398,16 +298,65 @@ pub fn start_volume(plan: &HostsPlan, volume: &VolumeFile) -> CommandResult<Host
     faults.extend(unfit);
     let checked = name_replies(&sessions, replies);
     give_up_if_many(plan, &faults, total)?;
-    match start_and_mount(plan, volume, &mut sessions, &spinner)? {
+    let volume = &agree_on_map(plan, volume, &mut sessions, &checked)?;
+    match start_and_mount(plan, volume, &mut sessions, false, &spinner)? {
         Attempt::Runs(up) => {
             spinner.finish_and_clear();
-            drop(checked);
             Ok(HostsUp { missing: faults, ..up })
         }
         Attempt::Failed(more) => {
             faults.extend(more);
+            host_group::undo_all(&mut sessions, &mut faults);
             let headline = |count: &str| format!("{count} failed; the rest is as it was");
             Err(host_group::join_faults(&faults, total, headline))
         }
     }
+}
+
+/// Returns the newest volume file of this machine and the hosts, and writes it to those that have
+/// another one: a host may have been away when nodes were added or names were moved.
+fn agree_on_map(
+    plan: &HostsPlan,
+    own: &VolumeFile,
+    sessions: &mut Vec<HostSession>,
+    checked: &BTreeMap<String, CheckedHost>,
+) -> CommandResult<VolumeFile> {
+    let place = plan.place;
+    let mut newest = own.clone();
+    let texts: BTreeSet<&str> =
+        checked.values().filter_map(|host| host.volume.as_deref()).collect();
+    for text in texts {
+        match volume_layout::parse_volume(place, text) {
+            Ok(volume) if volume.epoch > newest.epoch => newest = volume,
+            Ok(_) => {}
+            Err(e) => tracing::warn!("{}", e.report()),
+        }
+    }
+    if newest != *own {
+        newest.save(&place.volume_file()).map_err(|e| CommandFailure::new(e.to_string()))?;
+    }
+    let mut machine = hosts_files::describe_machines(&plan.access, &newest);
+    let files = HostFiles::prepare(place, &newest, &machine)?;
+    let is_current = |session: &HostSession| {
+        let text = checked.get(&session.host).and_then(|host| host.volume.as_deref());
+        text == Some(files.volume_text())
+    };
+    let (current, mut old): (Vec<_>, Vec<_>) = sessions.drain(..).partition(is_current);
+    let order = |session: &HostSession| files.order_for(&session.host, None, false);
+    for fault in host_group::order_all(&mut old, ORDER_WAIT, order).1 {
+        term::print_note(&format!("{}: {}", fault.host, fault.failure.what));
+    }
+    sessions.extend(current.into_iter().chain(old));
+    if let Some(known) = place.load_machine()? {
+        machine.nodes.clone_from(&known.nodes);
+        if *known != machine {
+            place.save_machine(machine)?;
+        }
+    }
+    Ok(newest)
+}
+
+/// Returns settings with borrowed names.
+pub fn named_settings(settings: &[(String, String)]) -> Vec<(&str, String)> {
+    settings.iter().map(|(name, value)| (name.as_str(), value.clone())).collect()
 }

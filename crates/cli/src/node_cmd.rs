@@ -3,7 +3,9 @@
 use crate::daemon::{self, RunArgs};
 use crate::daemon_files;
 use crate::error::{CommandFailure, CommandResult};
+use crate::hosts_add;
 use crate::hosts_down;
+use crate::hosts_files;
 use crate::rebalance_cmd::{self, AddArgs, DrainArgs, RebalanceArgs};
 use crate::status;
 use crate::term::{BAD, DIM, GOOD, TermOutput, TextTable};
@@ -51,6 +53,7 @@ Examples:
   tatami node add --nodes 2
   tatami node add --executors 4    from now on, all nodes serve names with four threads
   tatami node add --address host2:7400 --node-dir /scratch/tatami
+  tatami node add node17 node18    one node on each of these hosts, by ssh
 
 Shards move while the volume is in use. A request to a moving shard waits for a fraction
 of a second. To continue after an interruption: tatami node rebalance NODE")]
@@ -146,11 +149,23 @@ pub fn run(command: &NodeCommand) -> CommandResult {
         NodeCommand::List(args) => list_nodes(args),
         NodeCommand::Start(args) => start_nodes(args),
         NodeCommand::Stop(args) => stop_nodes(args),
+        NodeCommand::Add(args) if !args.hosts.is_empty() => {
+            hosts_add::add_hosts(args).and_then(|()| spread_volume(&args.at))
+        }
         NodeCommand::Add(args) => rebalance_cmd::add_nodes(args),
-        NodeCommand::Drain(args) => rebalance_cmd::drain_nodes(args),
-        NodeCommand::Rebalance(args) => rebalance_cmd::rebalance_shards(args),
+        NodeCommand::Drain(args) => {
+            rebalance_cmd::drain_nodes(args).and_then(|()| spread_volume(&args.at))
+        }
+        NodeCommand::Rebalance(args) => {
+            rebalance_cmd::rebalance_shards(args).and_then(|()| spread_volume(&args.at))
+        }
         NodeCommand::Forget(args) => forget_loss(args),
     }
+}
+
+/// Writes the changed volume file to the other hosts of a volume that was started on hosts.
+fn spread_volume(at: &VolumeArgs) -> CommandResult {
+    hosts_files::spread_files(&at.open()?)
 }
 
 #[derive(Serialize)]

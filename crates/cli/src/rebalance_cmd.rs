@@ -34,7 +34,13 @@ const OBJECTS_PER_REQUEST: u32 = 4096;
 #[derive(Debug, clap::Args)]
 pub struct AddArgs {
     #[command(flatten)]
-    at: VolumeArgs,
+    pub at: VolumeArgs,
+    /// Hosts, for a volume that was started on hosts: one node on each
+    #[arg(value_name = "HOST", conflicts_with_all = ["nodes", "address"])]
+    pub hosts: Vec<String>,
+    /// Do not mount the volume on the new hosts
+    #[arg(long, requires = "hosts")]
+    pub no_mount: bool,
     /// Number of nodes
     #[arg(long, short = 'n', value_name = "N", default_value_t = 1,
           value_parser = clap::value_parser!(u16).range(1..=256))]
@@ -63,7 +69,7 @@ pub struct AddArgs {
 #[derive(Debug, clap::Args)]
 pub struct DrainArgs {
     #[command(flatten)]
-    at: VolumeArgs,
+    pub at: VolumeArgs,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -76,7 +82,7 @@ pub struct DrainArgs {
 #[derive(Debug, clap::Args)]
 pub struct RebalanceArgs {
     #[command(flatten)]
-    at: VolumeArgs,
+    pub at: VolumeArgs,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -167,15 +173,28 @@ pub fn add_nodes(args: &AddArgs) -> CommandResult {
         send_map(&place, &volume, entry, &map)?;
     }
     spinner.finish_and_clear();
+    balance_added(args, &place, &mut volume, &added)
+}
+
+/// Moves shards to nodes that were added, unless the user wants none moved, and prints the result.
+///
+/// # Errors
+/// Those of the daemons.
+pub(crate) fn balance_added(
+    args: &AddArgs,
+    place: &VolumeDir,
+    volume: &mut VolumeFile,
+    added: &BTreeSet<u16>,
+) -> CommandResult {
     let moved = if args.no_rebalance {
         Ok(0)
     } else {
         let mut nodes = shard_holders(&volume.shards);
         nodes.extend(added.iter().map(|id| NodeId(*id)));
-        let targets = target_executors(&volume, &nodes, args.executors);
-        run_migration(&place, &mut volume, &targets)
+        let targets = target_executors(volume, &nodes, args.executors);
+        run_migration(place, volume, &targets)
     };
-    finish_change(&place, &volume, moved, args.json, &added, &BTreeSet::new())
+    finish_change(place, volume, moved, args.json, added, &BTreeSet::new())
 }
 
 /// Moves all shards of some nodes to the others.
@@ -229,7 +248,7 @@ pub fn rebalance_shards(args: &RebalanceArgs) -> CommandResult {
     finish_change(&place, &volume, moved, args.json, &BTreeSet::new(), &BTreeSet::new())
 }
 
-fn save_volume(place: &VolumeDir, volume: &VolumeFile) -> CommandResult {
+pub(crate) fn save_volume(place: &VolumeDir, volume: &VolumeFile) -> CommandResult {
     let _lock = place.lock()?;
     volume.save(&place.volume_file()).map_err(|e| CommandFailure::new(e.to_string()))
 }
@@ -348,7 +367,7 @@ fn print_remote(
 }
 
 /// Returns the shard map, merged from the maps of all daemons that reply.
-fn merge_maps(place: &VolumeDir, volume: &VolumeFile) -> CommandResult<ClusterMap> {
+pub(crate) fn merge_maps(place: &VolumeDir, volume: &VolumeFile) -> CommandResult<ClusterMap> {
     let mut map = volume.map();
     for entry in &volume.nodes {
         match place.send_admin(volume, entry, &AdminCall::Map) {
@@ -359,7 +378,7 @@ fn merge_maps(place: &VolumeDir, volume: &VolumeFile) -> CommandResult<ClusterMa
     Ok(map)
 }
 
-fn send_map(
+pub(crate) fn send_map(
     place: &VolumeDir,
     volume: &VolumeFile,
     entry: &NodeEntry,

@@ -100,6 +100,16 @@ impl StartedParts {
         failure.map_or(Ok(()), Err)
     }
 
+    /// Ends the mounts again.
+    pub fn end_mounts(&mut self, place: &VolumeDir) {
+        for path in self.mounts.drain(..) {
+            if let Err(e) = mounts::end_mount(&place.dir, &path, true, "") {
+                term::print_note(&e.report());
+            }
+            mountpoints::remove_made(place, &path);
+        }
+    }
+
     /// Stops the parts again, and returns the failure for which that is done.
     pub fn stop_started(
         &mut self,
@@ -107,12 +117,7 @@ impl StartedParts {
         volume: &VolumeFile,
         failure: CommandFailure,
     ) -> CommandFailure {
-        for path in self.mounts.drain(..) {
-            if let Err(e) = mounts::end_mount(&place.dir, &path, true, "") {
-                term::print_note(&e.report());
-            }
-            mountpoints::remove_made(place, &path);
-        }
+        self.end_mounts(place);
         for entry in self.nodes.drain(..).rev() {
             if let Err(e) = daemon::stop_daemon(place, volume, &entry, true) {
                 term::print_note(&e.report());

@@ -194,7 +194,8 @@ fn collect_report(place: &VolumeDir, volume: &VolumeFile) -> StatusReport {
     // A node that is down does not report its mounts, nor does any node report a dead mount.
     for record in MountRecord::list_volume(&place.dir) {
         let path = record.path.display().to_string();
-        if report.mounts.iter().any(|m| m.path == path) {
+        // Mounts on other machines have the same path.
+        if report.mounts.iter().any(|m| m.path == path && m.node == record.node) {
             continue;
         }
         let alive = record.running_process().is_some();

@@ -147,6 +147,17 @@ pub fn format_volume(place: &VolumeDir, volume: &VolumeFile) -> CommandResult<St
     std::fs::read_to_string(&path).context(|| path.display().to_string())
 }
 
+/// Parses the text of a volume file of another machine, with the same directory.
+///
+/// # Errors
+/// It is no volume, or there is no place for a temporary file.
+pub fn parse_volume(place: &VolumeDir, text: &str) -> CommandResult<VolumeFile> {
+    let file = tempfile::NamedTempFile::new_in(&place.dir);
+    let path = file.context(|| place.dir.display().to_string())?.into_temp_path();
+    std::fs::write(&path, text).context(|| path.display().to_string())?;
+    VolumeFile::load(&path).map_err(|e| CommandFailure::new(e.to_string()))
+}
+
 /// Makes the key of a new volume, unless there is one.
 ///
 /// # Errors

@@ -103,7 +103,10 @@ pub enum HostOrder {
     /// Keeps what the orders of this connection have made. Without this order, its end undoes it.
     /// → `Done`
     Keep,
-    /// Undoes what the orders of this connection have made. → `Done`
+    /// Ends the mounts that the orders of this connection have made. A mount ends at once while all
+    /// daemons run. → `Done`
+    UndoMounts,
+    /// Undoes the rest that the orders of this connection have made. → `Done`
     Undo,
 }
 

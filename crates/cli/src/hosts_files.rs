@@ -1,0 +1,175 @@
+//! The files of a volume on its hosts, and the addresses of the hosts.
+
+use crate::error::{CommandFailure, CommandResult, FailureContext};
+use crate::host_group::{self, HostFault, ORDER_WAIT};
+use crate::host_serve::TOKEN_FILE;
+use crate::hosts_down::{access_of, check_order};
+use crate::replace_file::replace_file;
+use crate::ssh_session::{HostSession, SshAccess};
+use crate::term;
+use crate::volume_dir::VolumeDir;
+use crate::volume_layout;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, UdpSocket};
+use std::path::PathBuf;
+use tatami_cluster::{NodeEntry, VolumeFile};
+use tatami_hosts::host_protocol::{HostOrder, LayOutOrder, SecretText};
+use tatami_hosts::machine::{MachineFile, MachineHost};
+
+/// A text by which a host recognizes the directory of this process. It is removed at the end.
+pub struct TokenMark {
+    path: PathBuf,
+    /// The text.
+    pub text: String,
+}
+
+impl TokenMark {
+    /// Writes the text to a file of the volume's directory.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub fn write(place: &VolumeDir) -> CommandResult<TokenMark> {
+        let mut random = [0; 16];
+        getrandom::fill(&mut random).context(|| "no random numbers".to_owned())?;
+        let text: String = random.iter().map(|b| format!("{b:02x}")).collect();
+        let path = place.dir.join(TOKEN_FILE);
+        replace_file(&path, &text)?;
+        Ok(TokenMark { path, text })
+    }
+}
+
+impl Drop for TokenMark {
+    fn drop(&mut self) {
+        // Without the file, no host takes its directory for that of this process.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// Returns what each machine knows about the others; without its own nodes.
+pub fn describe_machines(access: &SshAccess, volume: &VolumeFile) -> MachineFile {
+    let host = |entry: &NodeEntry| MachineHost { name: entry.name.clone(), node: entry.id };
+    MachineFile {
+        ssh_options: access.options.clone(),
+        program: access.program.clone(),
+        hosts: volume.nodes.iter().map(host).collect(),
+        ..MachineFile::new(volume.volume, [])
+    }
+}
+
+/// The files for the hosts.
+pub struct HostFiles {
+    volume: String,
+    machines: BTreeMap<String, String>,
+}
+
+/// The files that a host gets once.
+pub struct FirstFiles {
+    key: SecretText,
+    config: String,
+    remembered: Vec<(String, String)>,
+}
+
+impl FirstFiles {
+    /// Reads the key and the configuration of this machine.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub fn read(place: &VolumeDir, remembered: &[(String, String)]) -> CommandResult<FirstFiles> {
+        let key = std::fs::read_to_string(place.key_file());
+        Ok(FirstFiles {
+            key: SecretText(key.context(|| "cannot read the key".to_owned())?),
+            config: volume_layout::config_text(place)?,
+            remembered: remembered.to_vec(),
+        })
+    }
+}
+
+impl HostFiles {
+    /// Prepares the files for all hosts of `machine`.
+    ///
+    /// # Errors
+    /// The volume or the hosts cannot be written so that they can be read again.
+    pub fn prepare(
+        place: &VolumeDir,
+        volume: &VolumeFile,
+        machine: &MachineFile,
+    ) -> CommandResult<HostFiles> {
+        let machines = machine.hosts.iter().map(|host| {
+            let own = MachineFile { nodes: BTreeSet::from([host.node]), ..machine.clone() };
+            let text = own.to_text().map_err(CommandFailure::new)?;
+            Ok((host.name.clone(), text))
+        });
+        Ok(HostFiles {
+            volume: volume_layout::format_volume(place, volume)?,
+            machines: machines.collect::<CommandResult<_>>()?,
+        })
+    }
+
+    /// Returns the text of the volume file.
+    pub fn volume_text(&self) -> &str {
+        &self.volume
+    }
+
+    /// Returns the order for a host: with `first`, for a host without a volume. A host that has the
+    /// directory of this process (`is_same`) has the key.
+    pub fn order_for(&self, host: &str, first: Option<&FirstFiles>, is_same: bool) -> HostOrder {
+        HostOrder::LayOut(LayOutOrder {
+            volume: self.volume.clone(),
+            machine: self.machines.get(host).cloned().unwrap_or_default(),
+            key: first.filter(|_| !is_same).map(|first| first.key.clone()),
+            config: first.map(|first| first.config.clone()),
+            remembered: first.map(|first| first.remembered.clone()).unwrap_or_default(),
+        })
+    }
+}
+
+/// Writes the volume file of this machine to the other hosts. A host that cannot be reached gets it
+/// at the next `tatami up`, which a note says.
+pub fn spread_files(place: &VolumeDir) -> CommandResult {
+    let Some(machine) = place.load_machine()?.filter(|machine| !machine.hosts.is_empty()) else {
+        return Ok(());
+    };
+    let volume = place.load_volume()?;
+    let files = HostFiles::prepare(place, &volume, &machine)?;
+    let others = machine.hosts.iter().filter(|host| !machine.nodes.contains(&host.node));
+    let hosts: Vec<String> = others.map(|host| host.name.clone()).collect();
+    let (mut sessions, mut faults) = host_group::open_sessions(&access_of(&machine), &hosts);
+    let check = |_: &HostSession| check_order(place, &volume, "none");
+    faults.extend(host_group::order_all(&mut sessions, ORDER_WAIT, check).1);
+    let lay_out = |session: &HostSession| files.order_for(&session.host, None, false);
+    faults.extend(host_group::order_all(&mut sessions, ORDER_WAIT, lay_out).1);
+    faults.extend(host_group::order_all(&mut sessions, ORDER_WAIT, |_| HostOrder::Keep).1);
+    for HostFault { host, failure, .. } in faults {
+        term::print_note(&format!(
+            "{host} has the old list of nodes until the next tatami up{}: {}",
+            place.dir_flag(),
+            failure.what
+        ));
+    }
+    Ok(())
+}
+
+/// Returns the address at which other machines reach each host: the one at which `ssh` reached it.
+pub fn find_addresses(sessions: &[HostSession]) -> BTreeMap<String, String> {
+    let is_loopback = |text: &str| text.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
+    let reached = |session: &HostSession| {
+        session.hello.address.clone().filter(|address| !is_loopback(address))
+    };
+    // This machine: its address on the network of another host, or else of its default route.
+    let other = sessions.iter().find_map(reached);
+    let own = own_address_towards(other.as_deref().unwrap_or("192.0.2.1"));
+    let address = |session: &HostSession| {
+        let address = reached(session).or_else(|| own.clone());
+        (session.host.clone(), address.unwrap_or_else(|| "127.0.0.1".to_owned()))
+    };
+    sessions.iter().map(address).collect()
+}
+
+/// Returns the address of this machine from which it sends to `other`. Sends nothing.
+fn own_address_towards(other: &str) -> Option<String> {
+    let any = if other.contains(':') { "[::]:0" } else { "0.0.0.0:0" };
+    let socket = UdpSocket::bind(any).ok()?;
+    socket.connect((other, 9)).ok()?;
+    let ip = socket.local_addr().ok()?.ip();
+    (!ip.is_loopback() && !ip.is_unspecified()).then(|| ip.to_string())
+}
