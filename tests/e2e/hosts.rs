@@ -9,6 +9,7 @@ use tatami_skip::{skip_test, skip_unavailable};
 use tatami_tests::command::{program, run};
 use tatami_tests::process::{kill_hard, pause};
 use tatami_tests::testbed::{HostBed, TestHost};
+use tatami_wire::PROTOCOL_VERSION;
 
 /// Starts a test bed with these hosts; `None` where this machine cannot have one.
 fn start_bed(names: &[&str]) -> Option<HostBed> {
@@ -195,6 +196,11 @@ fn a_host_that_is_unfit_is_named_and_nothing_is_left() {
     let hello = r#"HELLO='{"version":"9.9.9","wire":99,"name":"n2","machine":"","clock_ms":0,"user":0,"address":null}'"#;
     two.run(&format!("{hello}; {other} > /mnt/tatami && chmod +x /mnt/tatami"));
     refuse(one, up, &["n2: tatami there is version 9.9.9 with protocol 99"]);
+    // A clock of 1970, in the greeting of a program that then ends.
+    let version = one.run("tatami --version").out.trim().replace("tatami ", "");
+    let hello = hello.replace("9.9.9", &version).replace("99", &PROTOCOL_VERSION.to_string());
+    two.run(&format!("{hello}; {other} | sed s/^cat.*// > /mnt/tatami"));
+    refuse(one, up, &["the clock of n2 is", "s behind", "n2: tatami there ended"]);
     two.run("printf '#!/bin/sh\\necho tatami-host 7 whatever\\n' > /mnt/tatami");
     refuse(one, up, &["n2: its tatami is not understood", "version 7"]);
     two.run("umount /usr/local/bin && rm /mnt/tatami");
@@ -240,7 +246,11 @@ fn an_ordinary_user_starts_a_volume_from_a_machine_that_has_no_node() {
         assert_eq!(said.out, "text\n");
     }
     // No argument of a process has the key, and no other user can read it.
-    bed.host(0).run("for key in /srv/alice/volume/key; do test $(stat -c %a $key) = 600; done");
+    bed.host(0).run("cd /srv/alice/volume && test $(stat -c %a key) = 600");
+    for host in bed.hosts() {
+        let key = "<(head -c 32 /srv/alice/volume/key)";
+        host.run(&format!("! cat /proc/*/cmdline /proc/*/environ 2>/dev/null | grep -qaf {key}"));
+    }
     ask("! pgrep tatami-node && test $(stat -c %a volume/key) = 600");
     ask("tatami down --dir ~/volume && tatami up --dir ~/volume --no-mount");
     ask("test $(tatami cat --dir ~/volume :/file) = text && tatami down --dir ~/volume");
@@ -256,7 +266,8 @@ fn a_killed_up_is_undone_on_all_hosts() {
     let (one, two) = (bed.host(0), bed.host(1));
     // The replies of the second host are late, as those of one with a slow disk.
     two.run("cp /usr/local/bin/tatami /mnt/real && mount --bind /mnt /usr/local/bin");
-    let slow = "#!/bin/bash\\n/mnt/real \"$@\" | while read -r l; do sleep 1; echo \"$l\"; done\\n";
+    let slow =
+        "#!/bin/bash\\n/mnt/real \"$@\" | while read -r l; do sleep 0.5; echo \"$l\"; done\\n";
     two.run(&format!("printf '{slow}' > /mnt/tatami && chmod +x /mnt/tatami"));
     one.run("setsid tatami up --hosts n1,n2 --mount /srv/point >/tmp/up.log 2>&1 &");
     one.run("until pgrep -x tatami-node; do sleep 0.01; done");
@@ -265,8 +276,16 @@ fn a_killed_up_is_undone_on_all_hosts() {
         host.run("while pgrep -x 'tatami|tatami-node|tatami-mount'; do sleep 0.02; done");
         host.run("test ! -e /var/lib/tatami/volume.toml && test ! -e /var/lib/tatami/node0");
     }
-    two.run("test ! -e /var/lib/tatami && umount /usr/local/bin");
-    one.run("tatami up --hosts n1,n2 --no-mount && tatami down");
+    expect_nothing_left(two);
+    // A volume can be made there again. If that is interrupted, nothing at all is left.
+    one.run("rm -r /var/lib/tatami");
+    one.run("(setsid tatami up --hosts n1,n2 || true) >/tmp/up.log 2>&1 &");
+    one.run("until pgrep -x tatami-node; do sleep 0.01; done; pkill -xf 'tatami up --hosts n1,n2'");
+    one.run("while pgrep -xf 'tatami up --hosts n1,n2'; do sleep 0.02; done");
+    one.run("grep -q 'tatami: interrupted' /tmp/up.log");
+    expect_nothing_left(one);
+    expect_nothing_left(two);
+    two.run("umount /usr/local/bin");
 }
 
 /// A volume grows by a host and loses one for a while, by commands on any of the hosts.

@@ -30,13 +30,18 @@ impl HostFault {
     pub fn new(host: &str, failure: CommandFailure) -> HostFault {
         HostFault { host: host.to_owned(), failure, session: None }
     }
+
+    /// Returns the session in which the host refused an order.
+    pub fn take_session(&mut self) -> Option<HostSession> {
+        self.session.take()
+    }
 }
 
 /// Undoes what hosts have made: first all mounts, because a mount ends at once while all daemons
 /// run. The sessions that had no fault go on.
 pub fn undo_all(sessions: &mut Vec<HostSession>, faults: &mut Vec<HostFault>) {
     let mut failed: Vec<HostSession> =
-        faults.iter_mut().filter_map(|fault| fault.session.take()).collect();
+        faults.iter_mut().filter_map(HostFault::take_session).collect();
     let count = sessions.len();
     sessions.append(&mut failed);
     // A host that does not answer undoes its part by itself.
@@ -121,6 +126,12 @@ pub fn try_all(
             sessions.iter_mut().map(|session| scope.spawn(move || send(session))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| lost())).collect()
     })
+}
+
+/// Ends sessions side by side: what they were not told to keep is undone.
+pub fn end_sessions(mut sessions: Vec<HostSession>) {
+    sessions.iter_mut().for_each(HostSession::close_input);
+    drop(sessions);
 }
 
 /// Notes the hosts whose clocks are off.

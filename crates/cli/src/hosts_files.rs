@@ -10,7 +10,7 @@ use crate::term;
 use crate::volume_dir::VolumeDir;
 use crate::volume_layout;
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, UdpSocket};
+use std::net::{IpAddr, ToSocketAddrs, UdpSocket};
 use std::path::PathBuf;
 use tatami_cluster::{NodeEntry, VolumeFile};
 use tatami_hosts::host_protocol::{HostOrder, LayOutOrder, SecretText};
@@ -151,18 +151,57 @@ pub fn spread_files(place: &VolumeDir) -> CommandResult {
 
 /// Returns the address at which other machines reach each host: the one at which `ssh` reached it.
 pub fn find_addresses(sessions: &[HostSession]) -> BTreeMap<String, String> {
-    let is_loopback = |text: &str| text.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
-    let reached = |session: &HostSession| {
-        session.hello.address.clone().filter(|address| !is_loopback(address))
+    let reached = |session: &HostSession| match session.hello.address.as_deref() {
+        None => ReachedAddress::Local,
+        Some(text) => ReachedAddress::classify(text),
     };
     // This machine: its address on the network of another host, or else of its default route.
-    let other = sessions.iter().find_map(reached);
+    let other = sessions.iter().find_map(|session| match reached(session) {
+        ReachedAddress::Common(address) => Some(address),
+        ReachedAddress::Local | ReachedAddress::Limited => None,
+    });
     let own = own_address_towards(other.as_deref().unwrap_or("192.0.2.1"));
     let address = |session: &HostSession| {
-        let address = reached(session).or_else(|| own.clone());
-        (session.host.clone(), address.unwrap_or_else(|| "127.0.0.1".to_owned()))
+        let address = match reached(session) {
+            ReachedAddress::Common(address) => address,
+            ReachedAddress::Local => own.clone().unwrap_or_else(|| "127.0.0.1".to_owned()),
+            ReachedAddress::Limited => resolve_host(&session.host),
+        };
+        (session.host.clone(), address)
     };
     sessions.iter().map(address).collect()
+}
+
+/// An address at which `ssh` reached a host.
+#[derive(Debug, PartialEq, Eq)]
+enum ReachedAddress {
+    /// Other machines reach it there, too.
+    Common(String),
+    /// It is this machine.
+    Local,
+    /// Only neighbours on one link reach it there.
+    Limited,
+}
+
+impl ReachedAddress {
+    fn classify(text: &str) -> ReachedAddress {
+        match text.parse::<IpAddr>() {
+            Ok(ip) if ip.is_loopback() => ReachedAddress::Local,
+            Ok(IpAddr::V6(ip)) if ip.is_unicast_link_local() => ReachedAddress::Limited,
+            Ok(_) => ReachedAddress::Common(text.to_owned()),
+            // An address with the name of a link behind it.
+            Err(_) => ReachedAddress::Limited,
+        }
+    }
+}
+
+/// Returns the address that this machine knows for the name of a host, or else the name.
+fn resolve_host(host: &str) -> String {
+    let addresses = (host, 0).to_socket_addrs().into_iter().flatten();
+    let mut common = addresses
+        .map(|at| at.ip().to_string())
+        .filter(|text| matches!(ReachedAddress::classify(text), ReachedAddress::Common(_)));
+    common.next().unwrap_or_else(|| host.to_owned())
 }
 
 /// Returns the address of this machine from which it sends to `other`. Sends nothing.
@@ -172,4 +211,23 @@ fn own_address_towards(other: &str) -> Option<String> {
     socket.connect((other, 9)).ok()?;
     let ip = socket.local_addr().ok()?.ip();
     (!ip.is_loopback() && !ip.is_unspecified()).then(|| ip.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_of_one_link_is_not_for_all_machines() {
+        let classify = ReachedAddress::classify;
+        for common in ["10.0.0.1", "2001:db8::1"] {
+            assert_eq!(classify(common), ReachedAddress::Common(common.to_owned()));
+        }
+        for local in ["127.0.1.1", "::1"] {
+            assert_eq!(classify(local), ReachedAddress::Local);
+        }
+        for limited in ["fe80::1", "fe80::1%eth0", "UNKNOWN"] {
+            assert_eq!(classify(limited), ReachedAddress::Limited);
+        }
+    }
 }

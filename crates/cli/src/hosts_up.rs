@@ -6,6 +6,7 @@ use crate::host_group::{self, HostFault, ORDER_WAIT, PROCESS_WAIT};
 use crate::host_serve::shared_failure;
 use crate::hosts_down::check_order;
 use crate::hosts_files::{self, FirstFiles, HostFiles, TokenMark};
+use crate::interrupt;
 use crate::made_files::MadeFiles;
 use crate::root_dir;
 use crate::ssh_session::{HostSession, SshAccess};
@@ -71,13 +72,29 @@ pub fn create_volume(plan: &HostsPlan) -> CommandResult<HostsUp> {
 }
 
 fn create_locked(plan: &HostsPlan, token: &str) -> CommandResult<HostsUp> {
+    let total = u16::try_from(plan.hosts.len()).unwrap_or(u16::MAX);
+    volume_layout::check_socket_length(plan.place, total)?;
+    interrupt::catch_interrupts();
+    let spinner = term::new_spinner("reaching the hosts");
+    let (mut sessions, faults) = host_group::open_sessions(&plan.access, &plan.hosts);
+    let result = create_in_sessions(plan, token, &mut sessions, faults, &spinner);
+    host_group::end_sessions(sessions);
+    spinner.finish_and_clear();
+    result
+}
+
+fn create_in_sessions(
+    plan: &HostsPlan,
+    token: &str,
+    sessions: &mut Vec<HostSession>,
+    mut faults: Vec<HostFault>,
+    spinner: &ProgressBar,
+) -> CommandResult<HostsUp> {
     let place = plan.place;
     let total = plan.hosts.len();
-    volume_layout::check_socket_length(place, u16::try_from(total).unwrap_or(u16::MAX))?;
-    let spinner = term::new_spinner("reaching the hosts");
-    let (mut sessions, mut faults) = host_group::open_sessions(&plan.access, &plan.hosts);
-    refuse_twins(&sessions)?;
-    host_group::note_clocks(&sessions);
+    interrupt::check_interrupt()?;
+    refuse_twins(sessions)?;
+    host_group::note_clocks(sessions);
     let order = |_: &HostSession| {
         HostOrder::Check(CheckOrder {
             dir: place.dir.display().to_string(),
@@ -87,9 +104,10 @@ fn create_locked(plan: &HostsPlan, token: &str) -> CommandResult<HostsUp> {
             settings: place.forwarded_settings(),
         })
     };
-    let (replies, unfit) = host_group::order_all(&mut sessions, ORDER_WAIT, order);
+    let (replies, unfit) = host_group::order_all(sessions, ORDER_WAIT, order);
     faults.extend(unfit);
-    let mut checked = name_replies(&sessions, replies);
+    interrupt::check_interrupt()?;
+    let mut checked = name_replies(sessions, replies);
     refuse_shared(place, &checked)?;
     sessions.retain(|session| {
         let available = checked.get(&session.host).map_or(0, |host| host.available);
@@ -104,13 +122,13 @@ fn create_locked(plan: &HostsPlan, token: &str) -> CommandResult<HostsUp> {
         give_up_if_many(plan, &faults, total)?;
         checked.retain(|host, _| sessions.iter().any(|session| session.host == *host));
         spinner.set_message("laying out the volume");
-        match try_hosts(plan, &mut sessions, &checked, &spinner)? {
-            Attempt::Failed(more) => {
+        match try_hosts(plan, sessions, &checked, spinner)? {
+            Attempt::Failed(mut more) => {
+                end_if_interrupted(sessions, &mut more)?;
                 faults.extend(more);
-                host_group::undo_all(&mut sessions, &mut faults);
+                host_group::undo_all(sessions, &mut faults);
             }
             Attempt::Runs(up) => {
-                spinner.finish_and_clear();
                 return Ok(HostsUp { missing: faults, ..up });
             }
         }
@@ -283,34 +301,55 @@ fn start_and_mount(
 /// # Errors
 /// More hosts fail than may be missing. Then the parts that this call has started are stopped.
 pub fn start_volume(plan: &HostsPlan, volume: &VolumeFile) -> CommandResult<HostsUp> {
-    let place = plan.place;
-    let total = plan.hosts.len();
-    let _lock = place.lock()?;
-    let token = TokenMark::write(place)?;
+    let _lock = plan.place.lock()?;
+    let token = TokenMark::write(plan.place)?;
+    interrupt::catch_interrupts();
     let spinner = term::new_spinner("reaching the hosts");
-    let (mut sessions, mut faults) = host_group::open_sessions(&plan.access, &plan.hosts);
-    host_group::note_clocks(&sessions);
-    let order = |_: &HostSession| match check_order(place, volume, &token.text) {
+    let (mut sessions, faults) = host_group::open_sessions(&plan.access, &plan.hosts);
+    let result = start_in_sessions(plan, volume, &token.text, &mut sessions, faults, &spinner);
+    host_group::end_sessions(sessions);
+    spinner.finish_and_clear();
+    result
+}
+
+fn start_in_sessions(
+    plan: &HostsPlan,
+    volume: &VolumeFile,
+    token: &str,
+    sessions: &mut Vec<HostSession>,
+    mut faults: Vec<HostFault>,
+    spinner: &ProgressBar,
+) -> CommandResult<HostsUp> {
+    let total = plan.hosts.len();
+    host_group::note_clocks(sessions);
+    let order = |_: &HostSession| match check_order(plan.place, volume, token) {
         HostOrder::Check(order) => HostOrder::Check(CheckOrder { mounts: plan.mounts, ..order }),
         other => other,
     };
-    let (replies, unfit) = host_group::order_all(&mut sessions, ORDER_WAIT, order);
+    let (replies, unfit) = host_group::order_all(sessions, ORDER_WAIT, order);
     faults.extend(unfit);
-    let checked = name_replies(&sessions, replies);
+    interrupt::check_interrupt()?;
+    let checked = name_replies(sessions, replies);
     give_up_if_many(plan, &faults, total)?;
-    let volume = &agree_on_map(plan, volume, &mut sessions, &checked)?;
-    match start_and_mount(plan, volume, &mut sessions, false, &spinner)? {
-        Attempt::Runs(up) => {
-            spinner.finish_and_clear();
-            Ok(HostsUp { missing: faults, ..up })
-        }
-        Attempt::Failed(more) => {
+    let volume = &agree_on_map(plan, volume, sessions, &checked)?;
+    match start_and_mount(plan, volume, sessions, false, spinner)? {
+        Attempt::Runs(up) => Ok(HostsUp { missing: faults, ..up }),
+        Attempt::Failed(mut more) => {
+            end_if_interrupted(sessions, &mut more)?;
             faults.extend(more);
-            host_group::undo_all(&mut sessions, &mut faults);
+            host_group::undo_all(sessions, &mut faults);
             let headline = |count: &str| format!("{count} failed; the rest is as it was");
             Err(host_group::join_faults(&faults, total, headline))
         }
     }
+}
+
+/// Fails if the user has interrupted this command. Then all sessions, also those with faults, are
+/// to end side by side.
+fn end_if_interrupted(sessions: &mut Vec<HostSession>, faults: &mut [HostFault]) -> CommandResult {
+    interrupt::check_interrupt().inspect_err(|_| {
+        sessions.extend(faults.iter_mut().filter_map(HostFault::take_session));
+    })
 }
 
 /// Returns the newest volume file of this machine and the hosts, and writes it to those that have

@@ -1,9 +1,11 @@
 //! A connection to `tatami host serve` on another host, over the user's own `ssh`.
 
-use crate::error::{CommandFailure, CommandResult, FailureContext};
+use crate::error::{CommandFailure, CommandResult, ExitStatus, FailureContext};
+use crate::interrupt::is_interrupted;
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{Read, Write};
+use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -19,6 +21,8 @@ const GREETING_WAIT: Duration = Duration::from_secs(60);
 const END_WAIT: Duration = Duration::from_secs(60);
 /// Longest wait for the end of standard error after that.
 const ERRORS_WAIT: Duration = Duration::from_millis(500);
+/// A silent host is left this long after an interruption at the latest.
+const INTERRUPT_PAUSE: Duration = Duration::from_millis(200);
 /// Bytes of the end of ssh's standard error that are kept.
 const ERRORS_KEPT: usize = 8 << 10;
 /// Lines of it that a message shows.
@@ -66,6 +70,8 @@ enum SilenceCause {
     Timeout(Duration),
     /// A reply is not understood.
     Garbled(String),
+    /// The user has interrupted this command.
+    Interrupted,
 }
 
 impl SshAccess {
@@ -184,10 +190,20 @@ impl HostSession {
     }
 }
 
+impl HostSession {
+    /// Closes the input of the far side: it begins to undo what it was not told to keep.
+    pub fn close_input(&mut self) {
+        self.process.input = None;
+    }
+}
+
 impl FarProcess {
     fn start(mut command: Command) -> CommandResult<FarProcess> {
         let name = command.get_program().to_string_lossy().into_owned();
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // Ctrl-C at the terminal is for this process alone: the far side must live to undo its
+        // part.
+        command.process_group(0);
         let mut child = command.spawn().context(|| format!("cannot start {name}"))?;
         let no_pipe = || CommandFailure::new("a pipe is missing");
         let (input, output) = (child.stdin.take(), child.stdout.take().ok_or_else(no_pipe)?);
@@ -242,7 +258,14 @@ impl FarProcess {
             if self.received.len() > REPLY_MAX {
                 return Err(SilenceCause::Garbled("its reply has no end".to_owned()));
             }
-            if !self.receive_more(deadline).map_err(|()| SilenceCause::Timeout(limit))? {
+            if is_interrupted() {
+                return Err(SilenceCause::Interrupted);
+            }
+            let now = Instant::now();
+            if now >= deadline {
+                return Err(SilenceCause::Timeout(limit));
+            }
+            if matches!(self.receive_more(deadline.min(now + INTERRUPT_PAUSE)), Ok(false)) {
                 return Err(SilenceCause::Ended);
             }
         }
@@ -293,6 +316,10 @@ impl FarProcess {
             }
             SilenceCause::Timeout(limit) => {
                 return CommandFailure::new(format!("no answer within {} s", limit.as_secs()));
+            }
+            SilenceCause::Interrupted => {
+                let exit = ExitStatus::Interrupted;
+                return CommandFailure { exit, ..CommandFailure::new("interrupted") };
             }
             SilenceCause::Ended => {}
         }
