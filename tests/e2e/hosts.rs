@@ -126,13 +126,16 @@ fn one_command_starts_and_stops_a_volume_on_all_hosts() {
     for host in bed.hosts() {
         host.run("mountpoint -q /mnt/tatami && echo $(hostname) > /mnt/tatami/$(hostname)");
         host.run("tatami status && tatami fsck");
-        host.run("tatami where --json /mnt/tatami/$(hostname) | grep -q $(hostname)");
+        let place = host.run("tatami where /mnt/tatami/$(hostname) | grep -v /mnt/tatami");
+        assert!(place.out.contains(host.name()), "{place:?}");
         host.run("test $(stat -c %a /var/lib/tatami/key) = 600");
     }
     for host in bed.hosts() {
         assert_eq!(host.run("cd /mnt/tatami && cat n1 n2 n3").out, "n1\nn2\nn3\n");
         host.run("mkdir -p /mnt/own && tatami mount /mnt/own && test $(cat /mnt/own/n1) = n1");
-        host.run("tatami where --json /mnt/own/n1; tatami umount /mnt/own");
+        // A mount without --node is that of the host's own node.
+        host.run("mountpoint -q /mnt/own && echo x > /mnt/own/x && tatami where :/x > place");
+        host.run("grep $(hostname) place && rm /mnt/own/x && tatami umount /mnt/own");
     }
     let again = bed.host(2).run("tatami up");
     assert!(again.out.contains("ran already on 3 hosts"), "{again:?}");
@@ -229,6 +232,29 @@ fn a_host_that_is_unfit_is_named_and_nothing_is_left() {
     refuse(two, "mv /var/lib/tatami /var/lib/hidden; tatami up --hosts n1", &twice);
     two.run("mv /var/lib/hidden /var/lib/tatami; tatami down");
     refuse(one, "tatami up --hosts n1", &["has the hosts n1,n2", "tatami node add"]);
+}
+
+/// The far side on a host trusts no input, and recognizes a directory that another host has, too.
+#[test]
+fn the_far_side_refuses_what_makes_no_volume() {
+    let Some(bed) = start_bed(&["n1"]) else { return };
+    let one = bed.host(0);
+    let said = one.ask("echo '{\"Mount\":{' | tatami host serve");
+    assert!(said.code == Some(1) && said.err.contains("an order from another machine"), "{said:?}");
+    one.run("echo '\"Mount\"' | tatami host serve | grep -q Failed");
+    let order = |dir: &str| {
+        let settings = "\"mounts\":false,\"settings\":[]";
+        format!("'{{\"Check\":{{\"dir\":\"{dir}\",\"token\":\"t\",\"volume\":null,{settings}}}}}'")
+    };
+    one.run(&format!("echo {} | tatami host serve | grep -q Failed", order("relative")));
+    // The first one keeps its input open, and so its lock.
+    let check = order("/srv/volume");
+    let holds = format!("(echo {check}; sleep 60) | tatami host serve");
+    one.run(&format!("{{ {holds}; }} >/dev/null 2>&1 &"));
+    one.run("until test -s /srv/volume/.lock; do sleep 0.01; done");
+    let second = one.run(&format!("echo {check} | tatami host serve"));
+    assert!(second.out.contains("is also the directory of n1"), "{second:?}");
+    one.run("pkill -x sleep; while pgrep -x tatami; do sleep 0.01; done; test ! -e /srv/volume");
 }
 
 /// Daemons need no root, and the user's own login on the hosts is enough.
