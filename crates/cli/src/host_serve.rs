@@ -69,6 +69,8 @@ struct FarSide {
     started: StartedParts,
     /// The files before the first that this connection has made.
     made: Option<MadeFiles>,
+    /// The files before the first that the side that orders has made, in its own directory.
+    made_there: Option<MadeFiles>,
 }
 
 /// The directory of the volume, once the first order has named it.
@@ -144,7 +146,8 @@ impl FarSide {
                 Ok(HostReply::Changed(count_since(stopped, 0)))
             }
             HostOrder::Keep => {
-                (self.started, self.made) = (StartedParts::default(), None);
+                self.started = StartedParts::default();
+                (self.made, self.made_there) = (None, None);
                 Ok(HostReply::Done)
             }
             HostOrder::UndoMounts => {
@@ -171,7 +174,9 @@ impl FarSide {
         }
         let place = open_place(&dir, &order.settings)?;
         let token = std::fs::read_to_string(dir.join(TOKEN_FILE)).unwrap_or_default();
+        let (token, made_there) = token.split_once('\n').unwrap_or((&token, ""));
         let is_same = token == order.token;
+        let made_there = is_same.then(|| serde_json::from_str(made_there).ok().flatten()).flatten();
         let there = match place.volume_file().exists() {
             true => Some(place.load_volume()?),
             false => None,
@@ -195,6 +200,7 @@ impl FarSide {
         }
         if order.volume.is_none() {
             self.made = Some(MadeFiles::record_before(&dir));
+            self.made_there = made_there;
             volume_layout::make_dir(&dir)?;
         }
         let lock = match is_same {
@@ -226,9 +232,15 @@ impl FarSide {
 
 impl Drop for FarSide {
     fn drop(&mut self) {
-        let opened = self.volume_dir.take();
+        let Some(OpenedDir { place, .. }) = self.volume_dir.take() else { return };
         // The lock's file, and the directory that was made for it.
-        if let (Some(_), Some(made)) = (opened, &self.made) {
+        if let Some(made) = &self.made {
+            made.remove_all();
+        }
+        // The side that orders holds the lock as long as it lives, and removes its files itself.
+        if let Some(made) = &self.made_there
+            && let Ok(Some(_lock)) = place.try_lock()
+        {
             made.remove_all();
         }
     }

@@ -130,7 +130,7 @@ fn check_hosts(
     sessions: &mut Vec<HostSession>,
     fail: &dyn Fn(&[host_group::HostFault]) -> CommandResult,
 ) -> CommandResult {
-    let token = TokenMark::write(place)?;
+    let token = TokenMark::write(place, None)?;
     let order = |_: &HostSession| {
         HostOrder::Check(CheckOrder {
             dir: place.dir.display().to_string(),

@@ -4,6 +4,7 @@ use crate::error::{CommandFailure, CommandResult, FailureContext};
 use crate::host_group::{self, HostFault, ORDER_WAIT};
 use crate::host_serve::TOKEN_FILE;
 use crate::hosts_down::{access_of, check_order};
+use crate::made_files::MadeFiles;
 use crate::replace_file::replace_file;
 use crate::ssh_session::{HostSession, SshAccess};
 use crate::term;
@@ -24,16 +25,18 @@ pub struct TokenMark {
 }
 
 impl TokenMark {
-    /// Writes the text to a file of the volume's directory.
+    /// Writes the text to a file of the volume's directory, with the record of the files that this
+    /// process makes there. If this process dies, the far side on this machine removes those, too.
     ///
     /// # Errors
     /// Those of the file system.
-    pub fn write(place: &VolumeDir) -> CommandResult<TokenMark> {
+    pub fn write(place: &VolumeDir, made: Option<&MadeFiles>) -> CommandResult<TokenMark> {
         let mut random = [0; 16];
         getrandom::fill(&mut random).context(|| "no random numbers".to_owned())?;
         let text: String = random.iter().map(|b| format!("{b:02x}")).collect();
         let path = place.dir.join(TOKEN_FILE);
-        replace_file(&path, &text)?;
+        let made = serde_json::to_string(&made).context(|| path.display().to_string())?;
+        replace_file(&path, &format!("{text}\n{made}\n"))?;
         Ok(TokenMark { path, text })
     }
 }

@@ -62,7 +62,7 @@ pub fn create_volume(plan: &HostsPlan) -> CommandResult<HostsUp> {
     let made = MadeFiles::record_before(&place.dir);
     volume_layout::make_dir(&place.dir)?;
     let result = place.lock().and_then(|_lock| {
-        let token = TokenMark::write(place)?;
+        let token = TokenMark::write(place, Some(&made))?;
         create_locked(plan, &token.text)
     });
     if result.is_err() {
@@ -302,7 +302,7 @@ fn start_and_mount(
 /// More hosts fail than may be missing. Then the parts that this call has started are stopped.
 pub fn start_volume(plan: &HostsPlan, volume: &VolumeFile) -> CommandResult<HostsUp> {
     let _lock = plan.place.lock()?;
-    let token = TokenMark::write(plan.place)?;
+    let token = TokenMark::write(plan.place, None)?;
     interrupt::catch_interrupts();
     let spinner = term::new_spinner("reaching the hosts");
     let (mut sessions, faults) = host_group::open_sessions(&plan.access, &plan.hosts);

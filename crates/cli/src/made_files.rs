@@ -2,13 +2,14 @@
 //! removed again.
 
 use crate::term;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use tatami_cluster::mountinfo;
 
 /// The content of a directory before a command made files in it.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct MadeFiles {
     dir: PathBuf,
     /// The directories on its path that were missing, the outermost first.
