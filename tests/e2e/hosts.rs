@@ -362,6 +362,22 @@ fn nodes_of_other_hosts_are_added_stopped_and_started_from_any_host() {
     bed.host(2).run("tatami up && test $(cat /srv/volume/more) = more && tatami down");
 }
 
+/// Damaged metadata of one host are reported by the command that starts all, and accepted by it.
+#[test]
+fn damage_on_one_host_is_told_on_the_host_that_starts_all() {
+    let Some(bed) = start_bed(&["n1", "n2"]) else { return };
+    let (one, two) = (bed.host(0), bed.host(1));
+    one.run(
+        "tatami up --hosts n1,n2 --no-mount && tatami mkdir -p :/a/b :/c/d :/e/f && tatami down",
+    );
+    // Both slots of the mark of the logs.
+    let spoil =
+        "printf damage | dd of=/var/lib/tatami/node1/meta/0000/mark conv=notrunc bs=1 seek=";
+    two.run(&format!("{spoil}16 status=none; {spoil}528 status=none"));
+    refuse(one, "tatami up --no-mount", &["a part of the namespace is damaged", "n2: "]);
+    one.run("tatami up --no-mount --accept-loss && tatami status && tatami down");
+}
+
 /// A machine that was joined by hand starts and stops its own node only.
 #[test]
 fn a_machine_that_was_joined_by_hand_leaves_the_nodes_of_others_alone() {

@@ -34,7 +34,7 @@ pub struct Cli {
 /// The commands.
 #[derive(Debug, clap::Subcommand)]
 pub enum CliCommand {
-    /// Start a file system on this machine and mount it
+    /// Start a file system on this machine, or on several hosts, and mount it
     #[command(after_help = "\
 Examples:
   tatami up                                  one node in the default directory

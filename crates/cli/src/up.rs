@@ -222,7 +222,14 @@ fn run_on_hosts(plan: &HostsPlan, args: &UpArgs, is_new: bool) -> CommandResult 
     writeln!(out, "  tatami status{flag}")?;
     writeln!(out, "  tatami down{flag}")?;
     out.flush()?;
-    Ok(())
+    drop(out);
+    if is_new {
+        return Ok(());
+    }
+    let is_reached = |entry: &&NodeEntry| up.missing.iter().all(|fault| fault.host != entry.name);
+    let nodes = up.volume.nodes.iter().filter(is_reached);
+    let damage = daemon::resolve_damage(place, &up.volume, nodes, args.accept_loss)?;
+    damage.map_or(Ok(()), Err)
 }
 
 /// Settings that later calls of `up` remember.
