@@ -13,7 +13,8 @@
 //! All numbers are little-endian. `cpu` says where the sender of a request runs, so that the thread
 //! that serves it on the same machine can run there, too: the number of the CPU plus 1, or 0. The
 //! checksum covers the header (with the checksum itself as 0) and the body. Payloads rely on the
-//! checksums of TCP and of the disk. Lengths are checked against their bounds before any allocation.
+//! checksums of TCP and of the disk. Lengths are checked against their bounds before any
+//! allocation.
 
 use serde::{Serialize, de::DeserializeOwned};
 use std::io::{self, IoSlice, Read, Write};
