@@ -89,8 +89,12 @@ impl Worker {
             return Ok(true);
         }
         match found {
+            // ECANCELED: the kernel was about to hand the request over by a ring.
             Outcome::Error(
-                rustix::io::Errno::CONNABORTED | rustix::io::Errno::NOTCONN | rustix::io::Errno::IO,
+                rustix::io::Errno::CONNABORTED
+                | rustix::io::Errno::NOTCONN
+                | rustix::io::Errno::CANCELED
+                | rustix::io::Errno::IO,
             ) => {
                 self.unknown = Some(op);
                 Ok(false)

@@ -151,6 +151,10 @@ fn a_node_of_another_machine_is_not_started_here() {
     let map = map.replace(old.to_str().unwrap(), elsewhere.to_str().unwrap());
     std::fs::write(there.path("copied.toml"), &map).expect("written");
     std::fs::rename(there.path("copied.toml"), there.path("volume.toml")).expect("renamed");
+    let machine = std::fs::read_to_string(volume.path("machine.toml")).expect("text");
+    assert!(machine.contains("nodes = [0]"), "{machine}");
+    let machine = machine.replace("nodes = [0]", "nodes = []");
+    std::fs::write(there.path("machine.toml"), machine).expect("written");
     there.run("ls", NOTHING).works();
     volume.run("down", NOTHING).works();
     for verb in ["status", "ls"] {

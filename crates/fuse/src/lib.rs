@@ -27,6 +27,7 @@ pub mod splice;
 mod device_workers;
 mod eio_log;
 mod fields;
+mod mount_identity;
 mod ring;
 mod ring_workers;
 mod session_state;

@@ -9,6 +9,7 @@
 //! Entries cannot be withdrawn from the kernel while the file system is mounted. So these threads
 //! stay until the end.
 
+use crate::mount_identity::MountIdentity;
 use crate::reply::{Reply, RingOutcome, RingReply};
 use crate::request::RequestHeader;
 use crate::ring::{RequestPlace, RequestRing, possible_cpus};
@@ -191,9 +192,9 @@ fn start_another<H: Handler>(shared: &Arc<SessionShared<H>>, queue: u16) {
     if counts.threads.load(SeqCst) >= shared.threads.max {
         return;
     }
-    let path = shared.path.clone();
+    let mount = shared.mount.clone();
     let report = move |result: io::Result<()>| match result {
-        Ok(()) => free_waiting_request(path, queue),
+        Ok(()) => free_waiting_request(mount, queue),
         Err(error) => tracing::warn!(%error, "no further thread for requests"),
     };
     if let Err(error) = spawn_ring_worker(shared, queue, report) {
@@ -204,11 +205,11 @@ fn start_another<H: Handler>(shared: &Arc<SessionShared<H>>, queue: u16) {
 /// Frees a request that came while no entry was idle. The kernel gives a new entry only to later
 /// requests. So a short one is made on the same CPU: with its reply, the entry gets the first
 /// request that waits.
-fn free_waiting_request(path: std::path::PathBuf, queue: u16) {
+fn free_waiting_request(mount: MountIdentity, queue: u16) {
     let ask = move || {
         bind_to_cpu(queue);
-        if let Err(errno) = rustix::fs::statfs(&path) {
-            tracing::debug!(%errno, "a request to free others");
+        if let Err(error) = mount.request_statistics() {
+            tracing::debug!(%error, "a request to free others");
         }
     };
     // A thread of its own, because this one must take the request.

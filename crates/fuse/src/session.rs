@@ -5,6 +5,7 @@ use crate::abi::{self, init};
 use crate::device::Device;
 use crate::device_workers::spawn_device_worker;
 use crate::init::NegotiatedFeatures;
+use crate::mount_identity::MountIdentity;
 use crate::mounting::Channel;
 use crate::notify::Notifier;
 use crate::ring_workers;
@@ -65,7 +66,7 @@ impl FuseSession {
             buffer_len: agreed.max_write as usize + abi::REQUEST_OVERHEAD,
             queues,
             payload_len: agreed.max_write as usize,
-            path: channel.path().to_owned(),
+            mount: MountIdentity::from_path(channel.path()),
             idle: AtomicUsize::new(0),
             total: AtomicUsize::new(0),
             requests: AtomicUsize::new(0),

@@ -2,11 +2,11 @@
 
 use crate::device::Device;
 use crate::eio_log::forget_cause;
+use crate::mount_identity::MountIdentity;
 use crate::reply::Reply;
 use crate::request::{FuseOp, Request, RequestHeader};
 use parking_lot::{Condvar, Mutex};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 
@@ -52,7 +52,7 @@ pub(crate) struct SessionShared<H> {
     pub(crate) queues: Vec<RingQueue>,
     /// Longest data of a request or reply, in bytes.
     pub(crate) payload_len: usize,
-    pub(crate) path: PathBuf,
+    pub(crate) mount: MountIdentity,
     /// Threads that wait for a request, or will at once. A thread counts as idle before it sends
     /// its reply: the caller often sends its next request before the thread is back.
     pub(crate) idle: AtomicUsize,
