@@ -157,7 +157,7 @@ fn one_command_starts_and_stops_a_volume_on_all_hosts() {
 }
 
 /// Runs a command on a host that must fail. Returns its message, which has all of `words`.
-fn refuse(host: &TestHost, line: &str, words: &[&str]) -> String {
+fn expect_refusal(host: &TestHost, line: &str, words: &[&str]) -> String {
     let said = host.ask(line);
     assert_ne!(said.code, Some(0), "{line}: {said:?}");
     for word in words {
@@ -175,42 +175,54 @@ fn a_host_that_is_unfit_is_named_and_nothing_is_left() {
     let one = bed.host(0);
     let up = "tatami up --hosts n1,n2";
     let away = "tatami up --hosts n[1-3] --ssh-option ConnectTimeout=1";
-    refuse(one, away, &["1 of 3 hosts failed; nothing was started", "n3: ssh does not reach"]);
-    refuse(one, "tatami up --hosts n1,nowhere", &["nowhere: ssh does not reach", "resolve"]);
-    refuse(one, "tatami up --hosts n1,n2,n1", &["n1 is named twice"]);
-    refuse(one, "tatami up --hosts n2,10.77.0.2", &["n2 and 10.77.0.2 are the same machine"]);
-    refuse(one, "tatami up --hosts 'n1,n2;true'", &["no name of a host"]);
+    expect_refusal(
+        one,
+        away,
+        &["1 of 3 hosts failed; nothing was started", "n3: ssh does not reach"],
+    );
+    expect_refusal(
+        one,
+        "tatami up --hosts n1,nowhere",
+        &["nowhere: ssh does not reach", "resolve"],
+    );
+    expect_refusal(one, "tatami up --hosts n1,n2,n1", &["n1 is named twice"]);
+    expect_refusal(
+        one,
+        "tatami up --hosts n2,10.77.0.2",
+        &["n2 and 10.77.0.2 are the same machine"],
+    );
+    expect_refusal(one, "tatami up --hosts 'n1,n2;true'", &["no name of a host"]);
     all_clean(&bed);
 
     let (one, two) = (bed.host(0), bed.host(1));
     one.run("cd ~/.ssh && cp known_hosts good");
     one.run("cd ~/.ssh && k=$(awk '/^n1/ { print $2, $3 }' good) && echo \"n2 $k\" > known_hosts");
-    refuse(one, up, &["n2: ssh does not trust the key of this host", "ssh-keygen -R n2"]);
+    expect_refusal(one, up, &["n2: ssh does not trust the key of this host", "ssh-keygen -R n2"]);
     one.run("cd ~/.ssh && cp good known_hosts");
     two.run("mv ~/.ssh/authorized_keys ~/.ssh/none");
-    refuse(one, up, &["n2: ssh cannot log in without a password", "ssh-copy-id n2"]);
+    expect_refusal(one, up, &["n2: ssh cannot log in without a password", "ssh-copy-id n2"]);
     two.run("mv ~/.ssh/none ~/.ssh/authorized_keys");
     all_clean(&bed);
 
     two.run("mount --bind /mnt /usr/local/bin");
-    refuse(one, up, &["n2: tatami is not found there", "--program PATH"]);
+    expect_refusal(one, up, &["n2: tatami is not found there", "--program PATH"]);
     let other =
         r#"printf '#!/bin/sh\necho Welcome\necho tatami-host 1 %s\ncat >/dev/null\n' "'$HELLO'""#;
     let hello = r#"HELLO='{"version":"9.9.9","wire":99,"name":"n2","machine":"","clock_ms":0,"user":0,"address":null}'"#;
     two.run(&format!("{hello}; {other} > /mnt/tatami && chmod +x /mnt/tatami"));
-    refuse(one, up, &["n2: tatami there is version 9.9.9 with protocol 99"]);
+    expect_refusal(one, up, &["n2: tatami there is version 9.9.9 with protocol 99"]);
     // A clock of 1970, in the greeting of a program that then ends.
     let version = one.run("tatami --version").out.trim().replace("tatami ", "");
     let hello = hello.replace("9.9.9", &version).replace("99", &PROTOCOL_VERSION.to_string());
     two.run(&format!("{hello}; {other} | sed s/^cat.*// > /mnt/tatami"));
-    refuse(one, up, &["the clock of n2 is", "s behind", "n2: tatami there ended"]);
+    expect_refusal(one, up, &["the clock of n2 is", "s behind", "n2: tatami there ended"]);
     two.run("printf '#!/bin/sh\\necho tatami-host 7 whatever\\n' > /mnt/tatami");
-    refuse(one, up, &["n2: its tatami is not understood", "version 7"]);
+    expect_refusal(one, up, &["n2: its tatami is not understood", "version 7"]);
     two.run("umount /usr/local/bin && rm /mnt/tatami");
     all_clean(&bed);
 
     two.run("mount --bind /dev/null /dev/fuse");
-    refuse(one, up, &["n2: FUSE cannot be used", "--no-mount", "--allow-missing 1"]);
+    expect_refusal(one, up, &["n2: FUSE cannot be used", "--no-mount", "--allow-missing 1"]);
     all_clean(&bed);
     let said = one.run("tatami up --hosts n1,n2 --allow-missing 1");
     assert!(said.out.contains("runs on 1 hosts") && said.out.contains("without n2"), "{said:?}");
@@ -219,19 +231,19 @@ fn a_host_that_is_unfit_is_named_and_nothing_is_left() {
     two.run("umount /dev/fuse");
 
     two.run("mkdir /var/lib/tatami && mount -t tmpfs -o size=16m,mode=755 tmpfs /var/lib/tatami");
-    refuse(one, up, &["n2: its disk is full", "16.0 MiB"]);
+    expect_refusal(one, up, &["n2: its disk is full", "16.0 MiB"]);
     two.run("umount /var/lib/tatami && rmdir /var/lib/tatami");
     // A fault that shows late: the daemons run by then.
     two.run("mkdir /mnt/tatami && mount -t tmpfs tmpfs /mnt/tatami");
-    refuse(one, up, &["n2: /mnt/tatami has a tmpfs file system mounted on it"]);
+    expect_refusal(one, up, &["n2: /mnt/tatami has a tmpfs file system mounted on it"]);
     two.run("umount /mnt/tatami && rmdir /mnt/tatami");
     all_clean(&bed);
 
     one.run(up);
     let twice = ["n1: there is a volume in /var/lib/tatami already", "nothing was started"];
-    refuse(two, "mv /var/lib/tatami /var/lib/hidden; tatami up --hosts n1", &twice);
+    expect_refusal(two, "mv /var/lib/tatami /var/lib/hidden; tatami up --hosts n1", &twice);
     two.run("mv /var/lib/hidden /var/lib/tatami; tatami down");
-    refuse(one, "tatami up --hosts n1", &["has the hosts n1,n2", "tatami node add"]);
+    expect_refusal(one, "tatami up --hosts n1", &["has the hosts n1,n2", "tatami node add"]);
 }
 
 /// The far side on a host trusts no input, and recognizes a directory that another host has, too.
@@ -319,9 +331,13 @@ fn nodes_of_other_hosts_are_added_stopped_and_started_from_any_host() {
     // The option is for all later commands, too.
     bed.host(0).run("tatami up --hosts n[1-2] --mount /srv/volume --ssh-option ConnectTimeout=1");
     bed.host(0).run("echo text > /srv/volume/file");
-    refuse(bed.host(0), "tatami node add n2", &["has a node on n2 already"]);
-    refuse(bed.host(0), "tatami node add", &["tatami node add HOST"]);
-    refuse(bed.host(0), "tatami node add nowhere", &["nowhere: ssh does not reach this host"]);
+    expect_refusal(bed.host(0), "tatami node add n2", &["has a node on n2 already"]);
+    expect_refusal(bed.host(0), "tatami node add", &["tatami node add HOST"]);
+    expect_refusal(
+        bed.host(0),
+        "tatami node add nowhere",
+        &["nowhere: ssh does not reach this host"],
+    );
     let added = bed.host(1).run("tatami node add n3");
     assert!(added.out.contains("n3 is added and runs"), "{added:?}");
     bed.host(2).run("test $(cat /srv/volume/file) = text && echo more > /srv/volume/more");
@@ -334,7 +350,11 @@ fn nodes_of_other_hosts_are_added_stopped_and_started_from_any_host() {
 
     bed.host(0).run("tatami node stop n3");
     bed.host(2).run("! pgrep tatami-node");
-    refuse(bed.host(1), "tatami status >&2", &["n3 is on the host n3", "tatami node start n3"]);
+    expect_refusal(
+        bed.host(1),
+        "tatami status >&2",
+        &["n3 is on the host n3", "tatami node start n3"],
+    );
     let started = bed.host(1).run("tatami node start n3 n2");
     assert!(
         started.out.contains("n3 runs\n") && started.out.contains("n2 runs already"),
@@ -351,9 +371,13 @@ fn nodes_of_other_hosts_are_added_stopped_and_started_from_any_host() {
     // A host that is off is named, and the rest is stopped or started without it.
     bed.cut_power(2);
     let (one, two) = (bed.host(0), bed.host(1));
-    refuse(two, "tatami down", &["1 of 3 hosts could not be stopped", "n3: ssh does not reach"]);
+    expect_refusal(
+        two,
+        "tatami down",
+        &["1 of 3 hosts could not be stopped", "n3: ssh does not reach"],
+    );
     one.run("! pgrep tatami && ! grep fuse.tatami /proc/self/mountinfo");
-    refuse(two, "tatami up", &["n3: ssh does not reach", "--allow-missing 1"]);
+    expect_refusal(two, "tatami up", &["n3: ssh does not reach", "--allow-missing 1"]);
     one.run("! pgrep tatami");
     let up = two.run("tatami up --allow-missing 1");
     assert!(up.out.contains("runs on 2 hosts") && up.out.contains("without n3"), "{up:?}");
@@ -374,7 +398,7 @@ fn damage_on_one_host_is_told_on_the_host_that_starts_all() {
     let spoil =
         "printf damage | dd of=/var/lib/tatami/node1/meta/0000/mark conv=notrunc bs=1 seek=";
     two.run(&format!("{spoil}16 status=none; {spoil}528 status=none"));
-    refuse(one, "tatami up --no-mount", &["a part of the namespace is damaged", "n2: "]);
+    expect_refusal(one, "tatami up --no-mount", &["a part of the namespace is damaged", "n2: "]);
     one.run("tatami up --no-mount --accept-loss && tatami status && tatami down");
 }
 
@@ -389,7 +413,7 @@ fn a_machine_that_was_joined_by_hand_leaves_the_nodes_of_others_alone() {
     two.run(
         "ssh n1 tar c -C /var/lib/tatami volume.toml tatami.toml key | tar x -C /var/lib/tatami",
     );
-    refuse(two, "tatami node start node0", &["node0 is on another machine", "run there"]);
+    expect_refusal(two, "tatami node start node0", &["node0 is on another machine", "run there"]);
     two.run("tatami node start node1");
     one.run("tatami node rebalance node1");
     for (host, other) in [(one, two), (two, one)] {
@@ -401,7 +425,7 @@ fn a_machine_that_was_joined_by_hand_leaves_the_nodes_of_others_alone() {
         assert!(down.out.contains("1 node on other machines"), "{down:?}");
         host.run("! pgrep tatami");
         other.run("pgrep tatami-node");
-        refuse(other, "tatami status >&2", &["is on another machine", "tatami node start"]);
+        expect_refusal(other, "tatami status >&2", &["is on another machine", "tatami node start"]);
         host.run("tatami up");
     }
     two.run("test ! -e /var/lib/tatami/node0");

@@ -226,7 +226,7 @@ fn a_file_removed_while_it_is_open_leaves_nothing() {
 }
 
 /// Returns the number of requests about names, and about bytes, so far.
-fn requests(cluster: &Cluster) -> [u64; 2] {
+fn count_requests(cluster: &Cluster) -> [u64; 2] {
     let status = cluster.status();
     let nodes = status["nodes"].as_array().expect("nodes");
     ["meta_requests", "object_requests"]
@@ -244,11 +244,11 @@ fn a_small_file_costs_two_requests_that_are_waited_for() {
     for round in 0.. {
         let dir = a.join(format!("d{round}"));
         fs::create_dir(&dir).expect("mkdir");
-        let before = requests(&cluster);
+        let before = count_requests(&cluster);
         for i in 0..FILES {
             create(dir.join(i.to_string())).write_all_at(b"bytes", 0).expect("pwrite");
         }
-        let now = requests(&cluster);
+        let now = count_requests(&cluster);
         let [names, bytes] = [0, 1].map(|n| now[n] - before[n]);
         // Background work sends some more.
         if names <= FILES * 2 + FILES / 5 && bytes <= FILES / 5 {

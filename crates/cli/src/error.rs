@@ -83,6 +83,25 @@ impl CommandFailure {
         self
     }
 
+    /// Returns the texts of the cause and of its own causes, for another process.
+    pub fn list_causes(&self) -> Vec<String> {
+        let mut causes = Vec::new();
+        let mut next = self.cause.as_deref().map(|e| e as &dyn Error);
+        while let Some(e) = next {
+            causes.push(e.to_string());
+            next = e.source();
+        }
+        causes
+    }
+
+    /// Sets the cause to texts from another process, if there are any.
+    pub fn because_all(mut self, causes: &[String]) -> CommandFailure {
+        if !causes.is_empty() {
+            self.cause = Some(causes.join("\n").into());
+        }
+        self
+    }
+
     /// Returns the whole message, several lines.
     pub fn report(&self) -> String {
         let mut text = format!("tatami: {}", self.what);

@@ -69,7 +69,10 @@ pub fn open_sessions(access: &SshAccess, hosts: &[String]) -> (Vec<HostSession>,
                 scope.spawn(move || access.open_session(&host))
             };
             let threads: Vec<_> = some.iter().map(open).collect();
-            threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| lost())).collect()
+            threads
+                .into_iter()
+                .map(|thread| thread.join().unwrap_or_else(|_| fail_request()))
+                .collect()
         });
         for (host, session) in some.iter().zip(opened) {
             match session {
@@ -81,7 +84,7 @@ pub fn open_sessions(access: &SshAccess, hosts: &[String]) -> (Vec<HostSession>,
     (sessions, faults)
 }
 
-fn lost<T>() -> CommandResult<T> {
+fn fail_request<T>() -> CommandResult<T> {
     Err(CommandFailure::new("the request to it failed"))
 }
 
@@ -124,17 +127,17 @@ pub fn try_all(
         };
         let threads: Vec<_> =
             sessions.iter_mut().map(|session| scope.spawn(move || send(session))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| lost())).collect()
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| fail_request())).collect()
     })
 }
 
-/// Ends sessions side by side: what they were not told to keep is undone.
+/// Ends all sessions at the same time. A host without an order to keep its work undoes it.
 pub fn end_sessions(mut sessions: Vec<HostSession>) {
     sessions.iter_mut().for_each(HostSession::close_input);
     drop(sessions);
 }
 
-/// Notes the hosts whose clocks are off.
+/// Prints a note for each host with a clock that differs from this machine's.
 pub fn note_clocks(sessions: &[HostSession]) {
     for session in sessions.iter().filter(|s| s.clock_ahead_ms.abs() > CLOCK_OFF_MS) {
         let seconds = session.clock_ahead_ms.unsigned_abs() as f64 / 1000.0;

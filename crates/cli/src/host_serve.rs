@@ -2,8 +2,8 @@
 //! orders that arrive on standard input, one line each, and replies on standard output
 //! ([`tatami_hosts::host_protocol`]).
 //!
-//! If its input ends before the order to keep everything, it undoes what it has made. So a host
-//! whose `ssh` breaks, or whose starter was killed, is as before.
+//! If its input ends before the order to keep everything, it undoes what it has made. So nothing is
+//! left on a host if `ssh` breaks, or if a user kills `tatami up`.
 
 use crate::config::ConfigOverrides;
 use crate::error::{CommandFailure, CommandResult, FailureContext};
@@ -280,14 +280,8 @@ fn describe_self() -> HostHello {
 }
 
 fn fold_failure(failure: &CommandFailure) -> HostReply {
-    let mut causes = Vec::new();
-    let mut next = failure.cause.as_deref().map(|e| e as &dyn std::error::Error);
-    while let Some(e) = next {
-        causes.push(e.to_string());
-        next = e.source();
-    }
     let (what, remedy) = (failure.what.clone(), failure.remedy.clone());
-    HostReply::Failed(HostFailure { what, causes, remedy })
+    HostReply::Failed(HostFailure { what, causes: failure.list_causes(), remedy })
 }
 
 fn open_place(dir: &Path, settings: &[(String, String)]) -> CommandResult<VolumeDir> {

@@ -258,7 +258,8 @@ pub static KEYS: [ConfigKey; 20] = [
         range: KeyRange::Int(1, 1024),
         unit: "",
         default: ["2", "2"],
-        doc: "Threads that a mount keeps for requests of the kernel.",
+        doc: "Threads that a mount keeps for requests of the kernel. Over io_uring it keeps two for \
+              each CPU.",
     },
     ConfigKey {
         name: name::MOUNT_THREADS_MAX,
@@ -267,8 +268,8 @@ pub static KEYS: [ConfigKey; 20] = [
         range: KeyRange::Int(1, 1024),
         unit: "",
         default: ["64", "64"],
-        doc: "Most threads of a mount. Each request that waits for a node occupies one. When all \
-              are occupied, further requests wait for a thread.",
+        doc: "Most threads of a mount, over io_uring of each CPU. Each request that waits for a node \
+              occupies one. When all are occupied, further requests wait for a thread.",
     },
     ConfigKey {
         name: name::MOUNT_IO_URING,

@@ -40,8 +40,8 @@ pub struct SshAccess {
     pub program: Option<String>,
 }
 
-/// A conversation with the far side on one host. Dropping it ends it, and the far side undoes what
-/// it was not told to keep.
+/// A conversation with the far side on one host. Dropping the session ends it. Then the far side
+/// undoes its work, unless it has got the order to keep it.
 pub struct HostSession {
     /// The name by which the user knows the host.
     pub host: String,
@@ -122,7 +122,7 @@ impl SshAccess {
     /// # Errors
     /// ssh cannot log in, or the program there is missing or of another version.
     pub fn open_session(&self, host: &str) -> CommandResult<HostSession> {
-        let mut process = FarProcess::start(self.far_command(host))?;
+        let mut process = FarProcess::spawn_piped(self.far_command(host))?;
         let before = SystemTime::now();
         let hello = process.await_greeting().map_err(|cause| process.explain_end(host, &cause))?;
         let after = SystemTime::now();
@@ -180,10 +180,8 @@ impl HostSession {
         let reply = sent.and_then(|()| self.process.await_reply(within));
         match reply.map_err(|cause| self.process.explain_end(&host, &cause))? {
             HostReply::Failed(failure) => {
-                let cause = failure.causes.join("\n");
-                let told = CommandFailure::new(failure.what);
-                let told = if cause.is_empty() { told } else { told.because(cause) };
-                Err(CommandFailure { remedy: failure.remedy, ..told })
+                let report = CommandFailure::new(failure.what).because_all(&failure.causes);
+                Err(CommandFailure { remedy: failure.remedy, ..report })
             }
             reply => Ok(reply),
         }
@@ -191,14 +189,15 @@ impl HostSession {
 }
 
 impl HostSession {
-    /// Closes the input of the far side: it begins to undo what it was not told to keep.
+    /// Closes the input of the far side. Without an order to keep its work, the far side begins to
+    /// undo it.
     pub fn close_input(&mut self) {
         self.process.input = None;
     }
 }
 
 impl FarProcess {
-    fn start(mut command: Command) -> CommandResult<FarProcess> {
+    fn spawn_piped(mut command: Command) -> CommandResult<FarProcess> {
         let name = command.get_program().to_string_lossy().into_owned();
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         // Ctrl-C at the terminal is for this process alone: the far side must live to undo its
@@ -290,7 +289,7 @@ impl FarProcess {
     }
 
     /// Closes the input of the far side, and waits until it has ended. Returns its exit code.
-    fn end(&mut self) -> Option<i32> {
+    fn end_process(&mut self) -> Option<i32> {
         self.input = None;
         let deadline = Instant::now() + END_WAIT;
         while matches!(self.receive_more(deadline), Ok(true)) {
@@ -323,7 +322,7 @@ impl FarProcess {
             }
             SilenceCause::Ended => {}
         }
-        let code = self.end();
+        let code = self.end_process();
         let said = String::from_utf8_lossy(&self.errors.lock()).into_owned();
         describe_end(host, code, &said)
     }
@@ -331,7 +330,7 @@ impl FarProcess {
 
 impl Drop for FarProcess {
     fn drop(&mut self) {
-        self.end();
+        self.end_process();
     }
 }
 

@@ -83,14 +83,9 @@ impl ReadyPipe {
 
     /// Reports why the process is not ready. Returns the failure for the log.
     pub fn report_failure(&mut self, failure: CommandFailure) -> CommandFailure {
-        let mut causes = Vec::new();
-        let mut next = failure.cause.as_deref().map(|e| e as &dyn std::error::Error);
-        while let Some(e) = next {
-            causes.push(e.to_string());
-            next = e.source();
-        }
         let (what, remedy) = (failure.what.clone(), failure.remedy.clone());
-        self.send_reply(&StartReply::Failed { code: failure.exit.code(), what, causes, remedy });
+        let (code, causes) = (failure.exit.code(), failure.list_causes());
+        self.send_reply(&StartReply::Failed { code, what, causes, remedy });
         failure
     }
 
@@ -199,13 +194,9 @@ impl StartingProcess {
                     3 => ExitStatus::Degraded,
                     _ => ExitStatus::Failure,
                 };
-                let cause = (!causes.is_empty()).then(|| causes.join("\n").into());
-                Err(CommandFailure {
-                    exit,
-                    what: format!("{} does not start: {what}", self.name),
-                    cause,
-                    remedy,
-                })
+                let what = format!("{} does not start: {what}", self.name);
+                let failure = CommandFailure::new(what).because_all(&causes);
+                Err(CommandFailure { exit, remedy, ..failure })
             }
             Err(_) => Err(self.silence_failure("it ended before it was ready")),
         }

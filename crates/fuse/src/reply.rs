@@ -122,7 +122,7 @@ impl<'a> Reply<'a> {
 
     fn send_parts(mut self, error: i32, parts: [&[u8]; 2]) -> bool {
         self.count_idle();
-        self.target.transmit(&mut self.wanted, self.unique, (self.request, error), parts)
+        self.target.send_answer(&mut self.wanted, self.unique, (self.request, error), parts)
     }
 
     fn count_idle(&mut self) {
@@ -246,7 +246,7 @@ impl<'a> Reply<'a> {
                 self.count_idle();
                 let data = &self.buffers.scratch[..len.min(size)];
                 let asked = (self.request, 0);
-                self.target.transmit(&mut self.wanted, self.unique, asked, [data, &[]])
+                self.target.send_answer(&mut self.wanted, self.unique, asked, [data, &[]])
             }
             Err(errno) => self.send_error(errno),
         }
@@ -304,7 +304,7 @@ impl<'a> Reply<'a> {
                 self.count_idle();
                 let entries = self.buffers.scratch.as_slice();
                 let asked = (self.request, 0);
-                self.target.transmit(&mut self.wanted, self.unique, asked, [entries, &[]])
+                self.target.send_answer(&mut self.wanted, self.unique, asked, [entries, &[]])
             }
             Err(errno) => self.send_error(errno),
         }
@@ -371,7 +371,7 @@ impl DeferredResult {
     }
 
     /// Waits for the result: an error (negative), or 0.
-    pub(crate) fn wait(&self) -> i32 {
+    pub(crate) fn wait_for_result(&self) -> i32 {
         let mut error = self.error.lock();
         loop {
             match *error {
@@ -383,7 +383,7 @@ impl DeferredResult {
 }
 
 impl DeferredTarget {
-    fn transmit(&self, wanted: &mut bool, unique: u64, asked: (RequestSummary, i32)) -> bool {
+    fn send_answer(&self, wanted: &mut bool, unique: u64, asked: (RequestSummary, i32)) -> bool {
         match self {
             DeferredTarget::Device(device) => {
                 transmit_reply(device, wanted, unique, asked, [&[], &[]])
@@ -406,18 +406,18 @@ impl DeferredReply {
     /// Sends the reply. Errors are positive error numbers. Returns whether the kernel accepted it.
     pub fn send_result(mut self, result: Result<(), i32>) -> bool {
         let error = result.err().map_or(0, |errno| -errno);
-        self.target.transmit(&mut self.wanted, self.unique, (self.request, error))
+        self.target.send_answer(&mut self.wanted, self.unique, (self.request, error))
     }
 }
 
 impl Drop for DeferredReply {
     fn drop(&mut self) {
-        self.target.transmit(&mut self.wanted, self.unique, (self.request, -libc::EIO));
+        self.target.send_answer(&mut self.wanted, self.unique, (self.request, -libc::EIO));
     }
 }
 
 impl ReplyTarget<'_> {
-    fn transmit(
+    fn send_answer(
         &mut self,
         wanted: &mut bool,
         unique: u64,
@@ -478,7 +478,7 @@ impl Drop for Reply<'_> {
         self.count_idle();
         if self.wanted {
             let answer = (self.request, -libc::EIO);
-            self.target.transmit(&mut self.wanted, self.unique, answer, [&[], &[]]);
+            self.target.send_answer(&mut self.wanted, self.unique, answer, [&[], &[]]);
         }
     }
 }

@@ -262,8 +262,12 @@ impl RequestRing {
     }
 }
 
-/// Checks whether this process may use io_uring. Returns the reason if it may not.
+/// Checks whether this process can take requests from rings.
+///
+/// # Errors
+/// The reason, in words: the system forbids io_uring, or does not say how many CPUs it may have.
 pub fn probe_ring() -> Result<(), String> {
+    possible_cpus().map_err(|error| error.to_string())?;
     RequestRing::new(0, PAGE).map(drop).map_err(|error| match error.raw_os_error() {
         Some(libc::EPERM) => "the system forbids io_uring (kernel.io_uring_disabled)".to_owned(),
         _ => format!("io_uring: {error}"),

@@ -139,7 +139,7 @@ fn run_ring_worker<H: Handler>(shared: &Arc<SessionShared<H>>, queue: u16, mut r
                     start_another(shared, queue);
                 }
                 shared.count_ended_worker();
-                let error = result.wait();
+                let error = result.wait_for_result();
                 shared.total.fetch_add(1, SeqCst);
                 counts.threads.fetch_add(1, SeqCst);
                 counts.idle.fetch_add(1, SeqCst);

@@ -27,8 +27,8 @@ use tatami_wire::{Cred, Ino};
 const READ_AHEAD_KIB: u32 = 2048;
 
 /// The reason why requests do not come over io_uring, if this process could use it.
-const NOT_OFFERED: &str =
-    "the kernel does not offer it (Linux 6.14, /sys/module/fuse/parameters/enable_uring)";
+const NOT_OFFERED: &str = "the kernel does not offer it \
+    (Linux 6.14 and later does, if /sys/module/fuse/parameters/enable_uring is Y)";
 
 /// A mounted volume. Dropping it unmounts it.
 pub struct Mount {

@@ -308,7 +308,7 @@ fn serve_connection(
     match hello.role {
         Role::Data => {
             stream.enlarge_untuned_buffers();
-            data_connection::serve_data(shared, stream, &peer);
+            data_connection::serve_data(shared, stream, &peer, hello.client);
         }
         _ => admin_connection::serve_admin(shared, stream, &peer, registered.id),
     }

@@ -4,21 +4,21 @@
 //! each of them an idle CPU, if there is one. To wake a CPU that sleeps takes longer than most
 //! requests, above all in a virtual machine. While one program alone asks, and waits for each
 //! reply, nothing is gained by a second CPU. So the thread then binds itself to the program's CPU,
-//! which the request names. When others ask, too, the thread may run everywhere again.
+//! which the request names. When requests come from elsewhere, the thread may run everywhere again.
 //!
-//! Programs that are bound to a CPU, as MPI does it, gain most. The scheduler moves others to and
-//! fro between idle CPUs, at each wake-up; the thread does not follow each of these moves.
+//! Programs that are bound to a CPU gain, as MPI binds them. The scheduler moves others to and fro
+//! between idle CPUs, at each wake-up; the thread does not follow these moves.
 
 use parking_lot::Mutex;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::io;
+use tatami_wire::ClientId;
 
-/// Consecutive requests of one connection after which the thread is bound, and consecutive requests
-/// from another CPU after which it follows. A thread with several clients never gets there.
+/// Consecutive requests of one client from one CPU after which the thread is bound.
 const STREAK: u32 = 24;
 /// Requests in whose time [`MISSES_MAX`] counts.
 const WINDOW: u32 = 64;
-/// Requests of other connections in a window after which the thread is free again.
+/// Requests from elsewhere in a window after which the thread is free again.
 const MISSES_MAX: u32 = 6;
 
 /// The CPUs that the daemon may use, as the administrator started it. Set by the first follower,
@@ -32,45 +32,38 @@ enum PlaceChange {
     Free,
 }
 
+/// Who asks, and on which CPU.
+type RequestOrigin = (ClientId, u8);
+
 /// The decision, without its effect.
 #[derive(Debug, Default)]
 struct FollowRule {
-    bound: Option<u8>,
-    /// The connection and CPU of the last request.
-    last: Option<(usize, u8)>,
-    /// Requests of the same connection that followed each other, and of the same CPU, too.
-    alone: u32,
-    steady: u32,
-    /// Requests in the current window, and those of other connections.
+    /// The origin for which the thread is bound.
+    bound: Option<RequestOrigin>,
+    last: Option<RequestOrigin>,
+    /// Requests of the same origin that followed each other.
+    streak: u32,
+    /// Requests in the current window, and those from elsewhere.
     seen: u32,
     misses: u32,
 }
 
 impl FollowRule {
-    fn note_request(&mut self, connection: usize, cpu: Option<u8>) -> Option<PlaceChange> {
-        let Some(cpu) = cpu else {
-            (self.last, self.alone, self.steady) = (None, 0, 0);
-            return self.count_request(true);
-        };
-        let is_same = self.last.is_some_and(|(last, _)| last == connection);
-        self.alone = if is_same { self.alone + 1 } else { 0 };
-        self.steady = if self.last == Some((connection, cpu)) { self.steady + 1 } else { 0 };
-        self.last = Some((connection, cpu));
-        let streak = if self.bound.is_some() { self.steady } else { self.alone };
-        if self.bound != Some(cpu) && streak >= STREAK {
-            (self.bound, self.seen, self.misses) = (Some(cpu), 0, 0);
+    fn note_request(&mut self, origin: Option<RequestOrigin>) -> Option<PlaceChange> {
+        self.streak = if origin.is_some() && origin == self.last { self.streak + 1 } else { 0 };
+        self.last = origin;
+        if let Some((_, cpu)) = origin
+            && self.bound != origin
+            && self.streak >= STREAK
+        {
+            (self.bound, self.seen, self.misses) = (origin, 0, 0);
             return Some(PlaceChange::Bind(cpu));
         }
-        self.count_request(!is_same)
-    }
-
-    /// Counts a request in the window of a bound thread.
-    fn count_request(&mut self, is_miss: bool) -> Option<PlaceChange> {
         self.bound?;
         self.seen += 1;
-        self.misses += u32::from(is_miss);
+        self.misses += u32::from(origin != self.bound);
         if self.misses >= MISSES_MAX {
-            (self.bound, self.alone, self.steady) = (None, 0, 0);
+            (self.bound, self.streak) = (None, 0);
             return Some(PlaceChange::Free);
         }
         if self.seen >= WINDOW {
@@ -97,13 +90,13 @@ impl CpuFollower {
         CpuFollower { rule: FollowRule::default(), works: several }
     }
 
-    /// Notes a request, and binds or frees the thread. `cpu` is that of the sender, if it runs on
-    /// this machine and waits for the reply.
-    pub(crate) fn note_request(&mut self, connection: usize, cpu: Option<u8>) {
+    /// Notes a request of `client`, and binds or frees the thread. `cpu` is that of the sender, if
+    /// it runs on this machine and waits for the reply.
+    pub(crate) fn note_request(&mut self, client: ClientId, cpu: Option<u8>) {
         if !self.works {
             return;
         }
-        match self.rule.note_request(connection, cpu) {
+        match self.rule.note_request(cpu.map(|cpu| (client, cpu))) {
             None => {}
             Some(PlaceChange::Free) => free_this_thread(),
             Some(PlaceChange::Bind(cpu)) => {
@@ -151,49 +144,56 @@ pub(crate) fn spawn_unbound(
 mod tests {
     use super::*;
 
-    fn feed(rule: &mut FollowRule, origins: &[(usize, Option<u8>)]) -> Vec<PlaceChange> {
-        origins.iter().filter_map(|(at, cpu)| rule.note_request(*at, *cpu)).collect()
+    const FIRST: ClientId = ClientId([1; 16]);
+    const SECOND: ClientId = ClientId([2; 16]);
+
+    fn feed(
+        rule: &mut FollowRule,
+        origins: impl IntoIterator<Item = (ClientId, Option<u8>)>,
+    ) -> Vec<PlaceChange> {
+        let note =
+            |(client, cpu): (ClientId, Option<u8>)| rule.note_request(cpu.map(|cpu| (client, cpu)));
+        origins.into_iter().filter_map(note).collect()
     }
 
     #[test]
     fn a_thread_follows_its_only_client_from_cpu_to_cpu() {
         let mut rule = FollowRule::default();
-        let on = |cpu| vec![(7, Some(cpu)); 100];
-        assert_eq!(feed(&mut rule, &on(3)), [PlaceChange::Bind(3)]);
-        assert_eq!(feed(&mut rule, &on(1)), [PlaceChange::Bind(1)]);
-        assert_eq!(feed(&mut rule, &on(1)), []);
+        let on = |cpu| [(FIRST, Some(cpu)); 100];
+        assert_eq!(feed(&mut rule, on(3)), [PlaceChange::Bind(3)]);
+        assert_eq!(feed(&mut rule, on(1)), [PlaceChange::Free, PlaceChange::Bind(1)]);
+        assert_eq!(feed(&mut rule, on(1)), []);
     }
 
     #[test]
-    fn a_client_that_moves_to_and_fro_is_not_followed_each_time() {
+    fn a_client_that_moves_to_and_fro_is_not_followed() {
         let mut rule = FollowRule::default();
-        let moves: Vec<_> = (0..200).map(|i| (7, Some((i % 2) as u8))).collect();
-        assert_eq!(feed(&mut rule, &moves).len(), 1);
+        assert_eq!(feed(&mut rule, (0..200).map(|i| (FIRST, Some(i % 2)))), []);
     }
 
     #[test]
     fn a_thread_with_several_clients_is_free() {
         let mut rule = FollowRule::default();
-        let turns: Vec<_> = (0..200).map(|i| (i % 2, Some(3))).collect();
-        assert_eq!(feed(&mut rule, &turns), []);
-        assert_eq!(feed(&mut rule, &[(0, Some(3)); 30]), [PlaceChange::Bind(3)]);
-        assert_eq!(feed(&mut rule, &turns), [PlaceChange::Free]);
+        let turns = || (0..200).map(|i| (if i % 2 == 0 { FIRST } else { SECOND }, Some(3)));
+        assert_eq!(feed(&mut rule, turns()), []);
+        assert_eq!(feed(&mut rule, [(FIRST, Some(3)); 30]), [PlaceChange::Bind(3)]);
+        assert_eq!(feed(&mut rule, turns()), [PlaceChange::Free]);
     }
 
     #[test]
     fn clients_without_a_cpu_bind_nothing_and_free_a_thread() {
         let mut rule = FollowRule::default();
-        assert_eq!(feed(&mut rule, &[(0, None); 100]), []);
-        assert_eq!(feed(&mut rule, &[(0, Some(0)); 30]), [PlaceChange::Bind(0)]);
-        assert_eq!(feed(&mut rule, &[(0, None); 30]), [PlaceChange::Free]);
+        assert_eq!(feed(&mut rule, [(FIRST, None); 100]), []);
+        assert_eq!(feed(&mut rule, [(FIRST, Some(0)); 30]), [PlaceChange::Bind(0)]);
+        assert_eq!(feed(&mut rule, [(FIRST, None); 30]), [PlaceChange::Free]);
     }
 
     #[test]
     fn a_few_requests_of_others_do_not_free_a_thread() {
         let mut rule = FollowRule::default();
-        assert_eq!(feed(&mut rule, &[(0, Some(2)); 30]), [PlaceChange::Bind(2)]);
-        let mostly: Vec<_> = (0..2000).map(|i| (usize::from(i % 60 == 0), Some(2))).collect();
-        assert_eq!(feed(&mut rule, &mostly), []);
+        assert_eq!(feed(&mut rule, [(FIRST, Some(2)); 30]), [PlaceChange::Bind(2)]);
+        let mostly = (0..2000).map(|i| (if i % 60 == 0 { SECOND } else { FIRST }, Some(2)));
+        assert_eq!(feed(&mut rule, mostly), []);
     }
 
     #[test]
@@ -204,7 +204,7 @@ mod tests {
             return tatami_skip::skip_unavailable("one CPU");
         }
         let cpu = (0..255).find(|cpu| before.is_set(usize::from(*cpu))).expect("a CPU");
-        (0..100).for_each(|_| follower.note_request(0, Some(cpu)));
+        (0..100).for_each(|_| follower.note_request(FIRST, Some(cpu)));
         assert_eq!(sched_getaffinity(None).expect("affinity").count(), 1);
         let (sender, receiver) = std::sync::mpsc::channel();
         spawn_unbound("test", move || {
@@ -212,7 +212,7 @@ mod tests {
         })
         .expect("started");
         assert_eq!(receiver.recv().expect("received"), before.count());
-        (0..100).for_each(|i| follower.note_request(i, Some(cpu)));
+        (0..100).for_each(|_| follower.note_request(SECOND, None));
         assert_eq!(sched_getaffinity(None).expect("affinity").count(), before.count());
     }
 }

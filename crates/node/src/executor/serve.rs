@@ -263,7 +263,7 @@ impl Executor {
                 }
                 Ok((seq, call)) => {
                     if let Some(follower) = &mut self.cpu {
-                        follower.note_request(at, connection.sender_cpu);
+                        follower.note_request(connection.client(), connection.sender_cpu);
                     }
                     let mut answer = check_and_apply(
                         &self.shared.connections.clients,

@@ -18,7 +18,7 @@ use tatami_wire::frame::{self, FrameClass, FrameError, FrameHeader, HEADER_LEN, 
 use tatami_wire::object::{
     OPEN_DESCRIPTORS_MAX, ObjectCall, ObjectOp, ObjectReply, ObjectResult, ObjectState,
 };
-use tatami_wire::{Access, Errno, Ino, Piece};
+use tatami_wire::{Access, ClientId, Errno, Ino, Piece};
 
 /// Bytes of a payload that are received, and written to disk, at a time: large enough that system
 /// calls don't count, small enough for the processor's cache.
@@ -34,7 +34,12 @@ const UNCOPIED_MIN: usize = 64 * 1024;
 const PAYLOAD_KEEP: usize = 1 << 20;
 
 /// Serves one connection until it ends.
-pub(crate) fn serve_data(shared: &NodeContext, stream: &NetStream, peer: &PeerIdentity) {
+pub(crate) fn serve_data(
+    shared: &NodeContext,
+    stream: &NetStream,
+    peer: &PeerIdentity,
+    client: ClientId,
+) {
     let mut connection = DataConnection {
         shared,
         stream,
@@ -43,6 +48,7 @@ pub(crate) fn serve_data(shared: &NodeContext, stream: &NetStream, peer: &PeerId
         out: Vec::new(),
         payload: Vec::new(),
         spare_table: None,
+        client,
         follower: CpuFollower::of_this_thread(),
     };
     let ended = connection.run();
@@ -69,6 +75,7 @@ struct DataConnection<'a> {
     payload: Vec<u8>,
     /// The table of spare files that the client has, for as long as the connection lives.
     spare_table: Option<u64>,
+    client: ClientId,
     follower: CpuFollower,
 }
 
@@ -106,7 +113,7 @@ impl DataConnection<'_> {
             // Long transfers are pipelined: the client goes on while its bytes are copied.
             let waits = self.stream.transport().passes_descriptors
                 && !matches!(call.op, ObjectOp::Read { .. } | ObjectOp::Write { .. });
-            self.follower.note_request(0, header.cpu.filter(|_| waits));
+            self.follower.note_request(self.client, header.cpu.filter(|_| waits));
             let mut unread = header.payload_len as usize;
             let result = match self.check_request(&call, unread) {
                 Ok(()) => self.execute_request(&call, &mut unread)?,
