@@ -197,6 +197,8 @@ mod tests {
         }
 
         /// One flipped bit is damage after a power cut, too, anywhere in a journal of many sectors.
+        /// The exception is a flip that clears the only bit of the last word of a sector: a power
+        /// cut can leave the same bytes.
         #[test]
         fn a_flipped_bit_is_no_hole(
             views in 0u64..9,
@@ -210,7 +212,15 @@ mod tests {
             bytes[bit / 8] ^= 1 << (bit % 8);
             match read_last_word(&bytes, u64::MAX, true) {
                 LastWord::Whole(replay) => prop_assert_eq!(replay, Some(piece)),
-                LastWord::Torn(recovered) => prop_assert!(false, "bit {}: {:?}", bit, recovered.lost),
+                LastWord::Torn(recovered) => {
+                    let word = bit / 64;
+                    let is_zero = bytes[word * 8..][..8] == [0; 8];
+                    let is_like_hole = is_zero && (word + 1) % SECTOR_WORDS == 0;
+                    prop_assert!(is_like_hole, "bit {}: {:?}", bit, recovered.lost);
+                    prop_assert_eq!(recovered.lost.len(), 1);
+                    let is_written = |tile: &Tile| piece.tiles().contains(tile);
+                    prop_assert!(recovered.tiles.tiles().iter().all(is_written));
+                }
                 LastWord::Damaged(_) => {}
             }
         }
