@@ -113,6 +113,48 @@ fn a_program_that_waits_for_a_node_that_says_nothing_can_be_killed() {
     cluster.finish();
 }
 
+/// A program with handlers, as each Python program has one for SIGINT. Reads give up, and changes
+/// go on: a program that repeats a write of which it knows nothing would write twice.
+#[test]
+fn a_handler_of_a_program_runs_while_it_reads_from_a_node_that_says_nothing() {
+    let cluster = Setup::nodes(NODES).config(PATIENT).start();
+    let names = directory_of_each(&cluster, NODES);
+    let far = cluster.mount(0).join(&names[0]).join("far");
+    put(cluster.mount(1).join(&names[0]).join("far"), "far");
+    let start = |then: &str| {
+        let text = format!(
+            "import os, signal, sys\n\
+             def handler(*_):\n    raise SystemExit(7)\n\
+             signal.signal(signal.SIGTERM, handler)\n\
+             print('ready', flush=True)\n\
+             {then}\n"
+        );
+        let mut child = Command::new("python3")
+            .args(["-c", &text])
+            .arg(&far)
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("python3");
+        let mut ready = [0; 6];
+        child.stdout.as_mut().expect("stdout").read_exact(&mut ready).expect("the program starts");
+        await_waiting(child.id(), "python3");
+        process::signal(child.id() as i32, Signal::TERM);
+        child
+    };
+    let stopped = Stopped::new(cluster.node_pid(1));
+    let mut reader = start("open(sys.argv[1], 'rb').read()");
+    let ended = at_once("a reader", move || reader.wait().expect("wait"));
+    assert_eq!(ended.code(), Some(7), "the handler has run");
+    let mut writer =
+        start("f = os.open(sys.argv[1], os.O_WRONLY); os.pwrite(f, b'FAR', 0); os.fsync(f)");
+    // Longer than a wait that a handler may end.
+    wait_ms(30 * TICK.as_millis() as u64);
+    assert!(writer.try_wait().expect("wait").is_none(), "a change is not given up");
+    drop(stopped);
+    at_once("a writer", move || writer.wait().expect("wait"));
+    cluster.finish();
+}
+
 /// The kernel closes files in the middle of execve, and locks most of the process's directory in
 /// /proc meanwhile.
 #[test]

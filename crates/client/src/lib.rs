@@ -94,5 +94,5 @@ pub use tatami_tables::ClaimCount;
 pub use tiled_files::{PlacedPiece, Tiles};
 pub use unnamed::UnnamedFile;
 pub use usage::{Usage, UsageSum};
-pub use waiting::{IsEnding, OperationScope, TICK, lock_interruptibly};
+pub use waiting::{IsEnding, OperationScope, TICK, is_asker_ending, lock_interruptibly};
 pub use written::merge_object_state;

@@ -165,7 +165,7 @@ impl Silence {
 }
 
 /// Returns whether the program that asked for this thread's operation is being ended.
-pub(crate) fn is_asker_ending() -> bool {
+pub fn is_asker_ending() -> bool {
     CURRENT.get().is_some_and(|state| state.over == Some(WaitEnd::AskerEnds))
 }
 

@@ -5,8 +5,12 @@ use tatami_wire::Errno;
 /// Converts an error for the program.
 ///
 /// `ENOSYS` must never reach the kernel, because the kernel would disable the operation for this
-/// mount for ever. `EINTR` must not either, because it would report a signal that nobody sent.
+/// mount for ever. `EINTR` must not either, because it would report a signal that nobody sent. The
+/// exception is an operation that was given up because of a signal of the program.
 pub(crate) fn to_kernel_errno(errno: Errno) -> i32 {
+    if errno == Errno::EHOSTDOWN && tatami_client::is_asker_ending() {
+        return libc::EINTR;
+    }
     let number = map_errno(errno);
     if number == libc::EIO {
         tatami_fuse::note_cause(tatami_client::take_cause().unwrap_or_else(|| errno.to_string()));

@@ -1,4 +1,4 @@
-//! Detects that the requesting program is being killed or exits.
+//! Detects that the requesting program is being killed, exits, or shall end.
 //!
 //! FUSE_INTERRUPT reports a signal, but not all relevant ends. The kernel closes the files of an
 //! exiting process with FLUSH requests of a thread that takes no signals any more. `/proc` shows
@@ -12,10 +12,15 @@ use parking_lot::Mutex;
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
-use tatami_fuse::Request;
+use tatami_fuse::{FuseOp, Request};
 
 /// Longest wait of an exiting program for the orderly close of one of its files.
 const CLOSE_WAIT: Duration = Duration::from_secs(1);
+
+/// Shortest wait for a silent node that ends with `EINTR` when the program has a handler for the
+/// signal. A busy node stays silent for less. So a program that finishes its work after SIGTERM
+/// gets the errors of a local disk, which are no `EINTR`.
+const HANDLER_WAIT: Duration = Duration::from_secs(2);
 
 /// A program that was released once is released at once for its further files. This bounds the time
 /// and the number of remembered programs.
@@ -56,6 +61,9 @@ const DUMPING: u64 = signal_mask(&[
     libc::SIGSYS,
 ]);
 
+/// Signals by which somebody asks a program to end.
+const ASKING: u64 = signal_mask(&[libc::SIGINT, libc::SIGQUIT, libc::SIGTERM]);
+
 const fn signal_mask(signals: &[i32]) -> u64 {
     match signals {
         [first, more @ ..] => 1 << (*first - 1) | signal_mask(more),
@@ -65,7 +73,28 @@ const fn signal_mask(signals: &[i32]) -> u64 {
 
 /// Begins a client operation for the requesting program.
 pub(crate) fn begin_operation(request: &Request<'_>) -> tatami_client::OperationScope {
-    tatami_client::OperationScope::begin(request.header.pid, is_ending)
+    let ends = if can_repeat(&request.op) { is_ending_or_interrupted } else { is_ending };
+    tatami_client::OperationScope::begin(request.header.pid, ends)
+}
+
+/// Reports whether a program may repeat the operation after `EINTR` without harm. A write that was
+/// given up may still arrive, after later ones.
+fn can_repeat(op: &FuseOp<'_>) -> bool {
+    match op {
+        FuseOp::Open { flags, .. } => flags & libc::O_TRUNC == 0,
+        FuseOp::Lookup { .. }
+        | FuseOp::GetAttr { .. }
+        | FuseOp::Statx { .. }
+        | FuseOp::Readlink
+        | FuseOp::Read { .. }
+        | FuseOp::ReadDir { .. }
+        | FuseOp::Lseek { .. }
+        | FuseOp::Statfs
+        | FuseOp::GetXattr { .. }
+        | FuseOp::ListXattr { .. }
+        | FuseOp::GetLock(_) => true,
+        _ => false,
+    }
 }
 
 /// Threads of exiting processes that were released. Otherwise each further file would wait for
@@ -86,6 +115,14 @@ fn record_released(thread: u32) {
 }
 
 fn is_ending(thread: u32, waited: Duration) -> bool {
+    has_process_ended(thread, waited, false)
+}
+
+fn is_ending_or_interrupted(thread: u32, waited: Duration) -> bool {
+    has_process_ended(thread, waited, waited >= HANDLER_WAIT)
+}
+
+fn has_process_ended(thread: u32, waited: Duration, is_interruptible: bool) -> bool {
     // Pid 0 is the kernel itself, or a program outside of this PID namespace.
     if thread == 0 {
         return false;
@@ -97,6 +134,7 @@ fn is_ending(thread: u32, waited: Duration) -> bool {
     };
     match ProcessEnd::parse(&text) {
         ProcessEnd::Killed => true,
+        ProcessEnd::Interrupted => is_interruptible,
         ProcessEnd::Exiting if waited >= CLOSE_WAIT || was_released(thread) => {
             record_released(thread);
             true
@@ -120,6 +158,8 @@ enum ProcessEnd {
     Exiting,
     /// A signal ends the process, or has ended it.
     Killed,
+    /// The program lives, and has a handler for a signal of [`ASKING`] that waits for it.
+    Interrupted,
 }
 
 impl ProcessEnd {
@@ -133,8 +173,11 @@ impl ProcessEnd {
         let (Some(own), Some(shared)) = (signals("SigPnd:"), signals("ShdPnd:")) else {
             return ProcessEnd::Alive;
         };
-        let kept = ["SigBlk:", "SigIgn:", "SigCgt:"].map(signals);
-        let kept = kept.into_iter().try_fold(0, |all, some| Some(all | some?)).unwrap_or(u64::MAX);
+        let masks = ["SigBlk:", "SigIgn:", "SigCgt:"].map(signals);
+        let [Some(blocked), Some(ignored), Some(caught)] = masks else {
+            return ProcessEnd::Alive;
+        };
+        let kept = blocked | ignored | caught;
         let pending = own | shared;
         if pending & KILL != 0 || pending & DUMPING & !kept != 0 {
             return ProcessEnd::Killed;
@@ -143,7 +186,10 @@ impl ProcessEnd {
         // have no memory.
         let is_kernel = text("Kthread:") == Some("1") || text("PPid:") == Some("2");
         if line("VmSize:").is_some() || is_kernel {
-            return ProcessEnd::Alive;
+            return match pending & ASKING & caught & !blocked {
+                0 => ProcessEnd::Alive,
+                _ => ProcessEnd::Interrupted,
+            };
         }
         if pending & ENDING & !kept != 0 { ProcessEnd::Killed } else { ProcessEnd::Exiting }
     }
@@ -165,13 +211,15 @@ mod tests {
 
     #[test]
     fn signals_that_end_a_process_are_told_from_others() {
-        let (kill, quit, term) = (KILL, 1 << 2, 1 << 14);
+        let (kill, quit, user, term) = (KILL, 1 << 2, 1 << 9, 1 << 14);
         for (memory, own, shared, caught, expected) in [
             (ALIVE, 0, 0, 0, ProcessEnd::Alive),
             (ALIVE, kill, 0, 0, ProcessEnd::Killed),
             (ALIVE, 0, kill, u64::MAX, ProcessEnd::Killed),
             (ALIVE, 0, quit, 0, ProcessEnd::Killed),
-            (ALIVE, 0, quit, quit, ProcessEnd::Alive),
+            (ALIVE, 0, quit, quit, ProcessEnd::Interrupted),
+            (ALIVE, term, 0, term, ProcessEnd::Interrupted),
+            (ALIVE, 0, user, user, ProcessEnd::Alive),
             // A signal without a core dump has become SIGKILL for each thread, if it kills the
             // process.
             (ALIVE, 0, term, 0, ProcessEnd::Alive),
