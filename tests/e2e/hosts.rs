@@ -12,7 +12,7 @@ use tatami_tests::testbed::{HostBed, TestHost};
 use tatami_wire::PROTOCOL_VERSION;
 
 /// Starts a test bed with these hosts; `None` where this machine cannot have one.
-fn start_bed(names: &[&str]) -> Option<HostBed> {
+pub(crate) fn start_bed(names: &[&str]) -> Option<HostBed> {
     if !rustix::process::geteuid().is_root() {
         skip_test("only root makes hosts of namespaces");
         return None;
@@ -384,6 +384,56 @@ fn nodes_of_other_hosts_are_added_stopped_and_started_from_any_host() {
     one.run("test $(cat /srv/volume/file) = text");
     bed.boot(2);
     bed.host(2).run("tatami up && test $(cat /srv/volume/more) = more && tatami down");
+}
+
+/// A host leaves the volume for good, with nothing left on it, and may come back as a new node.
+#[test]
+fn a_host_is_taken_out_of_a_volume_in_use() {
+    let Some(bed) = start_bed(&["n1", "n2", "n3"]) else { return };
+    let (one, two, three) = (bed.host(0), bed.host(1), bed.host(2));
+    one.run("tatami up --hosts n[1-3] --mount /srv/volume");
+    three.run("cd /srv/volume && echo text > file && touch empty && mkdir dir && echo in > dir/f");
+    one.run("echo own > /srv/volume/own");
+    expect_refusal(three, "tatami node remove n3", &["is the node of this host"]);
+    expect_refusal(
+        one,
+        "tatami node remove n3",
+        &["n3 serves a part of the namespace", "tatami node drain n3"],
+    );
+    one.run("tatami node drain n3");
+    let busy = format!("sh -c 'cd /srv/volume; echo; exec sleep {}'", 86_400);
+    let mut user = three.command(&busy).stdout(Stdio::piped()).spawn().expect("a program");
+    let mut line = String::new();
+    BufReader::new(user.stdout.as_mut().expect("stdout")).read_line(&mut line).expect("a line");
+    expect_refusal(two, "tatami node remove n3", &["in use"]);
+    three.run("pkill -x sleep");
+    user.wait().expect("it ends");
+    expect_refusal(
+        two,
+        "tatami node remove n3",
+        &["n3 still has 3 files", "tatami relayout -r --from n3 :/"],
+    );
+    one.run("test $(tatami status --json | jq -c '[.nodes[] | .leaving]') = '[false,false,true]'");
+    one.run("tatami relayout -r --from n3 :/");
+    let removed = one.run("tatami node remove n3");
+    assert!(removed.out.contains("n3 is removed; 2 nodes are left"), "{removed:?}");
+    three.run("! pgrep tatami && ! grep fuse.tatami /proc/self/mountinfo");
+    let left = three.run("ls -A /var/lib/tatami").out;
+    assert!(!left.contains("key") && !left.contains("volume") && !left.contains("node"), "{left}");
+    for host in [one, two] {
+        host.run("tatami status && tatami fsck && test $(cat /srv/volume/dir/f) = in");
+        let list = host.run("tatami node list --json | jq -c '[.nodes[] | [.node, .name]]'");
+        assert_eq!(list.out.trim(), r#"[[0,"n1"],[1,"n2"]]"#);
+    }
+    two.run(
+        "cd /srv/volume && echo more > empty && test $(cat file empty | tr -d '\\n') = textmore",
+    );
+    one.run("tatami node add n3");
+    three.run("test $(cat /srv/volume/empty) = more && echo new > /srv/volume/new");
+    let list = two.run("tatami node list --json | jq -c '[.nodes[] | [.node, .name]]'");
+    assert_eq!(list.out.trim(), r#"[[0,"n1"],[1,"n2"],[3,"n3"]]"#, "numbers are not used twice");
+    two.run("tatami down");
+    three.run("tatami up && test $(cat /srv/volume/new) = new && tatami fsck && tatami down");
 }
 
 /// Damaged metadata of one host are reported by the command that starts all, and accepted by it.

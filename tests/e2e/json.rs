@@ -164,7 +164,11 @@ fn the_output_of_every_command_fits_the_schema() {
     run_of.check_line("node add", &[""; 0]);
     run_of.check_line("node drain", &["2"]);
     run_of.check_line("node rebalance", &["2"]);
+    let mut command = run_of.cluster.command("where");
+    run_of.check_command("where-lost", command.args(["--lost", "--json"]));
     run_of.check_line("node list", &[""; 0]);
+    run_of.check_line("node drain", &["2"]);
+    run_of.check_line("node remove", &["2"]);
     for line in ["bench mdtest -n 5", "bench ior -t 4k -b 8k", "bench wire -n 50 -i 1"] {
         let mut command = Command::new(tatami_bin());
         command.args(line.split(' ')).arg("--json");

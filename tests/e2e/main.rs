@@ -33,6 +33,7 @@ mod permissions;
 mod posix;
 mod preload;
 mod relayout;
+mod removal;
 mod shared;
 mod silent;
 mod sim;

@@ -100,6 +100,7 @@ Examples:
   tatami where /mnt/tatami/results.nc
   tatami where --json :/results.nc
   tatami where :/            all files, summed by node
+  tatami where --lost        the files that need a node which is down
 
 For a striped file, or a file written by many processes, each line is a pattern:
 the number of blocks, their distance, and their node.")]

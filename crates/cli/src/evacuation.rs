@@ -34,7 +34,8 @@ impl Evacuation {
             return Err(CommandFailure::usage(what));
         }
         let serves = |node: &NodeId| volume.shards.iter().any(|owner| owner.node == *node);
-        let others = || volume.nodes.iter().map(|n| NodeId(n.id)).filter(|n| !from.contains(n));
+        let serving = || volume.nodes.iter().filter(|entry| !entry.leaving);
+        let others = || serving().map(|n| NodeId(n.id)).filter(|n| !from.contains(n));
         let mut wanted: Vec<NodeId> = match on {
             [] => others().filter(serves).collect(),
             on => on.to_vec(),
@@ -88,12 +89,12 @@ impl Evacuation {
         self.targets.iter().find(|(_, space)| space.available == most).copied()
     }
 
-    /// Returns whether a file has bytes on one of the nodes that files leave.
+    /// Returns whether a file has an object on one of the nodes that files leave.
     ///
     /// # Errors
     /// Those of the shard.
     pub fn concerns_file(&self, client: &Client, attr: &Attr) -> Result<bool, Errno> {
-        client.has_bytes_on(attr, &self.from)
+        client.has_object_on(attr, &self.from)
     }
 }
 

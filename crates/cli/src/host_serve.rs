@@ -6,6 +6,7 @@
 //! left on a host if `ssh` breaks, or if a user kills `tatami up`.
 
 use crate::config::ConfigOverrides;
+use crate::erase_node;
 use crate::error::{CommandFailure, CommandResult, FailureContext};
 use crate::keys::find_key;
 use crate::made_files::MadeFiles;
@@ -144,6 +145,14 @@ impl FarSide {
                 let entries = select_nodes(place, &volume, &nodes)?;
                 let stopped = stopping::stop_nodes(place, &volume, &entries, force, &spinner)?;
                 Ok(HostReply::Changed(count_since(stopped, 0)))
+            }
+            HostOrder::Erase { node } => {
+                let place = &self.opened()?.place;
+                let volume = place.load_volume()?;
+                let entries = select_nodes(place, &volume, &[node])?;
+                let keeps_volume = place.nodes_here(&volume).len() > entries.len();
+                entries.iter().try_for_each(|e| erase_node::erase_node(place, e, keeps_volume))?;
+                Ok(HostReply::Done)
             }
             HostOrder::Keep => {
                 self.started = StartedParts::default();

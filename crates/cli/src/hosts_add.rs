@@ -108,7 +108,7 @@ fn list_new_hosts(
         return Err(CommandFailure::usage(format!("the volume has a node on {host} already"))
             .try_this("tatami node list"));
     }
-    if volume.nodes.len() + hosts.len() > NODES_MAX {
+    if usize::from(volume.next_node()) + hosts.len() > NODES_MAX {
         return Err(CommandFailure::usage(format!("a volume has at most {NODES_MAX} nodes")));
     }
     let is_loopback = |entry: &&NodeEntry| {
@@ -168,7 +168,7 @@ fn plan_entries(
     let order = |session: &HostSession| HostOrder::FindPort { address: address_of(session) };
     let (ports, faults) = host_group::order_all(sessions, ORDER_WAIT, order);
     fail(&faults)?;
-    let first = u16::try_from(volume.nodes.len()).unwrap_or(u16::MAX);
+    let first = volume.next_node();
     let entries = (first..).zip(sessions.iter().zip(ports)).map(|(id, (session, reply))| {
         let port = if let HostReply::Port(port) = reply { port } else { 0 };
         let name = session.host.clone();

@@ -6,6 +6,7 @@ use crate::error::{CommandFailure, CommandResult};
 use crate::hosts_add;
 use crate::hosts_down;
 use crate::hosts_files;
+use crate::node_remove::{self, RemoveArgs};
 use crate::rebalance_cmd::{self, AddArgs, DrainArgs, RebalanceArgs};
 use crate::status;
 use crate::term::{BAD, DIM, GOOD, TermOutput, TextTable};
@@ -75,6 +76,16 @@ Examples:
   tatami node rebalance --executors 4    each node serves it with four threads
   tatami node rebalance --executors 1    and with one again")]
     Rebalance(RebalanceArgs),
+    /// Take an emptied node out of the volume for good
+    #[command(after_help = "\
+Examples:
+  tatami node drain node3                  its part of the namespace goes to the other nodes
+  tatami relayout -r --from node3 :/       and so do its files
+  tatami node remove node3
+
+The command ends the mount and the daemon of the node, and removes its directory. From its
+start on the node gets no new files. After an interruption, repeat the command: it continues.")]
+    Remove(RemoveArgs),
     /// Acknowledge that a node lost its data directory and began empty
     #[command(after_help = "\
 Examples:
@@ -159,6 +170,7 @@ pub fn run(command: &NodeCommand) -> CommandResult {
         NodeCommand::Rebalance(args) => {
             rebalance_cmd::rebalance_shards(args).and_then(|()| spread_volume(&args.at))
         }
+        NodeCommand::Remove(args) => node_remove::remove_node(args),
         NodeCommand::Forget(args) => forget_loss(args),
     }
 }

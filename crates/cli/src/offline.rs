@@ -63,7 +63,7 @@ impl OfflineVolume {
                     .because(e)
             })?);
         }
-        let home = map.nodes.first().map_or(0, |node| node.id.0);
+        let home = volume.nodes.first().map_or(0, |node| node.id);
         let options = ClientOptions {
             key: Some(key),
             volume: Some(volume.volume),

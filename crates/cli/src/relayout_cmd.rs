@@ -247,12 +247,13 @@ impl RelayoutRun<'_> {
                     return match found {
                         true => Ok(()),
                         false => {
-                            let what = "has no bytes on these nodes: nothing to do";
+                            let what = "has nothing on these nodes: nothing to do";
                             self.report_result(any, Some(attr.size), false, what)
                         }
                     };
                 }
                 let striped = match self.args.to {
+                    _ if attr.size == 0 => false,
                     Some(form) => form == RelayoutForm::Striped,
                     None => attr.layout.is_tiled(),
                 };
@@ -269,7 +270,8 @@ impl RelayoutRun<'_> {
         let done = copy_to_layout(tree, goal, any, attr, self.threads, self.notes.as_ref());
         let changed = done.map_err(|errno| relayout_failure(any, errno))?;
         let what = match (changed, goal) {
-            _ if attr.size == 0 => "has no bytes: nothing to do".to_owned(),
+            (true, _) if attr.size == 0 => "gets its first byte on another node now".to_owned(),
+            (false, _) if attr.size == 0 => "has no bytes: nothing to do".to_owned(),
             (false, _) => "has this layout already".to_owned(),
             (true, RelayoutGoal::Whole(_)) => {
                 format!("is whole now, {}", term::format_size(attr.size))
@@ -366,7 +368,8 @@ fn parse_goal(
         (RelayoutForm::Whole, _) => Err(CommandFailure::usage("a whole file lies on one node")
             .try_this("over several: --to striped --on …")),
         (RelayoutForm::Striped, []) => {
-            let nodes = volume.nodes.iter().map(|node| NodeId(node.id)).collect();
+            let serving = volume.nodes.iter().filter(|node| !node.leaving);
+            let nodes = serving.map(|node| NodeId(node.id)).collect();
             Ok(RelayoutGoal::Striped { nodes, unit, base })
         }
         (RelayoutForm::Striped, _) => Ok(RelayoutGoal::Striped { nodes, unit, base }),

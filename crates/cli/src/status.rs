@@ -68,6 +68,8 @@ struct NodeReport {
     socket: String,
     dir: String,
     up: bool,
+    /// It gets no new files: `tatami node remove` has begun.
+    leaving: bool,
     /// The reason why it is down.
     error: Option<String>,
     /// The remedy.
@@ -275,6 +277,7 @@ fn build_node_report(entry: &NodeEntry, status: Result<NodeStatus, Absence>) -> 
         socket: entry.socket.display().to_string(),
         dir: entry.dir.display().to_string(),
         up: s.is_some(),
+        leaving: entry.leaving,
         error,
         remedy,
         version: s.map(|s| s.version.clone()),
@@ -341,6 +344,7 @@ fn print_report(out: &mut TermOutput, report: &StatusReport) -> CommandResult {
     for node in &report.nodes {
         let show = |v: Option<String>| v.unwrap_or_else(|| "-".into());
         let (state, style) = match (node.up, node.trouble.is_empty()) {
+            (true, true) if node.leaving => ("leaving", WARN),
             (true, true) => ("up", GOOD),
             (true, false) => ("trouble", WARN),
             (false, _) => ("down", BAD),

@@ -36,6 +36,13 @@ impl MountsHere {
         MountsHere { paths, kept }
     }
 
+    /// Finds this user's mounts of a node.
+    pub fn find_node(place: &VolumeDir, node: u16) -> MountsHere {
+        let records = MountRecord::list_volume(&place.dir).into_iter();
+        let paths = records.filter(|record| record.node == node).map(|record| record.path);
+        MountsHere { paths: paths.collect(), kept: Vec::new() }
+    }
+
     /// Checks that no other user has a mount and no program uses one. All mounts are checked before
     /// the first is unmounted, so that a busy one stops nothing.
     ///

@@ -10,8 +10,8 @@ use crate::hosts_up::{self, HostsPlan};
 use crate::keys::name;
 use crate::mount_cmd;
 use crate::mounts;
-use crate::rebalance_cmd;
 use crate::root_dir;
+use crate::shard_plan;
 use crate::started_parts::StartedParts;
 use crate::term::{self, HEAD, TermOutput};
 use crate::volume_dir::{VolumeArgs, VolumeDir};
@@ -295,7 +295,7 @@ fn check_arguments(place: &VolumeDir, volume: &VolumeFile, args: &UpArgs) -> Com
             place.dir_flag()
         )));
     }
-    let executors = rebalance_cmd::most_executors(&volume.shards);
+    let executors = shard_plan::most_executors(&volume.shards);
     if args.executors.is_some_and(|n| usize::from(n) != executors) {
         let wanted = args.executors.unwrap_or_default();
         return Err(CommandFailure::usage(format!(

@@ -208,6 +208,17 @@ impl VolumeDir {
         if known.as_deref() == Some(&machine) { Ok(()) } else { self.save_machine(machine) }
     }
 
+    /// Records that a node is on this machine no more.
+    ///
+    /// # Errors
+    /// Those of [`VolumeDir::load_machine`] and [`VolumeDir::save_machine`].
+    pub fn forget_node_here(&self, node: u16) -> CommandResult {
+        let Some(known) = self.load_machine()? else { return Ok(()) };
+        let mut machine = MachineFile::clone(&known);
+        machine.nodes.remove(&node);
+        self.save_machine(machine)
+    }
+
     /// Returns the nodes of this machine.
     pub fn nodes_here<'a>(&self, volume: &'a VolumeFile) -> Vec<&'a NodeEntry> {
         volume.nodes.iter().filter(|entry| self.is_here(entry)).collect()

@@ -83,6 +83,7 @@ pub fn plan_volume(place: &VolumeDir, nodes: Vec<NodeEntry>) -> CommandResult<Vo
         moves: vec![0; shards.len()],
         shards,
         nodes,
+        removed: BTreeSet::new(),
     })
 }
 
@@ -91,7 +92,7 @@ pub fn new_entry(place: &VolumeDir, id: u16, name: String, (host, port): (&str, 
     let dir = place.dir.join(format!("node{id}"));
     let colons = host.contains(':');
     let address = if colons { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
-    NodeEntry { id, name, address, socket: dir.join("socket"), dir }
+    NodeEntry { id, name, address, socket: dir.join("socket"), dir, leaving: false }
 }
 
 /// Checks that the sockets of the nodes below `count` have paths that the system allows.

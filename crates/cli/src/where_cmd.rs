@@ -3,6 +3,7 @@
 use crate::container_cmd;
 use crate::error::{CommandFailure, CommandResult};
 use crate::json::{NameFields, serialize_wide};
+use crate::lost_files;
 use crate::session::{FoundPath, VolumeSessions};
 use crate::term::{self, DIM, HEAD, TermOutput, TextTable};
 use crate::volume_dir::VolumeArgs;
@@ -26,8 +27,11 @@ pub struct WhereArgs {
     json: bool,
     /// Paths on a mount, or in the volume with a colon in front. For a directory, all files below
     /// it are summed by node
-    #[arg(required = true)]
+    #[arg(required_unless_present = "lost")]
     paths: Vec<AnyPath>,
+    /// Only what needs a node that does not answer: below the paths, or in the whole volume
+    #[arg(long)]
+    lost: bool,
 }
 
 /// The report on a file, or on all files below a directory.
@@ -86,6 +90,9 @@ struct NodeBytes {
 /// # Errors
 /// A path that is neither in the volume nor on a mount, or does not exist.
 pub fn run(args: &WhereArgs) -> CommandResult {
+    if args.lost {
+        return lost_files::list_affected(&args.at, &args.paths, args.json);
+    }
     let mut out = TermOutput::new();
     let mut reports = Vec::new();
     let mut sessions = VolumeSessions::new(&args.at);

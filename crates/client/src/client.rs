@@ -481,7 +481,7 @@ impl Client {
 
     /// Asks all nodes that answer for the map. Returns its epoch.
     pub fn refresh_map(&self) -> u64 {
-        self.map().nodes.iter().for_each(|node| self.fetch_map_from(node.id));
+        self.map().members().for_each(|node| self.fetch_map_from(node.id));
         self.map().epoch
     }
 
@@ -553,7 +553,7 @@ impl Client {
         if let Some(peer) = self.peers.get(usize::from(node.0)).and_then(OnceLock::get) {
             return Ok(peer);
         }
-        if !self.map().nodes.iter().any(|info| info.id == node) {
+        if self.map().member(node).is_none() {
             // The node may have joined since the map was fetched.
             self.refresh_map();
         }
@@ -570,7 +570,7 @@ impl Client {
 
     fn node_in_map(&self, map: &ClusterMap, node: NodeId) -> Result<&Arc<NodeClient>, Errno> {
         let place = self.peers.get(usize::from(node.0)).ok_or(Errno::ENXIO)?;
-        let info = map.nodes.iter().find(|info| info.id == node).ok_or(Errno::ENXIO)?;
+        let info = map.member(node).ok_or(Errno::ENXIO)?;
         Ok(place.get_or_init(|| {
             let there = match &self.first {
                 Endpoint::Unix(_) if self.home == Some(node) => self.first.clone(),
@@ -607,7 +607,7 @@ fn check_map(map: &ClusterMap) -> Result<(), String> {
 mod tests {
     use super::*;
     use tatami_wire::EXECUTORS_MAX;
-    use tatami_wire::admin::NodeInfo;
+    use tatami_wire::admin::{NodeInfo, NodeState};
 
     fn map(nodes: &[u16], shards: &[ExecutorId]) -> ClusterMap {
         ClusterMap {
@@ -618,6 +618,7 @@ mod tests {
                 .iter()
                 .map(|n| NodeInfo {
                     id: NodeId(*n),
+                    state: NodeState::Serving,
                     name: format!("node{n}"),
                     address: "127.0.0.1:1".into(),
                     socket: "/nowhere".into(),

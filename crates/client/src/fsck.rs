@@ -24,9 +24,10 @@ mod state;
 
 pub use report::{FINDINGS_MAX, FindingKind, FsckError, FsckFinding, FsckReport, LostBytes};
 
+use crate::inode_scan::InodeScan;
 use crate::{Client, Tiles};
 use objects::{expected_objects, file_size, is_consistent, short_objects};
-use scan::{InodeScan, ObjectScan};
+use scan::ObjectScan;
 use state::Fsck;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -39,6 +40,9 @@ use tatami_wire::{
 
 /// Inodes that an executor verifies in one request.
 const CHECK_STEP: u32 = 16 * 1024;
+
+/// What an executor is asked when all inodes are walked.
+const LIST_INODES: &str = "list its inodes";
 
 /// Times that a check starts again because shards have moved.
 const ATTEMPTS: usize = 20;
@@ -197,7 +201,7 @@ impl Fsck<'_> {
     /// Walks inodes and objects side by side, and checks mismatches again.
     fn check_objects(&mut self) -> Result<(), FsckError> {
         let mut nodes: Vec<ObjectScan> =
-            self.client.map().nodes.iter().map(|n| ObjectScan::for_node(n.id)).collect();
+            self.client.map().members().map(|n| ObjectScan::for_node(n.id)).collect();
         let mut inodes: Vec<InodeScan> = self
             .client
             .map()
@@ -209,7 +213,9 @@ impl Fsck<'_> {
             // The next inode number in any of the lists.
             let mut next: Option<Ino> = None;
             for inodes in &mut inodes {
-                let at = inodes.peek_inode(self)?.map(|attr| attr.ino);
+                let executor = inodes.executor;
+                let failed = |errno| FsckError::Executor { executor, what: LIST_INODES, errno };
+                let at = inodes.peek_inode(self.client).map_err(failed)?.map(|attr| attr.ino);
                 next = [next, at].into_iter().flatten().min();
             }
             for objects in &mut nodes {

@@ -79,7 +79,8 @@ impl Drop for OpenForWriting {
 
 impl Relayout {
     /// Opens the file and reserves objects for it. Returns `None` where the file has the layout
-    /// already, or has no byte. While another client has it open for writing, waits for `patience`.
+    /// already, or has no byte and no named node to move to. While another client has it open for
+    /// writing, waits for `patience`.
     ///
     /// # Errors
     /// Those of opening it for reading and writing, `EBUSY` when `patience` has passed, `ENOSPC`,
@@ -105,7 +106,9 @@ impl Relayout {
         let open = OpenForWriting { client: client.clone(), ino, ended: false };
         let (page, layout) = client.fetch_pieces(ino)?;
         let size = client.getattr(cred, ino)?.size;
-        if size == 0 || has_layout(goal, stripes, &page, layout, size) {
+        // A file without a byte moves as a whole only: it has no stripes.
+        let can_move = size > 0 || matches!(goal, RelayoutGoal::Whole(Some(_)));
+        if !can_move || has_layout(goal, stripes, &page, layout, size) {
             return Ok(None);
         }
         let nodes = target_nodes(goal, stripes, layout, size);
@@ -294,15 +297,12 @@ impl Client {
         Ok((first.as_ref() == Some(view)).then_some(unit))
     }
 
-    /// Returns whether a file has objects with bytes on one of `nodes`. The base of a file over
-    /// several nodes counts, too: it gets the bytes that a program appends.
+    /// Returns whether a file has an object on one of `nodes`, or would get its first byte there.
+    /// The base of a file over several nodes counts, too: it gets the bytes that a program appends.
     ///
     /// # Errors
     /// Those of the shard.
-    pub fn has_bytes_on(&self, attr: &Attr, nodes: &[NodeId]) -> Result<bool, Errno> {
-        if attr.size == 0 {
-            return Ok(false);
-        }
+    pub fn has_object_on(&self, attr: &Attr, nodes: &[NodeId]) -> Result<bool, Errno> {
         // Most files have one object: the attributes name its node, without a request.
         if !attr.layout.is_tiled() || nodes.contains(&attr.layout.node()) {
             return Ok(nodes.contains(&attr.layout.node()));

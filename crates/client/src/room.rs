@@ -19,22 +19,31 @@ impl Client {
     /// Returns the layout of a new file: whole, on the home node, or on the first node where there
     /// is no home node; on the next one where that has no room ([`WhenFull`]).
     pub fn new_layout(&self) -> Layout {
-        let node = self.home().unwrap_or(NodeId(0));
+        let map = self.map();
+        let home = self.home().filter(|home| map.is_serving(*home));
+        let node = self.serving_node(self.home().unwrap_or(NodeId(0)));
         if self.room_cache.when_full == WhenFull::Refuse {
             return Layout::whole(node);
         }
-        let map = self.map();
-        if self.home().is_none_or(|home| has_local_room(&map, home)) {
+        if home.is_none_or(|home| has_local_room(&map, home)) {
             return Layout::whole(node);
         }
         let (before, after): (Vec<NodeId>, Vec<NodeId>) = map
-            .nodes
-            .iter()
+            .members()
             .map(|info| info.id)
-            .filter(|id| *id != node)
+            .filter(|id| *id != node && map.is_serving(*id))
             .partition(|id| *id < node);
         let next = after.into_iter().chain(before).find(|id| self.has_room(*id));
         Layout::whole(next.unwrap_or(node))
+    }
+
+    /// Returns `node`, or the next node that serves the volume if `node` leaves it.
+    pub fn serving_node(&self, node: NodeId) -> NodeId {
+        let map = self.map();
+        let from = usize::from(node.0).min(map.nodes.len());
+        let (before, after) = map.nodes.split_at(from);
+        let serving = after.iter().chain(before).find(|info| map.is_serving(info.id));
+        serving.map_or(node, |info| info.id)
     }
 
     /// Returns whether another node has room for new files.
@@ -56,7 +65,7 @@ impl Client {
 /// Returns whether the disk of the home node has room for new files. The client asks the file
 /// system itself: that costs no request.
 fn has_local_room(map: &ClusterMap, home: NodeId) -> bool {
-    let info = map.nodes.iter().find(|info| info.id == home);
+    let info = map.member(home);
     let Some(dir) = info.and_then(|info| Path::new(&info.socket).parent()) else { return true };
     rustix::fs::statvfs(dir).map_or(true, |disk| {
         let bytes = |blocks: u64| blocks.saturating_mul(disk.f_frsize);

@@ -25,7 +25,7 @@ impl Client {
     /// not again for some seconds.
     pub fn statfs(&self) -> VolumeSpace {
         let map = self.map();
-        let nodes = || map.nodes.iter().map(|node| node.id);
+        let nodes = || map.members().map(|node| node.id);
         let mut oldest: Option<(Duration, NodeId)> = None;
         for node in nodes() {
             match self.node_spaces.report_age(node) {

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 use tatami_client::{Client, ClientOptions, Endpoint};
-use tatami_wire::admin::{AdminReply, AdminResult, ClusterMap, DiskSpace, NodeInfo};
+use tatami_wire::admin::{AdminReply, AdminResult, ClusterMap, DiskSpace, NodeInfo, NodeState};
 use tatami_wire::delegation::{DelegationGrant, RecallCall, RecallNotice};
 use tatami_wire::frame::{self, FrameClass, FrameError};
 use tatami_wire::handshake::{self, Authentication, Hello, Role, ServerIdentity};
@@ -120,6 +120,7 @@ fn space_of(node: NodeId) -> DiskSpace {
 fn map() -> ClusterMap {
     let node = |id: u16| NodeInfo {
         id: NodeId(id),
+        state: NodeState::Serving,
         name: format!("node{id}"),
         address: "127.0.0.1:1".into(),
         socket: "/nowhere".into(),

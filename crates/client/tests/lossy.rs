@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 use tatami_client::{Client, ClientOptions, DataFile, Endpoint, PayloadSink};
-use tatami_wire::admin::{AdminCall, AdminReply, AdminResult, ClusterMap, NodeInfo};
+use tatami_wire::admin::{AdminCall, AdminReply, AdminResult, ClusterMap, NodeInfo, NodeState};
 use tatami_wire::frame::{self, FrameClass, FrameError};
 use tatami_wire::handshake::{self, Authentication, Hello, Role, ServerIdentity};
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult};
@@ -152,6 +152,7 @@ fn map(address: &str) -> ClusterMap {
         epoch: 1,
         nodes: vec![NodeInfo {
             id: NodeId(0),
+            state: NodeState::Serving,
             name: "node0".into(),
             address: address.into(),
             socket: "/nowhere".into(),

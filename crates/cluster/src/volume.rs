@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
-use tatami_wire::admin::{ClusterMap, Durability, NodeInfo};
+use tatami_wire::admin::{ClusterMap, Durability, NodeInfo, NodeState};
 use tatami_wire::{EXECUTORS_MAX, ExecutorId, NodeId, SHARDS_MAX, VolumeId};
 
 /// The version of the file that this program writes and reads.
@@ -78,6 +78,14 @@ pub struct NodeEntry {
     pub socket: PathBuf,
     /// Its data directory; a relative path starts at the directory of the file.
     pub dir: PathBuf,
+    /// It is about to be removed.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub leaving: bool,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde passes a reference
+fn is_false(flag: &bool) -> bool {
+    !flag
 }
 
 /// A volume: its identity, its nodes, and the executor of each shard.
@@ -95,8 +103,10 @@ pub struct VolumeFile {
     pub shards: Vec<ExecutorId>,
     /// How many times each shard has moved, by shard number.
     pub moves: Vec<u32>,
-    /// All nodes, by number.
+    /// The nodes, by number, without those that were removed.
     pub nodes: Vec<NodeEntry>,
+    /// The numbers of nodes that were removed. No node gets one of them again.
+    pub removed: BTreeSet<u16>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -108,6 +118,8 @@ struct VolumeText {
     durability: Durability,
     epoch: u64,
     shards: ShardsText,
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    removed: BTreeSet<u16>,
     #[serde(rename = "node")]
     nodes: Vec<NodeEntry>,
 }
@@ -223,22 +235,43 @@ impl VolumeFile {
             volume: self.volume,
             name: self.name.clone(),
             epoch: self.epoch,
-            nodes: self
-                .nodes
-                .iter()
-                .map(|n| NodeInfo {
-                    id: NodeId(n.id),
-                    name: n.name.clone(),
-                    address: n.address.clone(),
-                    socket: n.socket.to_string_lossy().into_owned(),
-                })
-                .collect(),
+            nodes: (0..self.next_node()).map(|id| self.describe_node(id)).collect(),
             shards: self.shards.clone(),
             moves: self.moves.clone(),
         }
     }
 
-    /// Merges the newer entries for shards of a map of the volume. Returns whether there were any.
+    fn describe_node(&self, id: u16) -> NodeInfo {
+        let Some(entry) = self.node(NodeId(id)) else {
+            let (name, state) = (format!("removed-{id}"), NodeState::Removed);
+            let (address, socket) = (String::new(), String::new());
+            return NodeInfo { id: NodeId(id), state, name, address, socket };
+        };
+        NodeInfo {
+            id: NodeId(id),
+            state: if entry.leaving { NodeState::Leaving } else { NodeState::Serving },
+            name: entry.name.clone(),
+            address: entry.address.clone(),
+            socket: entry.socket.to_string_lossy().into_owned(),
+        }
+    }
+
+    /// Takes a node out of the volume. It must have no shards.
+    pub fn remove_node(&mut self, id: NodeId) {
+        let mut ours = self.map();
+        ours.advance_node(id, NodeState::Removed);
+        let map = ours;
+        self.merge_map(&map);
+    }
+
+    /// Returns the number of the next new node.
+    pub fn next_node(&self) -> u16 {
+        let last = self.nodes.last().map(|entry| entry.id).max(self.removed.last().copied());
+        last.map_or(0, |last| last.saturating_add(1))
+    }
+
+    /// Merges the newer entries for shards of a map of the volume, and the nodes that leave it.
+    /// Returns whether there were any.
     pub fn merge_map(&mut self, map: &ClusterMap) -> bool {
         let mut ours = self.map();
         let known = |executor: &ExecutorId| self.node(executor.node).is_some();
@@ -246,6 +279,12 @@ impl VolumeFile {
         if !map.shards.iter().all(known) || !ours.merge_newer(map) {
             return false;
         }
+        let state_of = |id: u16| ours.nodes.get(usize::from(id)).map(|node| node.state);
+        let is_removed = |entry: &NodeEntry| state_of(entry.id) == Some(NodeState::Removed);
+        let leaves = |entry: &NodeEntry| state_of(entry.id) == Some(NodeState::Leaving);
+        self.removed.extend(self.nodes.iter().filter(|entry| is_removed(entry)).map(|e| e.id));
+        self.nodes.retain(|entry| !is_removed(entry));
+        self.nodes.iter_mut().for_each(|entry| entry.leaving = leaves(entry));
         (self.epoch, self.shards, self.moves) = (ours.epoch, ours.shards, ours.moves);
         true
     }
@@ -263,6 +302,7 @@ impl VolumeFile {
             durability: self.durability,
             epoch: self.epoch,
             shards: ShardsText::from_map(&self.shards, &self.moves),
+            removed: self.removed.clone(),
             nodes: self.nodes.clone(),
         });
         Ok(format!("{HEADER}{}", text.map_err(|e| e.to_string())?))
@@ -276,6 +316,12 @@ impl VolumeFile {
         name("the volume", &self.name)?;
         if self.nodes.is_empty() || self.nodes.len() > NODES_MAX {
             return Err(format!("it must list 1 to {NODES_MAX} nodes"));
+        }
+        if usize::from(self.next_node()) > NODES_MAX {
+            return Err(format!("numbers of nodes are less than {NODES_MAX}"));
+        }
+        if let Some(node) = self.nodes.iter().find(|node| self.removed.contains(&node.id)) {
+            return Err(format!("node {} is listed, and removed", node.id));
         }
         if !self.shards.len().is_power_of_two() || self.shards.len() > SHARDS_MAX {
             return Err(format!("`shards` must be a power of two, 1 to {SHARDS_MAX}"));
@@ -370,6 +416,7 @@ fn parse(text: &str) -> Result<VolumeFile, VolumeFault> {
         shards,
         moves,
         nodes: text.nodes,
+        removed: text.removed,
     };
     file.check_contents().map_err(VolumeFault::Invalid)?;
     Ok(file)
@@ -393,6 +440,7 @@ mod tests {
             address: format!("127.0.0.1:{}", 7000 + id),
             socket: format!("/run/tatami/node{id}/socket").into(),
             dir: format!("/run/tatami/node{id}").into(),
+            leaving: id == 2,
         };
         VolumeFile {
             volume: VolumeId([0xab; 16]),
@@ -402,6 +450,7 @@ mod tests {
             shards: [vec![on(0, 0); 3], vec![on(0, 1); 2], vec![on(1, 63); 3]].concat(),
             moves: [vec![0; 5], vec![2; 3]].concat(),
             nodes: (0..4).map(node).collect(),
+            removed: BTreeSet::from([4]),
         }
     }
 
@@ -485,6 +534,14 @@ mod tests {
         assert_eq!((file.moves[3], file.moves[4], file.moves[5]), (0, 1, 3));
         assert!(!sample().map().merge_newer(&sample().map()));
         assert_eq!(file.map(), map);
+        file.remove_node(NodeId(3));
+        assert!(file.node(NodeId(3)).is_none() && file.map().member(NodeId(3)).is_none());
+        assert_eq!((file.epoch, file.next_node()), (7, 5), "two steps of its state");
+        assert!(map.merge_newer(&file.map()) && file.map() == map);
+        assert!(map.is_serving(NodeId(1)) && !map.is_serving(NodeId(2)));
+        let text = file.to_text().expect("text");
+        assert!(text.contains("removed = [3, 4]"), "{text}");
+        assert_eq!(parse(&text).map_err(|_| "refused").expect("reads"), file);
         map.assign_shards((0, 1), on(9, 0));
         assert!(!file.merge_map(&map), "of a node that is not listed");
     }

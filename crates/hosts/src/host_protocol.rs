@@ -100,6 +100,12 @@ pub enum HostOrder {
         /// Kills a daemon that does not end by itself.
         force: bool,
     },
+    /// Removes the files of a stopped node that was taken out of the volume, and those of the
+    /// volume. → `Done`
+    Erase {
+        /// The node.
+        node: u16,
+    },
     /// Keeps what the orders of this connection have made. Without this order, its end undoes it.
     /// → `Done`
     Keep,

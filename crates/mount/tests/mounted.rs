@@ -11,7 +11,7 @@ use tatami_client::{Client, ClientOptions, Endpoint};
 use tatami_mount::{Mount, MountError, MountOptions, Passthrough, UnmountError};
 use tatami_node::{NodeDaemon, NodeOptions, StopHandle};
 use tatami_skip::skip_test;
-use tatami_wire::admin::{ClusterMap, NodeInfo};
+use tatami_wire::admin::{ClusterMap, NodeInfo, NodeState};
 use tatami_wire::{ExecutorId, NodeId, VolumeId, VolumeKey};
 
 fn can_mount() -> bool {
@@ -41,6 +41,7 @@ impl Volume {
             let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
             NodeInfo {
                 id: NodeId(i),
+                state: NodeState::Serving,
                 name: format!("node{i}"),
                 address: free.local_addr().expect("it is bound").to_string(),
                 socket: dir.path().join(format!("{i}/socket")).display().to_string(),

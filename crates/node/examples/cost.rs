@@ -13,7 +13,7 @@ use std::net::TcpListener;
 use std::time::{Duration, Instant};
 use tatami_client::connection::{Caller, Connection, Endpoint};
 use tatami_node::{NodeDaemon, NodeOptions};
-use tatami_wire::admin::{ClusterMap, NodeInfo};
+use tatami_wire::admin::{ClusterMap, NodeInfo, NodeState};
 use tatami_wire::frame::FrameClass;
 use tatami_wire::handshake::Role;
 use tatami_wire::meta::{InodeTemplate, MetaCall, MetaOp, MetaReply, MetaResult};
@@ -63,6 +63,7 @@ fn main() {
     let socket = dir.path().join("socket").display().to_string();
     let node = NodeInfo {
         id: NodeId(0),
+        state: NodeState::Serving,
         name: "node0".into(),
         address: address.clone(),
         socket: socket.clone(),

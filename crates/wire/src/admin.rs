@@ -97,8 +97,32 @@ impl ClusterMap {
         ShardMap::with_moves(self.epoch, &self.shards, &self.moves)
     }
 
-    /// Merges the newer parts of another map of the volume: migrated shards and new nodes. Returns
-    /// whether this map has changed.
+    /// Returns the nodes of the volume, without those that were removed.
+    pub fn members(&self) -> impl Iterator<Item = &NodeInfo> {
+        self.nodes.iter().filter(|node| node.state != NodeState::Removed)
+    }
+
+    /// Returns a node of the volume; `None` for one that was removed or never added.
+    pub fn member(&self, id: NodeId) -> Option<&NodeInfo> {
+        let node = self.nodes.get(usize::from(id.0)).filter(|node| node.id == id)?;
+        (node.state != NodeState::Removed).then_some(node)
+    }
+
+    /// Returns whether a node may get new files and shards.
+    pub fn is_serving(&self, id: NodeId) -> bool {
+        self.member(id).is_some_and(|node| node.state == NodeState::Serving)
+    }
+
+    /// Moves a node on to a later state. An earlier state changes nothing: nodes never come back.
+    pub fn advance_node(&mut self, id: NodeId, state: NodeState) {
+        if let Some(node) = self.nodes.iter_mut().find(|node| node.id == id) {
+            self.epoch += u64::from((state as u8).saturating_sub(node.state as u8));
+            node.state = node.state.max(state);
+        }
+    }
+
+    /// Merges the newer parts of another map of the volume: migrated shards, new nodes, and nodes
+    /// that leave. Returns whether this map has changed.
     pub fn merge_newer(&mut self, other: &ClusterMap) -> bool {
         let count = self.shards.len();
         if self.volume != other.volume || other.shards.len() != count || other.moves.len() != count
@@ -107,12 +131,13 @@ impl ClusterMap {
         }
         // Each change adds 1 to the epoch, so that maps with the same changes have the same epoch.
         let before = self.epoch;
-        // Nodes are never removed, and their numbers have no gaps.
+        // A removed node stays in the list, so that numbers have no gaps and none is used twice.
         for node in &other.nodes {
             if usize::from(node.id.0) == self.nodes.len() {
-                self.nodes.push(node.clone());
+                self.nodes.push(NodeInfo { state: NodeState::Serving, ..node.clone() });
                 self.epoch += 1;
             }
+            self.advance_node(node.id, node.state);
         }
         for shard in 0..count {
             let more = other.moves[shard].saturating_sub(self.moves[shard]);
@@ -139,11 +164,28 @@ impl ClusterMap {
     }
 }
 
+/// The part that a node plays in its volume. A node only moves on to later states.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum NodeState {
+    /// It serves files and names.
+    #[default]
+    Serving,
+    /// It is about to be removed: it serves what it has, and gets no new files.
+    Leaving,
+    /// It was removed, and nothing is on it.
+    Removed,
+}
+
 /// A node with its addresses.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeInfo {
     /// Its number.
     pub id: NodeId,
+    /// Its part in the volume.
+    pub state: NodeState,
     /// Name of the node, for people.
     pub name: String,
     /// `host:port` of its TCP listener.

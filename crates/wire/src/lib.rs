@@ -40,7 +40,7 @@ pub use tatami_layout::{Layout, NodeId, Piece};
 
 /// The version of everything in this crate. Two sides that differ refuse each
 /// other in the handshake and say so.
-pub const PROTOCOL_VERSION: u32 = 2;
+pub const PROTOCOL_VERSION: u32 = 3;
 
 /// Longest name of a directory entry, in bytes: the limit of every Linux file system.
 pub const NAME_MAX: usize = 255;

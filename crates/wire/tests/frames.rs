@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)] // a failed unwrap is a failed test
 
 use proptest::prelude::*;
-use tatami_wire::admin::{AdminCall, AdminResult, ClusterMap, NodeInfo};
+use tatami_wire::admin::{AdminCall, AdminResult, ClusterMap, NodeInfo, NodeState};
 use tatami_wire::delegation::{RecallCall, RecallNotice};
 use tatami_wire::frame::{self, BODY_MAX, FrameClass, FrameError, PAYLOAD_MAX};
 use tatami_wire::lock::{ByteRange, Conflict, Lock, LockKind, LockOp, LockOpReply, LockSort};
@@ -231,6 +231,7 @@ fn peer_messages() -> impl Strategy<Value = PeerMessage> {
 fn map() -> ClusterMap {
     let node = |id| NodeInfo {
         id: NodeId(id),
+        state: NodeState::Serving,
         name: format!("node{id}"),
         address: "127.0.0.1:7400".into(),
         socket: "/run/socket".into(),

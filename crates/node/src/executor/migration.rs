@@ -35,7 +35,7 @@ impl Executor {
             // A repeated order: the shards are here already.
             ExecutorOrder::MoveShards { to, .. } if to == self.here => Err(Errno::ESTALE),
             ExecutorOrder::MoveShards { first, count, to } => {
-                if !self.moving.map.nodes.iter().any(|node| node.id == to.node) {
+                if !self.moving.map.is_serving(to.node) {
                     return Err(Errno::ENXIO);
                 }
                 let now = self.clock.now();
@@ -220,10 +220,7 @@ impl Executor {
             }
         }
         if std::mem::take(&mut self.moving.announce_map) {
-            self.send_map_to_nodes(
-                self.moving.map.nodes.iter().map(|node| node.id).collect(),
-                false,
-            );
+            self.send_map_to_nodes(self.moving.map.members().map(|node| node.id).collect(), false);
         }
     }
 

@@ -52,7 +52,7 @@ fn check_request(
     if !call.op.is_for_users() && !trusted {
         return Err(Errno::EPERM);
     }
-    let known = |node: NodeId| map.nodes.iter().any(|n| n.id == node);
+    let known = |node: NodeId| map.is_serving(node);
     let is_known = |layout: &Layout| layout.all_objects().all(|(node, _)| known(node));
     match &call.op {
         MetaOp::Create { node: InodeTemplate::File(layout), .. }

@@ -280,7 +280,7 @@ impl Housekeeper<'_> {
         let here = self.shared.settings.node();
         let mut all = BTreeSet::new();
         for node in
-            self.shared.map.current().nodes.iter().map(|info| info.id).filter(|node| *node != here)
+            self.shared.map.current().members().map(|info| info.id).filter(|node| *node != here)
         {
             let Ok(mut connection) = self.take_admin_connection(node) else { continue };
             self.seq += 1;
@@ -397,7 +397,7 @@ impl Housekeeper<'_> {
             return Err(NodeAway);
         }
         let map = self.shared.map.current();
-        let Some(info) = map.nodes.iter().find(|n| n.id == node) else {
+        let Some(info) = map.member(node) else {
             return Err(NodeAway);
         };
         let endpoint = match node == self.shared.settings.node() {

@@ -10,7 +10,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tatami_client::connection::{Caller, ConnectError, Connection, Endpoint};
 use tatami_node::{NodeDaemon, NodeOptions, RunError, StopHandle};
-use tatami_wire::admin::{AdminCall, AdminReply, AdminResult, ClusterMap, NodeInfo, NodeStatus};
+use tatami_wire::admin::{
+    AdminCall, AdminReply, AdminResult, ClusterMap, NodeInfo, NodeState, NodeStatus,
+};
 use tatami_wire::frame::{FrameClass, FrameError, PAYLOAD_MAX};
 use tatami_wire::handshake::Role;
 use tatami_wire::meta::{InodeTemplate, MetaCall, MetaOp, MetaReply, MetaResult};
@@ -48,6 +50,7 @@ impl Volume {
             (0..nodes).map(|_| TcpListener::bind(&address).expect("a port")).collect();
         let node = |(id, port): (u16, &TcpListener)| NodeInfo {
             id: NodeId(id),
+            state: NodeState::Serving,
             name: format!("node{id}"),
             address: port.local_addr().expect("bound").to_string(),
             socket: dir.path().join(format!("{id}.socket")).display().to_string(),

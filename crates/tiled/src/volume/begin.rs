@@ -76,7 +76,7 @@ fn plan_pieces(
             let why = format!("rank {rank} has no mount of the volume at this path");
             return Err(TiledError::with_detail("open", path, Errno::XDEV, why));
         }
-        wanted.push((NodeId((node - 1) as u16), 1));
+        wanted.push((session.client.serving_node(NodeId((node - 1) as u16)), 1));
     }
     for node in distinct_nodes(wanted.iter().map(|(node, _)| *node)) {
         wanted.push((node, 1));
