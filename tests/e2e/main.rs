@@ -15,6 +15,7 @@ mod format;
 mod gfarm;
 mod grow;
 mod help;
+mod host_faults;
 mod hosts;
 mod io_uring;
 mod jobs;
