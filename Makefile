@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help quickstart check test test-libraries fuzz soak bench predict bench-mpi lint install tools packages fmt
+.PHONY: help quickstart check test test-libraries fuzz soak bench predict bench-hosts bench-mpi lint install tools packages fmt
 
 # The compiler is pinned (rust-toolchain.toml). Where rustup has not got it yet, it is fetched; where
 # it cannot be fetched, the default compiler does, and a word says so.
@@ -68,6 +68,12 @@ bench-mpi: ## measure shared files of MPI programs, with the layer and without
 	$(MAKE) --silent -C mpi IO=../target/release BUILD=../target/release/mpi
 	$(MAKE) --silent -C mpi-bench
 	target/release/tatami bench mpi
+
+bench-hosts: ## measure a volume on 4 and on 16 hosts of namespaces: start, stop, bytes and names
+	@scripts/packages.sh build hosts
+	cargo build --quiet --locked --release --bin tatami --bin measure-hosts
+	cargo build --quiet --locked --release -p tatami-preload
+	target/release/measure-hosts
 
 lint: packages $(TOOLS)/cargo-deny ## format, clippy, licences and origin of dependencies
 	@scripts/lint.sh
