@@ -33,8 +33,8 @@ pub struct BenchArgs {
 /// The volume of workloads that use the client library.
 #[derive(Clone, Debug, clap::Args)]
 pub struct BenchVolumeArgs {
-    /// Directory of the volume, for --library [default: /var/lib/tatami as root, else
-    /// ~/.local/share/tatami]
+    /// Directory of the volume, for --library [default: /etc/tatami/default if there is one, else
+    /// /var/lib/tatami as root, or ~/.local/share/tatami]
     #[arg(long, value_name = "DIR", env = "TATAMI_DIR", hide_env_values = true,
           value_hint = clap::ValueHint::DirPath)]
     pub dir: Option<PathBuf>,

@@ -1,7 +1,7 @@
 //! The effective configuration: the value of each key and the origin of that value.
 //!
 //! Precedence: a flag, an environment variable, the file, a setting of an earlier `tatami up`, the
-//! default.
+//! file of the machine, the default.
 
 use crate::error::{CommandFailure, CommandResult, FailureContext};
 use crate::keys::{self, ConfigKey, KEYS, KeyValue};
@@ -103,6 +103,8 @@ pub struct VolumeConfig {
 pub struct ConfigLayers<'a> {
     /// The volume's directory: where relative paths start.
     pub dir: &'a Path,
+    /// The file with the administrator's settings for all volumes of this machine, if it exists.
+    pub machine_file: &'a Path,
     /// The file, and whether the user named it. A named file must exist.
     pub file: (&'a Path, bool),
     /// Settings of earlier calls of `tatami up`.
@@ -127,6 +129,12 @@ impl VolumeConfig {
             let at = KEYS.iter().position(|k| std::ptr::eq(k, key)).expect("keys are of the table");
             config.values[at] = (key.resolve_path(value, layers.dir), origin);
         };
+        let text = read_file(layers.machine_file, false)?;
+        for (key, value, line) in
+            parse_file(layers.machine_file, text.as_deref().unwrap_or_default())?
+        {
+            set(key, value, ValueOrigin::File(layers.machine_file.to_owned(), line));
+        }
         for (name, text) in layers.remembered {
             // A value that another version wrote may not be valid here. Then the default applies.
             if let Some(key) = keys::find_key(name)
@@ -307,6 +315,7 @@ mod tests {
     use super::*;
 
     struct Given {
+        machine_file: String,
         file: String,
         remembered: BTreeMap<String, String>,
         variables: BTreeMap<String, String>,
@@ -317,8 +326,11 @@ mod tests {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let path = dir.path().join("tatami.toml");
         std::fs::write(&path, &given.file).expect("written");
+        let machine_file = dir.path().join("machine");
+        std::fs::write(&machine_file, &given.machine_file).expect("written");
         VolumeConfig::from_layers(&ConfigLayers {
             dir: Path::new("/volume"),
+            machine_file: &machine_file,
             file: (&path, true),
             remembered: &given.remembered,
             variable: &|name| given.variables.get(name).cloned(),
@@ -328,6 +340,7 @@ mod tests {
 
     fn nothing() -> Given {
         Given {
+            machine_file: String::new(),
             file: String::new(),
             remembered: BTreeMap::new(),
             variables: BTreeMap::new(),
@@ -370,6 +383,8 @@ mod tests {
                 assert_eq!(*value, sample(key, n).1, "{}", key.name);
                 assert!(found.to_string().contains(origin), "{}: {found}", key.name);
             };
+            given.machine_file = toml_line(key, &sample(key, 0).0);
+            check(&given, 0, "machine:1");
             given.remembered.insert(key.name.into(), sample(key, 1).0);
             check(&given, 1, "last up");
             given.file = toml_line(key, &sample(key, 2).0);

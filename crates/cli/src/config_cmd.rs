@@ -92,9 +92,12 @@ pub fn render_reference() -> String {
          one in which every key is explained and none is set. A key that does not exist is\n\
          an error that names the line.\n\n\
          Each key can be overridden by an environment variable, and that by a flag of any\n\
-         command. `tatami config` shows the values in force and their origins. This page is the\n\
-         output of `tatami config --defaults`.\n\n\
-         `--dir DIR` (`TATAMI_DIR`) names the volume: by default `/var/lib/tatami` for the\n\
+         command. Settings for all volumes of a machine are in `/etc/tatami/tatami.toml`, which\n\
+         the volume's own file and settings of `tatami up` override. `tatami config`\n\
+         shows the values in force and their origins. This page is the output of `tatami config\n\
+         --defaults`.\n\n\
+         `--dir DIR` (`TATAMI_DIR`) names the volume: by default `/etc/tatami/default`, a link to\n\
+         its directory, if the administrator has made one; else `/var/lib/tatami` for the\n\
          superuser and `$XDG_DATA_HOME/tatami`, usually `~/.local/share/tatami`, for others.\n\
          Relative paths in the configuration start there.\n\n\
          | key | unit | default | range | variable | flag |\n|---|---|---|---|---|---|\n",

@@ -1,9 +1,11 @@
 //! Daemons of nodes: running one in this process, starting and stopping them in the background.
 
 use crate::absence::Absence;
+use crate::config::ValueOrigin;
 use crate::daemon_files::{log_file, pid_file, running_daemon};
 use crate::error::{CommandFailure, CommandResult, FailureContext};
 use crate::keys::name;
+use crate::node_owner;
 use crate::process::{DaemonRole, ProcessRecord};
 use crate::start_process::{self, ReadyPipe, StartingProcess};
 use crate::term;
@@ -11,10 +13,11 @@ use crate::volume_dir::{AdminCallError, VolumeArgs, VolumeDir, in_use_key};
 use rustix::fs::Mode;
 use rustix::process::Signal;
 use std::ffi::OsString;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tatami_cluster::trusted::TrustedDir;
-use tatami_cluster::{KeyFile, NodeEntry, VolumeFile};
+use tatami_cluster::{KeyFile, NodeEntry, VolumeFile, resolve_system_name};
 use tatami_node::{NodeDaemon, NodeOptions};
 use tatami_wire::NodeId;
 use tatami_wire::admin::{AdminCall, AdminReply};
@@ -93,6 +96,8 @@ fn launch_node(args: &RunArgs) -> CommandResult<(NodeDaemon, PathBuf)> {
         }
     };
     let base = volume_file.parent().unwrap_or(Path::new("/")).to_owned();
+    let base = resolve_system_name(base);
+    let volume_file = base.join(volume_file.file_name().unwrap_or_default());
     TrustedDir::open(&base)?;
     let at = VolumeArgs {
         dir: Some(base.clone()),
@@ -114,7 +119,13 @@ fn launch_node(args: &RunArgs) -> CommandResult<(NodeDaemon, PathBuf)> {
     options.lease = place.config.duration_value(name::NODE_LEASE);
     options.reserve = place.config.int_value(name::NODE_RESERVE) << 20;
     options.durability = volume.durability;
-    options.allow_other = place.config.bool_value(name::MOUNT_ALLOW_OTHER);
+    // A volume of the superuser is open to others by default, also if its daemon is a service of
+    // another user.
+    let (_, origin) = place.config.get(name::MOUNT_ALLOW_OTHER);
+    options.allow_other = match *origin == ValueOrigin::Default {
+        true => base.metadata().is_ok_and(|meta| meta.uid() == 0) || options.allow_other,
+        false => place.config.bool_value(name::MOUNT_ALLOW_OTHER),
+    };
     options.version = env!("CARGO_PKG_VERSION").to_owned();
     let register = register_file(&base, entry);
     options.had_directory =
@@ -141,6 +152,12 @@ fn select_node<'a>(
         return place.find_node(volume, node);
     }
     let dir = args.node_dir.as_deref().map(|d| std::path::absolute(d).unwrap_or_else(|_| d.into()));
+    // The service of a volume names no node: each machine has its own.
+    if dir.is_none()
+        && let [only] = place.nodes_here(volume)[..]
+    {
+        return Ok(only);
+    }
     match (dir, &volume.nodes[..]) {
         (None, [only]) => Ok(only),
         (Some(dir), nodes) => nodes.iter().find(|n| n.dir == dir).ok_or_else(|| {
@@ -206,6 +223,7 @@ pub fn start_daemon(place: &VolumeDir, entry: &NodeEntry) -> CommandResult<Start
                 place.dir_flag()
             )));
     }
+    node_owner::refuse_foreign(place, entry)?;
     // Other users may pass through to the socket, where the daemon checks their user id. The files
     // beside the socket are closed to them.
     TrustedDir::open_or_create(&entry.dir, Mode::from_raw_mode(0o711))?;

@@ -42,12 +42,14 @@ mod lost_files;
 mod made_files;
 mod manual;
 mod mount_cmd;
+mod mount_helper;
 mod mountpoints;
 mod mounts;
 mod move_cmd;
 mod mpi_cmd;
 mod node_cmd;
 mod node_remove;
+mod node_owner;
 mod offline;
 mod ports;
 mod process;
@@ -89,6 +91,9 @@ use tatami_cluster::mountinfo;
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 fn main() -> ExitCode {
+    if let Some(role) = mount_helper::HelperRole::of_this_process() {
+        return mount_helper::run_as(role);
+    }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {

@@ -3,6 +3,7 @@
 use crate::completion::CompletingShell;
 use crate::error::{CommandResult, FailureContext};
 use crate::keys::KEYS;
+use crate::mount_helper;
 use clap_mangen::Man;
 use std::fmt::Write as _;
 use std::io::{self, Write};
@@ -18,7 +19,8 @@ pub struct CompletionsArgs {
 /// `tatami man`
 #[derive(Debug, clap::Args)]
 pub struct ManArgs {
-    /// Write tatami.1, tatami-up.1 and so on here [default: tatami.1 to standard output]
+    /// Write tatami.1, tatami-up.1 and so on here, and mount.tatami.8 [default: tatami.1 to
+    /// standard output]
     dir: Option<PathBuf>,
     /// Print the reference of all commands as one Markdown page
     #[arg(long, conflicts_with = "dir")]
@@ -69,7 +71,11 @@ pub fn write_pages(args: &ManArgs, mut command: clap::Command) -> CommandResult 
         Some(dir) => {
             let what = || format!("cannot write manual pages to {}", dir.display());
             std::fs::create_dir_all(dir).context(what)?;
-            write_page_tree(dir, &command, true).context(what)
+            write_page_tree(dir, &command, true).context(what)?;
+            mount_helper::describe_helpers()
+                .into_iter()
+                .try_for_each(|helper| write_helper_page(dir, helper))
+                .context(what)
         }
     }
 }
@@ -80,6 +86,15 @@ fn write_page_tree(dir: &Path, command: &clap::Command, top: bool) -> io::Result
     std::fs::write(dir.join(format!("{name}.1")), render_page(command, top)?)?;
     let below = command.get_subcommands().filter(|c| !c.is_hide_set());
     below.into_iter().try_for_each(|command| write_page_tree(dir, command, false))
+}
+
+/// Writes the page of a helper of mount(8), a command for administrators.
+fn write_helper_page(dir: &Path, helper: clap::Command) -> io::Result<()> {
+    let path = dir.join(format!("{}.8", helper.get_name()));
+    let mut page = Vec::new();
+    Man::new(helper).section("8").manual("Tatami").render(&mut page)?;
+    page.extend(b".SH SEE ALSO\n\\fBtatami\\fR(1), \\fBtatami-mount\\fR(1), \\fBmount\\fR(8)\n");
+    std::fs::write(path, page)
 }
 
 /// Columns of the help in the Markdown page.
@@ -201,8 +216,8 @@ fn render_overview() -> String {
         ("mount\\-logs", "Logs of mounts."),
     ];
     text.push_str(
-        ".SH FILES\nIn the volume's directory: /var/lib/tatami for the superuser, \
-         ~/.local/share/tatami for others,\nor the one that \\-\\-dir names.\n",
+        ".SH FILES\nIn the volume's directory: /etc/tatami/default if there is one; else /var/lib/tatami \
+         for the superuser,\n~/.local/share/tatami for others,\nor the one that \\-\\-dir names.\n",
     );
     for (name, what) in files {
         let _ = writeln!(text, ".TP\n\\fB{name}\\fR\n{what}");

@@ -31,9 +31,9 @@ pub struct MountArgs {
     #[arg(long, value_name = "NODE")]
     node: Option<String>,
     /// Options: ro, rw, allow_other, noallow_other, passthrough, nopassthrough, kernel_cache,
-    /// nokernel_cache, io_uring, noio_uring, attr_timeout_ms=N, entry_timeout_ms=N, and nosuid,
-    /// nodev, noexec and their opposites. For a volume of another user, nosuid and nodev are the
-    /// default
+    /// nokernel_cache, io_uring, noio_uring, attr_timeout_ms=N, entry_timeout_ms=N,
+    /// fsname=SOURCE, and nosuid, nodev, noexec and their opposites. For a volume of another user,
+    /// nosuid and nodev are the default
     #[arg(short = 'o', value_name = "OPTIONS", value_delimiter = ',')]
     options: Vec<String>,
     /// Mount this directory of any file system instead of a volume; its containers appear as
@@ -48,6 +48,19 @@ pub struct MountArgs {
     ready_fd: Option<i32>,
     /// Mount point: an existing directory
     mountpoint: PathBuf,
+}
+
+impl MountArgs {
+    /// Returns the arguments for a line of `/etc/fstab`.
+    pub fn for_volume(
+        at: VolumeArgs,
+        node: Option<String>,
+        options: Vec<String>,
+        mountpoint: PathBuf,
+    ) -> MountArgs {
+        let (overlay, foreground, ready_fd) = (None, false, None);
+        MountArgs { at, node, options, overlay, foreground, ready_fd, mountpoint }
+    }
 }
 
 /// `tatami umount`
@@ -258,7 +271,11 @@ fn mount_failure(path: &Path, error: tatami_mount::MountError) -> CommandFailure
     CommandFailure::new(format!("cannot mount on {shown}")).because(error).try_this(remedy)
 }
 
-fn check_options(options: &[String]) -> CommandResult {
+/// Checks the options of a mount.
+///
+/// # Errors
+/// The first that is unknown or has a wrong value.
+pub fn check_options(options: &[String]) -> CommandResult {
     let mut scratch = MountOptions::new("/");
     options.iter().try_for_each(|option| set_option(&mut scratch, option))
 }
@@ -301,11 +318,23 @@ fn set_option(options: &mut MountOptions, option: &str) -> CommandResult {
         ("entry_timeout_ms", Some(_)) => {
             options.entry_timeout = milliseconds(timeout(name::MOUNT_ENTRY_TIMEOUT)?);
         }
+        ("fsname", Some(source)) if !source.is_empty() => options.source = Some(source.to_owned()),
         // mount(8) and fstab pass these options along; they have no effect here.
-        ("defaults" | "auto" | "noauto" | "_netdev", None) => {}
+        ("defaults" | "auto" | "noauto" | "_netdev" | "nofail", None) => {}
+        // A mount never records the times of accesses.
+        ("noatime" | "nodiratime" | "relatime", None) => {}
+        // Comments for other programs, such as systemd.
+        _ if key.starts_with("x-") || key == "comment" => {}
         _ => return Err(wrong()),
     }
     Ok(())
+}
+
+impl UmountArgs {
+    /// Returns the arguments for one mount.
+    pub fn for_path(at: VolumeArgs, force: bool, mountpoint: PathBuf) -> UmountArgs {
+        UmountArgs { at, force, mountpoints: vec![mountpoint] }
+    }
 }
 
 /// Unmounts mounts.
@@ -449,9 +478,14 @@ mod tests {
         for option in ["nosuid", "nodev", "noexec", "nodev", "exec"] {
             set_option(&mut options, option).unwrap_or_else(|e| panic!("{e}"));
         }
+        for option in ["fsname=scratch", "nofail", "x-systemd.requires=tatami-node@scratch.service"]
+        {
+            set_option(&mut options, option).unwrap_or_else(|e| panic!("{e}"));
+        }
+        assert_eq!(options.source.as_deref(), Some("scratch"));
         let restricted = Restrictions { nosuid: true, nodev: true, noexec: false };
         assert_eq!(options.restrictions, restricted, "the last word counts");
-        for wrong in ["rx", "ro=1", "attr_timeout_ms", "attr_timeout_ms=-1", ""] {
+        for wrong in ["rx", "ro=1", "attr_timeout_ms", "attr_timeout_ms=-1", "fsname=", ""] {
             assert!(check_options(&[wrong.to_owned()]).is_err(), "{wrong}");
         }
     }

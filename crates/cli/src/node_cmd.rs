@@ -7,6 +7,7 @@ use crate::hosts_add;
 use crate::hosts_down;
 use crate::hosts_files;
 use crate::node_remove::{self, RemoveArgs};
+use crate::node_owner::{self, ChownArgs};
 use crate::rebalance_cmd::{self, AddArgs, DrainArgs, RebalanceArgs};
 use crate::status;
 use crate::term::{BAD, DIM, GOOD, TermOutput, TextTable};
@@ -86,6 +87,15 @@ Examples:
 The command ends the mount and the daemon of the node, and removes its directory. From its
 start on the node gets no new files. After an interruption, repeat the command: it continues.")]
     Remove(RemoveArgs),
+    /// Let another user run the daemons of this machine, as its system service does
+    #[command(after_help = "\
+Examples:
+  tatami node chown tatami          tatami-node@NAME.service calls this before each start
+  tatami node chown root node0      and back
+
+Only the superuser may do this, while the daemon does not run. It changes the owner of the data
+directory and of all files in it, which takes a while for many files.")]
+    Chown(ChownArgs),
     /// Acknowledge that a node lost its data directory and began empty
     #[command(after_help = "\
 Examples:
@@ -171,6 +181,7 @@ pub fn run(command: &NodeCommand) -> CommandResult {
             rebalance_cmd::rebalance_shards(args).and_then(|()| spread_volume(&args.at))
         }
         NodeCommand::Remove(args) => node_remove::remove_node(args),
+        NodeCommand::Chown(args) => node_owner::change_owner(args),
         NodeCommand::Forget(args) => forget_loss(args),
     }
 }

@@ -68,6 +68,13 @@ impl ReadyPipe {
 
     /// Reports that the process is ready.
     pub fn report_ready(&mut self) {
+        // A process with a pipe is a child of a command, which may be a service itself. Only a
+        // process that systemd has started by itself is the service.
+        if self.pipe.is_none()
+            && let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::Ready])
+        {
+            tracing::warn!(%error, "systemd did not receive that this process is ready");
+        }
         self.send_reply(&StartReply::Ready);
         let strangers = std::mem::take(&mut self.inherited);
         if !strangers.is_empty() {

@@ -20,7 +20,7 @@ use std::time::Duration;
 use tatami_client::connection::{Caller, ConnectError, Connection, Endpoint};
 use tatami_client::{AwaitedNode, ClientOptions, WaitObserver, WhenFull};
 use tatami_cluster::trusted;
-use tatami_cluster::{KeyFile, NodeEntry, VolumeFile};
+use tatami_cluster::{KeyFile, NodeEntry, SYSTEM_DIR, VolumeFile, resolve_system_name};
 use tatami_hosts::machine::MachineFile;
 use tatami_wire::admin::{AdminCall, AdminReply, AdminResult};
 use tatami_wire::frame::FrameClass;
@@ -35,8 +35,8 @@ pub const HEALTH_TIMEOUT: Duration = Duration::from_secs(2);
 /// Which volume, and how it is configured.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct VolumeArgs {
-    /// Directory of the volume [default: /var/lib/tatami as root, else
-    /// ~/.local/share/tatami]
+    /// Directory of the volume [default: /etc/tatami/default if there is one, else
+    /// /var/lib/tatami as root, or ~/.local/share/tatami]
     #[arg(long, value_name = "DIR", env = "TATAMI_DIR", hide_env_values = true,
           value_hint = clap::ValueHint::DirPath)]
     pub dir: Option<PathBuf>,
@@ -82,9 +82,9 @@ impl VolumeArgs {
     /// As [`VolumeConfig::from_layers`].
     pub fn open(&self) -> CommandResult<VolumeDir> {
         let dir = match &self.dir {
-            Some(dir) => {
-                std::path::absolute(dir).context(|| format!("directory {}", dir.display()))?
-            }
+            Some(dir) => resolve_system_name(
+                std::path::absolute(dir).context(|| format!("directory {}", dir.display()))?,
+            ),
             None => default_dir()?,
         };
         if dir.metadata().is_ok_and(|meta| !meta.is_dir()) {
@@ -103,6 +103,7 @@ impl VolumeArgs {
         let remembered = read_remembered(&dir.join(REMEMBERED));
         let config = VolumeConfig::from_layers(&ConfigLayers {
             dir: &dir,
+            machine_file: &Path::new(SYSTEM_DIR).join("tatami.toml"),
             file: (named.as_deref().unwrap_or(&default), named.is_some()),
             remembered: &remembered,
             variable: &|name| std::env::var(name).ok(),

@@ -9,6 +9,11 @@ use tatami_wire::VolumeKey;
 
 /// More than the length of a key file, in bytes.
 const LENGTH_MAX: u64 = 1024;
+/// Permissions of others than the owner, which a key file must not grant.
+const EXPOSED: u32 = 0o077;
+/// The permission of the group to read. On a file with an access control list, this bit is the mask
+/// of the list.
+const GROUP_READS: u32 = 0o040;
 
 /// The reasons for which there is no key.
 #[derive(Debug, thiserror::Error)]
@@ -168,7 +173,8 @@ impl KeyFile {
         if mode & 0o022 != 0 {
             return Err(KeyError::Writable { path: path.to_owned(), mode });
         }
-        if mode & 0o077 != 0 {
+        let exposed = if is_credential(path) { EXPOSED & !GROUP_READS } else { EXPOSED };
+        if mode & exposed != 0 {
             return Err(KeyError::Exposed { path: path.to_owned(), mode });
         }
         let mut text = Vec::new();
@@ -180,6 +186,14 @@ impl KeyFile {
             KeyFileContent::Other => Err(KeyError::Damaged { path }),
         }
     }
+}
+
+/// Whether systemd has put the file there for this service (`LoadCredential=`). It gives the file
+/// to the superuser and lets the user of the service read it by an access control list, or gives it
+/// to that user. The directory is closed to all others.
+fn is_credential(path: &Path) -> bool {
+    let dir = std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from);
+    dir.is_some_and(|dir| dir.is_absolute() && path.parent() == Some(&dir))
 }
 
 /// Returns the content of a key file.

@@ -15,6 +15,6 @@ pub mod trusted;
 mod volume;
 
 pub use data_dir::{DATA_FORMAT, DataDir, DataDirError, LossMark};
-pub use default_dir::default_volume_dir;
+pub use default_dir::{DEFAULT_NAME, SYSTEM_DIR, default_volume_dir, resolve_system_name};
 pub use key_file::{KeyError, KeyFile};
 pub use volume::{NODES_MAX, NodeEntry, SOCKET_PATH_MAX, VOLUME_FORMAT, VolumeError, VolumeFile};

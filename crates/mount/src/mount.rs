@@ -87,7 +87,7 @@ impl Mount {
             Passthrough::Auto => passthrough::stack_depth(data_dir),
             Passthrough::Off => 0,
         };
-        let source = format!("tatami:{}", map.name);
+        let source = options.source.clone().unwrap_or_else(|| format!("tatami:{}", map.name));
         let settings = MountSettings {
             restrictions: options.restrictions,
             ..mountpoint::mount_settings(source, options.read_only, options.allow_other)

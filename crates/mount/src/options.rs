@@ -19,6 +19,8 @@ pub enum Passthrough {
 pub struct MountOptions {
     /// The directory for the mount.
     pub mountpoint: PathBuf,
+    /// The source that `mount` and `df` show; without it, the name of the volume.
+    pub source: Option<String>,
     /// The mount is read-only.
     pub read_only: bool,
     /// Number of threads that stay alive when idle.
@@ -54,6 +56,7 @@ impl MountOptions {
     pub fn new(mountpoint: impl Into<PathBuf>) -> MountOptions {
         MountOptions {
             mountpoint: mountpoint.into(),
+            source: None,
             read_only: false,
             threads: 2,
             threads_max: 64,
