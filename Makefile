@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help quickstart check test test-libraries fuzz soak bench predict bench-hosts bench-mpi lint install tools packages fmt
+.PHONY: help quickstart check test test-libraries fuzz soak bench predict bench-hosts bench-mpi lint install deb tools packages fmt
 
 # The compiler is pinned (rust-toolchain.toml). Where rustup has not got it yet, it is fetched; where
 # it cannot be fetched, the default compiler does, and a word says so.
@@ -81,6 +81,10 @@ lint: packages $(TOOLS)/cargo-deny ## format, clippy, licences and origin of dep
 
 install: ## build and install tatami, its man page and completions below PREFIX (/usr/local)
 	@scripts/install.sh $(PREFIX)
+
+deb: ## build the Debian packages tatami, tatami-mpi and those of their symbols into target/deb
+	@scripts/packages.sh build mpi deb
+	@scripts/deb.sh
 
 packages:
 	@scripts/packages.sh build test

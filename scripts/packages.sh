@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the missing Debian packages for the named purposes: build, test, jobs,
-# mpi, shared, gfarm, hosts, peers.
+# mpi, shared, gfarm, hosts, peers, deb.
 # Does nothing where all are installed.
 set -euo pipefail
 
@@ -20,12 +20,14 @@ declare -A packages=(
   [gfarm]="gfmd gfsd gfarm-client gfarm2fs"
   # A file system that `tatami bench suite` compares with, where it is installed.
   [peers]="iproute2 moosefs-chunkserver moosefs-client moosefs-master"
+  # Debian packages of Tatami, their check, and the check of their units.
+  [deb]="debhelper dpkg-dev lintian systemd"
   # Hosts of the end-to-end tests: namespaces with a network, and a login on each.
   [hosts]="iproute2 openssh-client openssh-server util-linux"
   # The programs that the end-to-end tests run on mounts.
   [test]="acl attr e2fsprogs fio git jq make man-db rsync sqlite3 strace stress-ng util-linux xz-utils zsh fish"
 )
-packages[test]+=" ${packages[jobs]} ${packages[mpi]} ${packages[shared]} ${packages[gfarm]} ${packages[hosts]}"
+packages[test]+=" ${packages[jobs]} ${packages[mpi]} ${packages[shared]} ${packages[gfarm]} ${packages[hosts]} ${packages[deb]}"
 
 wanted=()
 for purpose in "$@"; do

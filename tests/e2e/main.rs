@@ -30,6 +30,7 @@ mod mpi_programs;
 mod mpi_volume;
 mod names;
 mod overlay;
+mod packages;
 mod permissions;
 mod posix;
 mod preload;
