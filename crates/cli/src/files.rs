@@ -455,7 +455,7 @@ pub fn df(args: &DfArgs) -> CommandResult {
     let mut absent = None;
     for (entry, answer) in volume.nodes.iter().zip(status::ask_all_nodes(&place, &volume)) {
         let reported = match answer {
-            Ok(status) => Some(status),
+            Ok(answer) => Some(answer.status),
             Err(absence) => {
                 absent.get_or_insert((entry, absence));
                 None

@@ -1,5 +1,6 @@
 //! Orders to several hosts at the same time.
 
+use crate::clock_offset::describe_offset;
 use crate::error::{CommandFailure, CommandResult, ExitStatus};
 use crate::ssh_session::{HostSession, SshAccess};
 use crate::term;
@@ -12,9 +13,6 @@ const LOGINS_MAX: usize = 64;
 pub const ORDER_WAIT: Duration = Duration::from_secs(60);
 /// Longest wait for daemons and mounts to start or end.
 pub const PROCESS_WAIT: Duration = Duration::from_secs(330);
-/// A clock that is off by more than this is worth a word: files get times of it.
-const CLOCK_OFF_MS: i64 = 1000;
-
 /// A host that failed, and how.
 pub struct HostFault {
     /// The name of the host.
@@ -139,15 +137,8 @@ pub fn end_sessions(mut sessions: Vec<HostSession>) {
 
 /// Prints a note for each host with a clock that differs from this machine's.
 pub fn note_clocks(sessions: &[HostSession]) {
-    for session in sessions.iter().filter(|s| s.clock_ahead_ms.abs() > CLOCK_OFF_MS) {
-        let seconds = session.clock_ahead_ms.unsigned_abs() as f64 / 1000.0;
-        let side = if session.clock_ahead_ms > 0 { "ahead" } else { "behind" };
-        term::print_note(&format!(
-            "the clock of {} is {seconds:.1} s {side}: times of files will be, too; set the clocks \
-             by NTP",
-            session.host
-        ));
-    }
+    let warning = |session: &HostSession| describe_offset(&session.host, session.clock_ahead_ms);
+    sessions.iter().filter_map(warning).for_each(|warning| term::print_note(&warning));
 }
 
 /// Returns one failure for all faults. `headline` gets the number of hosts, as `1 of 4 hosts`.

@@ -5,6 +5,7 @@ mod absence;
 mod args;
 mod background;
 mod bench_cmd;
+mod clock_offset;
 mod completion;
 mod config;
 mod config_cmd;

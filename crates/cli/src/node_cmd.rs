@@ -239,7 +239,7 @@ fn ask_pids(place: &VolumeDir, volume: &VolumeFile) -> Vec<Option<NodePid>> {
     }
     let pid = |pid: u32| i32::try_from(pid).ok();
     let answers = status::ask_all_nodes(place, volume).into_iter();
-    answers.map(|answer| Some(answer.ok().and_then(|status| pid(status.pid)))).collect()
+    answers.map(|answer| Some(answer.ok().and_then(|answer| pid(answer.status.pid)))).collect()
 }
 
 fn list_nodes(args: &ListArgs) -> CommandResult {

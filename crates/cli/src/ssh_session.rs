@@ -1,5 +1,6 @@
 //! A connection to `tatami host serve` on another host, over the user's own `ssh`.
 
+use crate::clock_offset::measure_offset;
 use crate::error::{CommandFailure, CommandResult, ExitStatus, FailureContext};
 use crate::interrupt::is_interrupted;
 use parking_lot::Mutex;
@@ -8,7 +9,7 @@ use std::io::{Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Arc, mpsc};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime};
 use tatami_hosts::host_protocol::{
     HostHello, HostOrder, HostReply, NOISE_MAX, REPLY_MAX, format_message, parse_greeting,
     parse_reply,
@@ -138,21 +139,6 @@ pub fn is_this_machine(host: &str) -> bool {
     let short = |name: &str| name.split('.').next().unwrap_or_default().to_owned();
     let may_be_short = !host.contains('.') || !own.contains('.');
     host == own || (may_be_short && short(host) == short(&own))
-}
-
-/// Returns by how much a clock that showed `clock` between two moments is at least ahead.
-fn measure_offset(clock_ms: u64, before: SystemTime, after: SystemTime) -> i64 {
-    let since = |time: SystemTime| time.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
-    let signed = |ms: u128| i64::try_from(ms).unwrap_or(i64::MAX);
-    let clock = signed(clock_ms.into());
-    let (before, after) = (signed(since(before)), signed(since(after)));
-    if clock > after {
-        clock - after
-    } else if clock < before {
-        clock - before
-    } else {
-        0
-    }
 }
 
 fn check_version(hello: &HostHello) -> CommandResult {
@@ -413,14 +399,6 @@ mod tests {
         assert!(said(127, "sh: 1: exec: tatami: not found").contains("--program PATH"));
         assert!(said(2, "error: unrecognized subcommand 'host'").contains("earlier version"));
         assert!(said(9, "").contains("exit code 9"));
-    }
-
-    #[test]
-    fn a_clock_is_ahead_by_what_no_delay_explains() {
-        let at = |ms| UNIX_EPOCH + Duration::from_millis(ms);
-        assert_eq!(measure_offset(1500, at(1000), at(2000)), 0);
-        assert_eq!(measure_offset(5000, at(1000), at(2000)), 3000);
-        assert_eq!(measure_offset(400, at(1000), at(2000)), -600);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! `tatami status`: reports whether everything works, and the faults if not.
 
 use crate::absence::Absence;
+use crate::clock_offset::{describe_offset, measure_offset};
 use crate::daemon_files;
 use crate::error::{CommandFailure, CommandResult, ExitStatus};
 use crate::json::{serialize_optional_wide, serialize_wide};
@@ -12,6 +13,7 @@ use serde::Serialize;
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::Path;
+use std::time::SystemTime;
 use tatami_cluster::{KeyFile, NodeEntry, VolumeFile};
 use tatami_wire::admin::{AdminCall, AdminReply, NodeStatus, RefusedConnections};
 
@@ -43,6 +45,8 @@ struct StatusReport {
     promise: &'static str,
     /// The faults, one sentence each.
     trouble: Vec<String>,
+    /// What is worth a look and no fault, one sentence each.
+    warnings: Vec<String>,
     inodes: u64,
     /// Bytes, each disk counted once.
     space: SpaceReport,
@@ -78,6 +82,8 @@ struct NodeReport {
     protocol: Option<u32>,
     pid: Option<u32>,
     uptime_sec: Option<u64>,
+    /// By how many milliseconds its clock is ahead of this machine's, at least.
+    clock_ahead_ms: Option<i64>,
     space: Option<SpaceReport>,
     shards: Option<u32>,
     /// Threads that serve the namespace.
@@ -150,6 +156,7 @@ fn collect_report(place: &VolumeDir, volume: &VolumeFile) -> StatusReport {
         durability: volume.durability.name(),
         promise: volume.durability.describe_guarantee(),
         trouble: Vec::new(),
+        warnings: Vec::new(),
         inodes: 0,
         space: SpaceReport::default(),
         nodes: Vec::new(),
@@ -160,8 +167,9 @@ fn collect_report(place: &VolumeDir, volume: &VolumeFile) -> StatusReport {
     let key = KeyFile::load(&place.key_file()).err().filter(|e| !e.is_foreign());
     report.trouble.extend(key.map(|e| e.to_string()));
     let mut disks = BTreeSet::new();
-    for (entry, status) in volume.nodes.iter().zip(ask_all_nodes(place, volume)) {
-        if let Ok(status) = &status {
+    for (entry, answer) in volume.nodes.iter().zip(ask_all_nodes(place, volume)) {
+        if let Ok(AnsweredStatus { status, clock_ahead_ms }) = &answer {
+            report.warnings.extend(describe_offset(&entry.name, *clock_ahead_ms));
             report.inodes += status.inodes;
             if status.durability != volume.durability {
                 report.trouble.push(format!(
@@ -188,7 +196,7 @@ fn collect_report(place: &VolumeDir, volume: &VolumeFile) -> StatusReport {
                 why_no_io_uring: m.why_no_io_uring.clone(),
             }));
         }
-        let node = build_node_report(entry, status.map(|s| *s));
+        let node = build_node_report(entry, answer);
         let prefixed = |t: &String| format!("{}: {t}", node.name);
         report.trouble.extend(node.trouble.iter().chain(&node.error).map(prefixed));
         report.nodes.push(node);
@@ -230,25 +238,34 @@ fn describe_ring(mount: &MountReport) -> (String, Style) {
     }
 }
 
+/// The answer of a node.
+pub(crate) struct AnsweredStatus {
+    /// Its status.
+    pub status: Box<NodeStatus>,
+    /// By how many milliseconds its clock is ahead of this machine's, at least.
+    clock_ahead_ms: i64,
+}
+
 /// Asks all nodes in parallel, so that hanging nodes cost one timeout together. A daemon of this
 /// machine that runs and is not stopped is busy, so it gets a longer timeout than a node with an
 /// unknown state.
 pub(crate) fn ask_all_nodes(
     place: &VolumeDir,
     volume: &VolumeFile,
-) -> Vec<Result<Box<NodeStatus>, Absence>> {
+) -> Vec<Result<AnsweredStatus, Absence>> {
     let odd = |why: String| Absence::new(why, "use the same version of tatami on all nodes".into());
-    let ask_within = |timeout, entry| match place.send_admin_within(
-        timeout,
-        volume,
-        entry,
-        &AdminCall::Status,
-    ) {
-        Ok(AdminReply::Status(status)) => Ok(status),
-        Ok(_) => Err(odd("it sent an unexpected reply".to_owned())),
-        Err(e) if e.is_timeout() => Err(Absence::from_timeout(place, entry, timeout)),
-        Err(AdminCallError::Connect(e)) => Err(Absence::from_connect_error(place, entry, &e)),
-        Err(e) => Err(odd(e.to_string())),
+    let ask_within = |timeout, entry| {
+        let before = SystemTime::now();
+        match place.send_admin_within(timeout, volume, entry, &AdminCall::Status) {
+            Ok(AdminReply::Status(status)) => {
+                let clock_ahead_ms = measure_offset(status.clock_ms, before, SystemTime::now());
+                Ok(AnsweredStatus { status, clock_ahead_ms })
+            }
+            Ok(_) => Err(odd("it sent an unexpected reply".to_owned())),
+            Err(e) if e.is_timeout() => Err(Absence::from_timeout(place, entry, timeout)),
+            Err(AdminCallError::Connect(e)) => Err(Absence::from_connect_error(place, entry, &e)),
+            Err(e) => Err(odd(e.to_string())),
+        }
     };
     let is_busy =
         |entry| daemon_files::running_daemon(entry).is_some_and(|process| !process.is_stopped());
@@ -264,12 +281,12 @@ pub(crate) fn ask_all_nodes(
     })
 }
 
-fn build_node_report(entry: &NodeEntry, status: Result<NodeStatus, Absence>) -> NodeReport {
-    let (status, error, remedy) = match status {
-        Ok(status) => (Some(status), None, None),
+fn build_node_report(entry: &NodeEntry, answer: Result<AnsweredStatus, Absence>) -> NodeReport {
+    let (answer, error, remedy) = match answer {
+        Ok(answer) => (Some(answer), None, None),
         Err(Absence { why, remedy, .. }) => (None, Some(why), Some(remedy)),
     };
-    let s = status.as_ref();
+    let s = answer.as_ref().map(|answer| &answer.status);
     NodeReport {
         node: entry.id,
         name: entry.name.clone(),
@@ -284,6 +301,7 @@ fn build_node_report(entry: &NodeEntry, status: Result<NodeStatus, Absence>) -> 
         protocol: s.map(|s| s.protocol),
         pid: s.map(|s| s.pid),
         uptime_sec: s.map(|s| s.uptime_sec),
+        clock_ahead_ms: answer.as_ref().map(|answer| answer.clock_ahead_ms),
         space: s.map(|s| SpaceReport {
             total: s.space.total,
             free: s.space.free,
@@ -407,6 +425,12 @@ fn print_report(out: &mut TermOutput, report: &StatusReport) -> CommandResult {
                 node.name,
                 log.display()
             )?;
+        }
+    }
+    if !report.warnings.is_empty() {
+        writeln!(out)?;
+        for line in &report.warnings {
+            writeln!(out, "{} {line}", out.paint_text(WARN, "!"))?;
         }
     }
     if !report.trouble.is_empty() {

@@ -1,7 +1,7 @@
 //! The time of names and capabilities, and the clock of transactions: the machine's clock, but it
 //! never goes back and never stops.
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tatami_wire::Timestamp;
 
 /// Returns the time for names and capabilities. The kernel stamps backing files from the same
@@ -9,6 +9,13 @@ use tatami_wire::Timestamp;
 pub(crate) fn current_time() -> Timestamp {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
     Timestamp { sec: t.tv_sec, nsec: t.tv_nsec as u32 }
+}
+
+/// Returns the machine's clock in milliseconds since 1970, for a comparison with others.
+pub(crate) fn read_milliseconds() -> u64 {
+    // A clock before 1970 shows zero.
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// The clock of transactions.

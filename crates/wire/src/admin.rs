@@ -288,6 +288,8 @@ pub struct NodeStatus {
     pub pid: u32,
     /// Seconds since its start.
     pub uptime_sec: u64,
+    /// Its machine's clock, in milliseconds since 1970.
+    pub clock_ms: u64,
     /// Descriptions of faults; empty if the node is healthy.
     pub trouble: Vec<String>,
     /// One sentence for each executor that does not run because its store is damaged. These are

@@ -1,5 +1,6 @@
 //! What a node reports of itself.
 
+use crate::clock;
 use crate::context::NodeContext;
 use crate::panics;
 use tatami_wire::PROTOCOL_VERSION;
@@ -15,6 +16,7 @@ pub(crate) fn report_status(shared: &NodeContext) -> NodeStatus {
         protocol: PROTOCOL_VERSION,
         pid: std::process::id(),
         uptime_sec: shared.started.elapsed().as_secs(),
+        clock_ms: clock::read_milliseconds(),
         trouble: node_troubles(shared),
         refused: executors.refusal_reasons(),
         space: shared.disk_space().unwrap_or_default(),
