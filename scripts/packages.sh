@@ -22,8 +22,8 @@ declare -A packages=(
   [peers]="iproute2 moosefs-chunkserver moosefs-client moosefs-master"
   # Debian packages of Tatami, their check, and the check of their units.
   [deb]="debhelper dpkg-dev lintian systemd"
-  # Hosts of the end-to-end tests: namespaces with a network, and a login on each.
-  [hosts]="iproute2 openssh-client openssh-server util-linux"
+  # Hosts of the end-to-end tests: namespaces with a network, a login on each, and wrong clocks.
+  [hosts]="faketime iproute2 openssh-client openssh-server util-linux"
   # The programs that the end-to-end tests run on mounts.
   [test]="acl attr e2fsprogs fio git jq make man-db rsync sqlite3 strace stress-ng util-linux xz-utils zsh fish"
 )

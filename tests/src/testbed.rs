@@ -30,6 +30,18 @@ const NEEDED: [(&str, &str); 5] = [
     ("/usr/bin/nsenter", "util-linux"),
 ];
 
+/// The networks of a test bed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BedNetworks {
+    /// One, with IPv4.
+    V4,
+    /// One, with IPv6 alone.
+    V6,
+    /// Two with IPv4. The names of the hosts are those of the first; the last host is not in the
+    /// second.
+    Two,
+}
+
 /// A process with pipes to its standard input and from its standard output.
 struct PipedProcess {
     child: Child,
@@ -67,6 +79,7 @@ impl PipedProcess {
 /// Hosts on a network of their own. Dropping the value ends all of them.
 pub struct HostBed {
     dir: PathBuf,
+    networks: BedNetworks,
     switch: PipedProcess,
     hosts: Vec<TestHost>,
 }
@@ -75,6 +88,8 @@ pub struct HostBed {
 pub struct TestHost {
     name: String,
     address: String,
+    /// Its address on the second network.
+    second: Option<String>,
     /// Its end of the cable, in the switch.
     port: String,
     /// The process that waits for the first process of the host; `None` while it is off.
@@ -95,6 +110,14 @@ impl HostBed {
     /// # Panics
     /// If a host does not start.
     pub fn start(names: &[&str]) -> HostBed {
+        HostBed::start_in(BedNetworks::V4, names)
+    }
+
+    /// As [`HostBed::start`], with these networks.
+    ///
+    /// # Panics
+    /// If a host does not start.
+    pub fn start_in(networks: BedNetworks, names: &[&str]) -> HostBed {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let base = std::env::var_os("TATAMI_TEST_DIR").map_or("/tmp".into(), PathBuf::from);
@@ -104,13 +127,18 @@ impl HostBed {
         let script = sources().join("src/testbed/switch.sh");
         let mut switch = program("unshare --net bash");
         let switch = PipedProcess::start(switch.arg(script).arg(&dir));
-        let mut bed = HostBed { dir, switch, hosts: Vec::new() };
+        let mut bed = HostBed { dir, networks, switch, hosts: Vec::new() };
         bed.switch.await_line("ready");
+        if networks == BedNetworks::Two {
+            bed.run_in_switch("ip link add name second type bridge && ip link set second up");
+        }
         bed.lay_out(names);
         for (at, name) in names.iter().enumerate() {
             bed.hosts.push(TestHost {
                 name: (*name).to_owned(),
-                address: address_of(at),
+                address: networks.address_of(at),
+                second: (networks == BedNetworks::Two && at + 1 < names.len())
+                    .then(|| format!("10.78.0.{}", at + 1)),
                 port: format!("port{at}"),
                 process: None,
                 init: 0,
@@ -133,8 +161,9 @@ impl HostBed {
         let (mut hosts, mut known) = (String::new(), String::new());
         for (at, name) in names.iter().enumerate() {
             let public = fs::read_to_string(keys.join(format!("{name}.pub"))).expect("a key");
-            hosts += &format!("{} {name}\n", address_of(at));
-            known += &format!("{name},{} {public}", address_of(at));
+            let address = self.networks.address_of(at);
+            hosts += &format!("{address} {name}\n");
+            known += &format!("{name},{address} {public}");
         }
         fs::write(self.dir.join("hosts"), hosts).expect("a file of the test bed");
         fs::write(self.dir.join("known_hosts"), known).expect("a file of the test bed");
@@ -171,9 +200,17 @@ impl HostBed {
             "ip link add {port} type veth peer name eth0 address {hardware} netns {init} &&
              ip link set {port} master bridge up"
         ));
+        let mut addresses = self.networks.with_prefix(&self.hosts[at].address);
+        if let Some(second) = &self.hosts[at].second {
+            self.run_in_switch(&format!(
+                "ip link add {port}b type veth peer name eth1 netns {init} &&
+                 ip link set {port}b master second up"
+            ));
+            addresses += &format!(" {second}/24");
+        }
         let host = &mut self.hosts[at];
         let process = host.process.as_mut().expect("it was started");
-        process.write_line(&host.address);
+        process.write_line(&addresses);
         process.await_line("ready");
     }
 
@@ -200,8 +237,9 @@ impl HostBed {
     /// Ends all processes of a host at once. Its disk keeps what was written.
     pub fn cut_power(&mut self, at: usize) {
         self.hosts[at].end_processes();
-        // The kernel removes it, too, but at some later time.
-        self.run_in_switch(&format!("ip link delete {} || true", self.hosts[at].port));
+        // The kernel removes them, too, but at some later time.
+        let port = &self.hosts[at].port;
+        self.run_in_switch(&format!("for p in {port} {port}b; do ip link delete $p || true; done"));
     }
 
     /// Starts a host again after a power cut.
@@ -230,9 +268,19 @@ impl Drop for HostBed {
     }
 }
 
-/// Returns the address of the host with this number.
-fn address_of(at: usize) -> String {
-    format!("10.77.0.{}", at + 1)
+impl BedNetworks {
+    /// Returns the address of the host with this number.
+    fn address_of(self, at: usize) -> String {
+        match self {
+            BedNetworks::V4 | BedNetworks::Two => format!("10.77.0.{}", at + 1),
+            BedNetworks::V6 => format!("fd00:77::{}", at + 1),
+        }
+    }
+
+    /// Returns the address with the length of the prefix of its network.
+    fn with_prefix(self, address: &str) -> String {
+        format!("{address}/{}", if self == BedNetworks::V6 { 64 } else { 24 })
+    }
 }
 
 impl TestHost {

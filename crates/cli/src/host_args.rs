@@ -5,6 +5,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use tatami_hosts::host_list::{HOSTFILE_MAX, HostListError, parse_host_list, parse_hostfile};
 use tatami_hosts::machine::{check_program, check_ssh_option};
+use tatami_hosts::network::IpNetwork;
 
 /// Hosts, and how they are reached.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -16,6 +17,10 @@ pub struct HostsArgs {
     /// The same, from a file in the form of Open MPI, MPICH, PBS or Slurm
     #[arg(long, value_name = "FILE", conflicts_with = "nodes", value_hint = clap::ValueHint::FilePath)]
     pub hostfile: Option<PathBuf>,
+    /// Network of the nodes' addresses, for hosts that have several, for example 10.1.0.0/16
+    /// [default: the address at which ssh reaches each host]
+    #[arg(long, value_name = "CIDR", conflicts_with = "nodes")]
+    pub network: Option<IpNetwork>,
     /// Go on if at most N hosts fail
     #[arg(long, value_name = "N")]
     pub allow_missing: Option<usize>,

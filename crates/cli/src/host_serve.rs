@@ -8,6 +8,7 @@
 use crate::config::ConfigOverrides;
 use crate::erase_node;
 use crate::error::{CommandFailure, CommandResult, FailureContext};
+use crate::interfaces;
 use crate::keys::find_key;
 use crate::made_files::MadeFiles;
 use crate::mounts::MountRecord;
@@ -283,6 +284,7 @@ fn describe_self() -> HostHello {
         name: rustix::system::uname().nodename().to_string_lossy().into_owned(),
         machine: read("/etc/machine-id"),
         address: address.map(str::to_owned),
+        addresses: interfaces::list_addresses(),
         clock_ms: u64::try_from(clock.as_millis()).unwrap_or(u64::MAX),
         user: rustix::process::geteuid().as_raw(),
     }

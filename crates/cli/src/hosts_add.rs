@@ -8,7 +8,7 @@ use crate::hosts_files::{self, FirstFiles, HostFiles, TokenMark};
 use crate::hosts_up::{SPACE_MIN, full_failure};
 use crate::keys::name;
 use crate::rebalance_cmd::{self, AddArgs};
-use crate::ssh_session::HostSession;
+use crate::ssh_session::{HostSession, SshAccess};
 use crate::term;
 use crate::volume_dir::VolumeDir;
 use crate::volume_layout;
@@ -17,6 +17,7 @@ use tatami_cluster::{NODES_MAX, NodeEntry, VolumeFile};
 use tatami_hosts::host_list::parse_host_list;
 use tatami_hosts::host_protocol::{CheckOrder, HostOrder, HostReply};
 use tatami_hosts::machine::MachineFile;
+use tatami_hosts::network::host_of_address;
 
 /// Starts a node on each of the named hosts, mounts the volume there and moves shards to the nodes.
 ///
@@ -36,9 +37,11 @@ pub fn add_hosts(args: &AddArgs) -> CommandResult {
     };
     let hosts = list_new_hosts(args, &machine, &volume)?;
     volume.merge_map(&rebalance_cmd::merge_maps(&place, &volume)?);
+    let known = access_of(&machine);
     let spinner = term::new_spinner("reaching the hosts");
-    let access = access_of(&machine);
-    let (mut sessions, faults) = host_group::open_sessions(&access, &hosts);
+    let access = SshAccess { network: args.network.or(known.network), ..known };
+    let (mut sessions, mut faults) = host_group::open_sessions(&access, &hosts);
+    faults.extend(hosts_files::remove_strangers(&access, &mut sessions));
     let fail = |faults: &[host_group::HostFault]| match faults {
         [] => Ok(()),
         faults => {
@@ -50,12 +53,12 @@ pub fn add_hosts(args: &AddArgs) -> CommandResult {
     host_group::note_clocks(&sessions);
     check_hosts(&place, &mut sessions, &fail)?;
 
-    let entries = plan_entries(&place, &volume, &mut sessions, &fail)?;
+    let entries = plan_entries(&place, &volume, &access, &mut sessions, &fail)?;
     volume.epoch += entries.len() as u64;
     volume.nodes.extend(entries.iter().cloned());
     let all = MachineFile {
         nodes: machine.nodes.clone(),
-        ..hosts_files::describe_machines(&access, &volume)
+        ..hosts_files::describe_machines(&access_of(&machine), &volume)
     };
     let files = HostFiles::prepare(&place, &volume, &all)?;
     let path = place.remembered_setting(name::MOUNT_PATH);
@@ -112,7 +115,7 @@ fn list_new_hosts(
         return Err(CommandFailure::usage(format!("a volume has at most {NODES_MAX} nodes")));
     }
     let is_loopback = |entry: &&NodeEntry| {
-        let host = entry.address.rsplit_once(':').map_or("", |(host, _)| host);
+        let host = host_of_address(&entry.address);
         host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
     };
     if let Some(entry) = volume.nodes.iter().find(is_loopback) {
@@ -159,10 +162,11 @@ fn check_hosts(
 fn plan_entries(
     place: &VolumeDir,
     volume: &VolumeFile,
+    access: &SshAccess,
     sessions: &mut Vec<HostSession>,
     fail: &dyn Fn(&[host_group::HostFault]) -> CommandResult,
 ) -> CommandResult<Vec<NodeEntry>> {
-    let addresses = hosts_files::find_addresses(sessions);
+    let addresses = hosts_files::find_addresses(access, sessions);
     let address_of =
         |session: &HostSession| addresses.get(&session.host).cloned().unwrap_or_default();
     let order = |session: &HostSession| HostOrder::FindPort { address: address_of(session) };

@@ -14,7 +14,12 @@ use tatami_hosts::machine::MachineFile;
 
 /// Returns how the hosts of a volume are reached.
 pub fn access_of(machine: &MachineFile) -> SshAccess {
-    SshAccess { options: machine.ssh_options.clone(), program: machine.program.clone() }
+    SshAccess {
+        options: machine.ssh_options.clone(),
+        program: machine.program.clone(),
+        // The file was checked when it was read.
+        network: machine.network.as_deref().and_then(|network| network.parse().ok()),
+    }
 }
 
 /// Returns the first order of a connection about an existing volume.

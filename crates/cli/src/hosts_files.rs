@@ -54,6 +54,7 @@ pub fn describe_machines(access: &SshAccess, volume: &VolumeFile) -> MachineFile
     MachineFile {
         ssh_options: access.options.clone(),
         program: access.program.clone(),
+        network: access.network.map(|network| network.to_string()),
         hosts: volume.nodes.iter().map(host).collect(),
         ..MachineFile::new(volume.volume, [])
     }
@@ -152,8 +153,35 @@ pub fn spread_files(place: &VolumeDir) -> CommandResult {
     Ok(())
 }
 
-/// Returns the address at which other machines reach each host: the one at which `ssh` reached it.
-pub fn find_addresses(sessions: &[HostSession]) -> BTreeMap<String, String> {
+/// Takes out the sessions of hosts that have no address in the network of the nodes. Returns their
+/// faults.
+pub fn remove_strangers(access: &SshAccess, sessions: &mut Vec<HostSession>) -> Vec<HostFault> {
+    let Some(network) = access.network else { return Vec::new() };
+    let mut faults = Vec::new();
+    sessions.retain(|session| {
+        let addresses = &session.hello.addresses;
+        let is_there = addresses.iter().any(|address| network.contains(*address));
+        if !is_there {
+            let list: Vec<String> = addresses.iter().map(IpAddr::to_string).collect();
+            let has = if list.is_empty() { "none".to_owned() } else { list.join(", ") };
+            let failure = CommandFailure::new(format!("it has no address in {network}"))
+                .because(format!("its addresses are: {has}"))
+                .try_this("name the network of all hosts: --network CIDR; `ip address` lists them");
+            faults.push(HostFault::new(&session.host, failure));
+        }
+        is_there
+    });
+    faults
+}
+
+/// Returns the address at which other machines reach each host: the one in the network of the
+/// nodes, or else the one at which `ssh` reached it.
+pub fn find_addresses(access: &SshAccess, sessions: &[HostSession]) -> BTreeMap<String, String> {
+    let in_network = |session: &HostSession| {
+        let network = access.network?;
+        let mut addresses = session.hello.addresses.iter();
+        addresses.find(|address| network.contains(**address)).map(IpAddr::to_string)
+    };
     let reached = |session: &HostSession| match session.hello.address.as_deref() {
         None => ReachedAddress::Local,
         Some(text) => ReachedAddress::classify(text),
@@ -163,13 +191,18 @@ pub fn find_addresses(sessions: &[HostSession]) -> BTreeMap<String, String> {
         ReachedAddress::Common(address) => Some(address),
         ReachedAddress::Local | ReachedAddress::Limited => None,
     });
-    let own = own_address_towards(other.as_deref().unwrap_or("192.0.2.1"));
+    let own = match other.as_deref() {
+        Some(other) => own_address_towards(other),
+        // A machine may have one kind of addresses alone. These are for documentation (RFC 5737 and
+        // RFC 3849): nothing is sent there.
+        None => ["192.0.2.1", "2001:db8::1"].into_iter().find_map(own_address_towards),
+    };
     let address = |session: &HostSession| {
-        let address = match reached(session) {
+        let address = in_network(session).unwrap_or_else(|| match reached(session) {
             ReachedAddress::Common(address) => address,
             ReachedAddress::Local => own.clone().unwrap_or_else(|| "127.0.0.1".to_owned()),
             ReachedAddress::Limited => resolve_host(&session.host),
-        };
+        });
         (session.host.clone(), address)
     };
     sessions.iter().map(address).collect()

@@ -10,13 +10,16 @@ use crate::interrupt;
 use crate::made_files::MadeFiles;
 use crate::root_dir;
 use crate::ssh_session::{HostSession, SshAccess};
+use crate::status;
 use crate::term;
 use crate::volume_dir::VolumeDir;
 use crate::volume_layout;
 use indicatif::ProgressBar;
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use tatami_cluster::VolumeFile;
 use tatami_hosts::host_protocol::{CheckOrder, CheckedHost, HostOrder, HostReply};
+use tatami_hosts::network::{host_of_address, join_address};
 
 /// Least space for a new node, in bytes. A node on a small disk needs less for its log than others.
 pub const SPACE_MIN: u64 = 128 << 20;
@@ -95,6 +98,8 @@ fn create_in_sessions(
     interrupt::check_interrupt()?;
     refuse_twins(sessions)?;
     host_group::note_clocks(sessions);
+    faults.extend(hosts_files::remove_strangers(&plan.access, sessions));
+    give_up_if_many(plan, &faults, total)?;
     let order = |_: &HostSession| {
         HostOrder::Check(CheckOrder {
             dir: place.dir.display().to_string(),
@@ -213,7 +218,7 @@ fn try_hosts(
     spinner: &ProgressBar,
 ) -> CommandResult<Attempt> {
     let place = plan.place;
-    let addresses = hosts_files::find_addresses(sessions);
+    let addresses = hosts_files::find_addresses(&plan.access, sessions);
     let order = |session: &HostSession| HostOrder::FindPort {
         address: addresses.get(&session.host).cloned().unwrap_or_default(),
     };
@@ -322,6 +327,8 @@ fn start_in_sessions(
 ) -> CommandResult<HostsUp> {
     let total = plan.hosts.len();
     host_group::note_clocks(sessions);
+    let moved = &move_nodes(plan, volume, sessions)?;
+    let volume = moved.as_ref().unwrap_or(volume);
     let order = |_: &HostSession| match check_order(plan.place, volume, token) {
         HostOrder::Check(order) => HostOrder::Check(CheckOrder { mounts: plan.mounts, ..order }),
         other => other,
@@ -342,6 +349,53 @@ fn start_in_sessions(
             Err(host_group::join_faults(&faults, total, headline))
         }
     }
+}
+
+/// Writes the new addresses of hosts that have others than when the volume was created. Returns the
+/// changed volume; `None` if all have the same.
+///
+/// # Errors
+/// A daemon runs. It and the mounts would go on with the old address, and never reach the node.
+fn move_nodes(
+    plan: &HostsPlan,
+    volume: &VolumeFile,
+    sessions: &[HostSession],
+) -> CommandResult<Option<VolumeFile>> {
+    let place = plan.place;
+    let addresses = hosts_files::find_addresses(&plan.access, sessions);
+    let mut moved = volume.clone();
+    let mut changes = Vec::new();
+    for session in sessions {
+        let entry = moved.nodes.iter_mut().find(|entry| entry.name == session.host);
+        let (Some(entry), Some(now)) = (entry, addresses.get(&session.host)) else { continue };
+        let host = host_of_address(&entry.address);
+        // A name is resolved anew at each connection, and so follows its host by itself.
+        let Ok(before) = host.parse::<IpAddr>() else { continue };
+        let has_it = before.is_loopback() || session.hello.addresses.contains(&before);
+        if has_it || session.hello.addresses.is_empty() {
+            continue;
+        }
+        let port = entry.address.rsplit_once(':').and_then(|(_, port)| port.parse().ok());
+        changes.push(format!("{} was at {before}, and is at {now} now", session.host));
+        entry.address = join_address(now, port.unwrap_or_default());
+        moved.epoch += 1;
+    }
+    if changes.is_empty() {
+        return Ok(None);
+    }
+    let answers = status::ask_all_nodes(place, volume);
+    let running = volume.nodes.iter().zip(&answers).find(|(_, answer)| answer.is_ok());
+    if let Some((entry, _)) = running {
+        let what = format!("{} runs with the old address of another host", entry.name);
+        return Err(CommandFailure::new(what).because(changes.join("\n")).try_this(format!(
+            "stop all parts first, and start them with the new addresses: tatami down{0}; tatami \
+             up{0}",
+            place.dir_flag()
+        )));
+    }
+    changes.iter().for_each(|change| term::print_note(change));
+    moved.save(&place.volume_file()).map_err(|e| CommandFailure::new(e.to_string()))?;
+    Ok(Some(moved))
 }
 
 /// Fails if the user has interrupted this command. Then all sessions, also those with faults, are

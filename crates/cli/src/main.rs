@@ -34,6 +34,7 @@ mod hosts_down;
 mod hosts_files;
 mod hosts_up;
 mod import;
+mod interfaces;
 mod interrupt;
 mod json;
 mod keys;

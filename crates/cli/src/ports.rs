@@ -6,6 +6,7 @@
 use crate::error::{CommandFailure, CommandResult};
 use std::net::TcpListener;
 use std::ops::Range;
+use tatami_hosts::network::strip_brackets;
 
 /// Lowest port that is chosen: many lower ones belong to well-known services.
 const LOWEST_PORT: u16 = 16 * 1024;
@@ -18,6 +19,7 @@ const ATTEMPTS: usize = 64;
 /// # Errors
 /// The host is not this machine, or has no port left.
 pub(crate) fn find_free_ports(host: &str, count: u16) -> CommandResult<Vec<u16>> {
+    let host = strip_brackets(host);
     let refused = |error: std::io::Error| {
         CommandFailure::new(format!("no free port on {host}")).because(error).try_this(
             "set node.listen (--node-listen) to an address of this machine; `ip address` lists \

@@ -23,6 +23,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use tatami_cluster::{NODES_MAX, NodeEntry, VolumeFile};
+use tatami_hosts::network::{IpNetwork, check_brackets, join_address};
 use tatami_wire::admin::{AdminCall, AdminReply, ClusterMap};
 use tatami_wire::{EXECUTORS_MAX, Errno, ExecutorId, NodeId};
 
@@ -41,6 +42,9 @@ pub struct AddArgs {
     /// Hosts, for a volume that was started on hosts: one node on each
     #[arg(value_name = "HOST", conflicts_with_all = ["nodes", "address"])]
     pub hosts: Vec<String>,
+    /// Network of the new nodes' addresses [default: that of `tatami up --network`]
+    #[arg(long, value_name = "CIDR", requires = "hosts")]
+    pub network: Option<IpNetwork>,
     /// Do not mount the volume on the new hosts
     #[arg(long, requires = "hosts")]
     pub no_mount: bool,
@@ -50,7 +54,8 @@ pub struct AddArgs {
     nodes: u16,
     /// Address of a node on another machine. The command only adds it to the volume file; start its
     /// daemon on that machine
-    #[arg(long, value_name = "HOST:PORT", requires = "node_dir", conflicts_with = "nodes")]
+    #[arg(long, value_name = "HOST:PORT", requires = "node_dir", conflicts_with = "nodes",
+          value_parser = check_brackets)]
     address: Option<String>,
     /// Data directory of that node, on its machine
     #[arg(long, value_name = "NODEDIR", requires = "address")]
@@ -269,16 +274,8 @@ fn local_entries(
     for (id, port) in (first..).zip(ports::find_free_ports(&host, count)?) {
         let name = format!("node{id}");
         let dir = place.dir.join(&name);
-        let colons = host.contains(':');
-        let address = if colons { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
-        entries.push(NodeEntry {
-            id,
-            name,
-            address,
-            socket: dir.join("socket"),
-            dir,
-            leaving: false,
-        });
+        let address = join_address(&host, port);
+        entries.push(NodeEntry { id, name, address, socket: dir.join("socket"), dir, leaving: false });
     }
     Ok(entries)
 }

@@ -15,6 +15,7 @@ use tatami_hosts::host_protocol::{
     parse_reply,
 };
 use tatami_hosts::machine::check_program;
+use tatami_hosts::network::IpNetwork;
 
 /// Longest wait for the greeting, in which ssh connects and logs in.
 const GREETING_WAIT: Duration = Duration::from_secs(60);
@@ -39,6 +40,8 @@ pub struct SshAccess {
     pub options: Vec<String>,
     /// The path of `tatami` on the hosts; `None`: the path of this one, or its name.
     pub program: Option<String>,
+    /// The network in which their nodes get addresses; `None`: that at which ssh reaches them.
+    pub network: Option<IpNetwork>,
 }
 
 /// A conversation with the far side on one host. Dropping the session ends it. Then the far side

@@ -135,11 +135,13 @@ fn plan_hosts<'a>(
     remembered: &[(&'static str, String)],
 ) -> CommandResult<Option<HostsPlan<'a>>> {
     let named = args.hosts.list_hosts()?;
+    check_network(args, is_new, named.is_some())?;
     let known = if is_new { None } else { place.load_machine()? };
     let known = known.filter(|machine| !machine.hosts.is_empty());
     let mut access = known.as_deref().map(hosts_down::access_of).unwrap_or_default();
     access.options.extend(args.hosts.ssh_option.iter().cloned());
     access.program = args.hosts.program.clone().or(access.program);
+    access.network = args.hosts.network.or(access.network);
     let on_hosts: Option<Vec<String>> =
         known.as_ref().map(|known| known.hosts.iter().map(|host| host.name.clone()).collect());
     let hosts = match (named, on_hosts) {
@@ -182,6 +184,18 @@ fn plan_hosts<'a>(
             .map(|(name, text)| ((*name).to_owned(), text.clone()))
             .collect(),
     }))
+}
+
+/// Checks that the flag for the network has a use.
+fn check_network(args: &UpArgs, is_new: bool, has_hosts: bool) -> CommandResult {
+    match args.hosts.network {
+        Some(_) if !is_new => Err(CommandFailure::usage("the volume exists already")
+            .because("the network of its nodes is set when a volume is created")
+            .try_this("start it as it is: tatami up, without --network")),
+        Some(_) if !has_hosts => Err(CommandFailure::usage("--network is for several hosts")
+            .try_this("name them: --hosts LIST; or for one machine its address: --node-listen")),
+        _ => Ok(()),
+    }
 }
 
 /// Creates and starts the volume on several hosts.

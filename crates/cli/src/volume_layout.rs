@@ -11,6 +11,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 use tatami_cluster::trusted::{TrustError, TrustedDir};
 use tatami_cluster::{KeyFile, NodeEntry, SOCKET_PATH_MAX, VolumeFile};
+use tatami_hosts::network::{join_address, strip_brackets};
 use tatami_wire::{ExecutorId, NodeId, SHARDS_MAX, ShardId, ShardMap, VolumeId};
 
 /// Makes the directory of a volume, unless it exists.
@@ -46,7 +47,10 @@ pub fn make_dir(dir: &Path) -> CommandResult {
 /// Those of the file system, and a configuration that makes no volume.
 pub fn create_volume(place: &VolumeDir, count: u16) -> CommandResult<VolumeFile> {
     let host = place.config.text_value(name::NODE_LISTEN);
-    if host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_unspecified()) {
+    if strip_brackets(&host)
+        .parse::<std::net::IpAddr>()
+        .is_ok_and(|address| address.is_unspecified())
+    {
         return Err(CommandFailure::usage(format!("node.listen: {host} means every address"))
             .because("other nodes connect to the address in the volume file")
             .try_this("name the address, or the host name, by which others reach this machine"));
@@ -90,8 +94,7 @@ pub fn plan_volume(place: &VolumeDir, nodes: Vec<NodeEntry>) -> CommandResult<Vo
 /// Returns the entry of a new node, whose data directory is in the directory of the volume.
 pub fn new_entry(place: &VolumeDir, id: u16, name: String, (host, port): (&str, u16)) -> NodeEntry {
     let dir = place.dir.join(format!("node{id}"));
-    let colons = host.contains(':');
-    let address = if colons { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+    let address = join_address(host, port);
     NodeEntry { id, name, address, socket: dir.join("socket"), dir, leaving: false }
 }
 

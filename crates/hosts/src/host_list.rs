@@ -1,6 +1,8 @@
 //! Lists of hosts: on a command line, and in the files of Open MPI, MPICH, PBS and Slurm.
 
+use crate::network::strip_brackets;
 use std::collections::BTreeSet;
+use std::net::Ipv6Addr;
 
 /// Most hosts of a list.
 pub const HOSTS_MAX: usize = 1024;
@@ -95,6 +97,8 @@ fn parse_line(line: &str) -> Result<Vec<String>, HostListError> {
     }
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     let names = match names.rsplit_once(':') {
+        // The last number of an IPv6 address is no number of slots.
+        _ if is_ipv6(strip_brackets(names)) => names,
         Some((names, slots)) if is_number(slots) => names,
         _ => names,
     };
@@ -128,6 +132,10 @@ fn split_outside_brackets(text: &str) -> Vec<&str> {
 
 /// Adds the hosts for which one part of a list stands. Each pair of brackets multiplies them.
 fn expand_name(part: &str, hosts: &mut Vec<String>) -> Result<(), HostListError> {
+    if is_ipv6(strip_brackets(part)) {
+        hosts.push(strip_brackets(part).to_owned());
+        return Ok(());
+    }
     let wrong = || HostListError::Name(part.to_owned());
     let (mut names, mut rest) = (vec![String::new()], part);
     loop {
@@ -180,9 +188,16 @@ fn expand_ranges(inside: &str) -> Result<Vec<String>, HostListError> {
     Ok(found)
 }
 
-/// Whether this can be the name of a host. A name never begins with a hyphen: `ssh` would take it
-/// for an option.
+fn is_ipv6(text: &str) -> bool {
+    text.parse::<Ipv6Addr>().is_ok()
+}
+
+/// Whether this can be the name of a host, or its address. A name never begins with a hyphen: `ssh`
+/// would take it for an option.
 pub fn is_host_name(name: &str) -> bool {
+    if is_ipv6(name) {
+        return true;
+    }
     let good = |b: u8| b.is_ascii_alphanumeric() || b"._-".contains(&b);
     name.len() <= HOST_NAME_MAX
         && name.bytes().next().is_some_and(|b| b.is_ascii_alphanumeric())
@@ -205,6 +220,9 @@ mod tests {
         assert_eq!(hosts("r[1-2]n[01-02]").as_deref(), Ok("r1n01 r1n02 r2n01 r2n02"));
         assert_eq!(hosts(" a, b ,").as_deref(), Ok("a b"));
         assert_eq!(hosts("10.0.0.[1-2]").as_deref(), Ok("10.0.0.1 10.0.0.2"));
+        assert_eq!(hosts("fd00::1,[fd00::2],n1").as_deref(), Ok("fd00::1 fd00::2 n1"));
+        let lines = parse_hostfile("[fd00::1]:4\nfd00::2\nfd00::3 slots=4\n");
+        assert_eq!(lines.map(|hosts| hosts.join(" ")).as_deref(), Ok("fd00::1 fd00::2 fd00::3"));
         assert_eq!(parse_host_list("n[0001-1024]").map(|hosts| hosts.len()), Ok(HOSTS_MAX));
     }
 

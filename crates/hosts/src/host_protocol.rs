@@ -8,6 +8,7 @@
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::io::{self, BufRead};
+use std::net::IpAddr;
 
 /// The version of the protocol.
 pub const HOST_PROTOCOL: u32 = 1;
@@ -50,6 +51,9 @@ pub struct HostHello {
     pub machine: String,
     /// The address at which ssh reached it; `None` without ssh.
     pub address: Option<String>,
+    /// Its addresses that other machines may reach.
+    #[serde(default)]
+    pub addresses: Vec<IpAddr>,
     /// Its clock, in milliseconds since 1970.
     pub clock_ms: u64,
     /// The user that the far side runs as.
@@ -276,6 +280,7 @@ mod tests {
             name: "n1".into(),
             machine: "00".into(),
             address: Some("10.0.0.1".into()),
+            addresses: vec![IpAddr::from([10, 0, 0, 1])],
             clock_ms: 1,
             user: 0,
         }

@@ -6,3 +6,4 @@
 pub mod host_list;
 pub mod host_protocol;
 pub mod machine;
+pub mod network;

@@ -3,6 +3,7 @@
 //! own.
 
 use crate::host_list::{HOSTS_MAX, is_host_name};
+use crate::network::IpNetwork;
 
 use rustix::fs::Mode;
 use serde::{Deserialize, Serialize};
@@ -73,6 +74,10 @@ pub struct MachineFile {
     /// Options for ssh, each in the form of ssh_config(5): `Name=value`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ssh_options: Vec<String>,
+    /// The network in which the nodes have their addresses; without it, they have those at which
+    /// ssh reached the hosts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<String>,
     /// The path of `tatami` on the hosts; without it, it is found there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program: Option<String>,
@@ -89,6 +94,7 @@ impl MachineFile {
             volume: volume.to_string(),
             nodes: nodes.into_iter().collect(),
             ssh_options: Vec::new(),
+            network: None,
             program: None,
             hosts: Vec::new(),
         }
@@ -165,6 +171,9 @@ impl MachineFile {
         if self.ssh_options.len() > OPTIONS_MAX {
             return Err(format!("it has more than {OPTIONS_MAX} options for ssh"));
         }
+        if let Some(network) = &self.network {
+            network.parse::<IpNetwork>().map_err(|e| e.to_string())?;
+        }
         self.ssh_options.iter().try_for_each(|option| check_ssh_option(option))?;
         self.program.iter().try_for_each(|program| check_program(program))
     }
@@ -213,6 +222,7 @@ mod tests {
         let mut file = MachineFile::new(VolumeId([7; 16]), [1]);
         file.ssh_options = vec!["Port=2222".to_owned(), "ProxyJump=login".to_owned()];
         file.program = Some("/opt/tatami/bin/tatami".to_owned());
+        file.network = Some("10.1.0.0/16".to_owned());
         let host = |(node, name): (u16, &str)| MachineHost { name: name.to_owned(), node };
         file.hosts = [(0, "n1"), (1, "n2")].map(host).to_vec();
         file
@@ -231,13 +241,14 @@ mod tests {
     #[test]
     fn no_text_of_the_file_becomes_an_option_or_a_command() {
         type Change = fn(&mut MachineFile);
-        let changes: [Change; 7] = [
+        let changes: [Change; 8] = [
             |file| file.hosts[0].name = "-oProxyCommand=true".to_owned(),
             |file| file.hosts[0].name = "a b".to_owned(),
             |file| file.ssh_options = vec!["-F".to_owned()],
             |file| file.ssh_options = vec!["Port".to_owned()],
             |file| file.ssh_options = vec!["Port=1\nProxyCommand=x".to_owned()],
             |file| file.program = Some("tatami; true".to_owned()),
+            |file| file.network = Some("10.1.0.0".to_owned()),
             |file| file.format = 2,
         ];
         for (at, change) in changes.iter().enumerate() {

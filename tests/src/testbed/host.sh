@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The first process of a host of a test bed (tests/src/testbed.rs), in network, mount, PID, UTS and
 # IPC namespaces of its own. Arguments: the directory of the test bed, and the host's name.
-# Reads the address of the host from standard input, and ends with it: so does the host.
+# Reads the addresses of the host from standard input, and ends with it: so does the host.
 set -euo pipefail
 bed=$1 name=$2
 own=$bed/$name
@@ -59,10 +59,14 @@ mount -o remount,bind,ro /
 cd /
 
 echo made
-read -r address
+read -ra addresses
 ip link set lo up
-ip address add "$address/24" dev eth0
-ip link set eth0 up
+for at in "${!addresses[@]}"; do
+  # An address of IPv6 is usable at once, and not after a search for others with the same.
+  [[ ${addresses[at]} != *:* ]] || nodad=nodad
+  ip address add "${addresses[at]}" dev "eth$at" ${nodad:-}
+  ip link set "eth$at" up
+done
 /usr/sbin/sshd -f /etc/ssh/bed_config
 echo ready
 # Adopted processes are waited for meanwhile. At the end of the input, the kernel ends them all.
