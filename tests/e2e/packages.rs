@@ -304,17 +304,24 @@ fn the_unit_is_valid_and_grants_little() {
 /// /etc/fstab mount it.
 #[test]
 fn services_of_a_user_of_their_own_serve_a_volume_that_fstab_mounts() {
-    let Some(bed) = start_installed(&["n1", "n2"]) else { return };
+    let Some(bed) = start_installed(&["n1", "n2", "n3"]) else { return };
     let (one, two) = (bed.host(0), bed.host(1));
     one.run("tatami up --hosts n1,n2 --dir /srv/volume --no-mount --users");
     one.run("echo early | tatami cp --dir /srv/volume - :/early && tatami down --dir /srv/volume");
     for host in bed.hosts() {
-        host.run("ln -s /srv/volume /etc/tatami/scratch && ln -s scratch /etc/tatami/default");
         host.run("mkdir /mnt/tatami");
         host.run("echo 'scratch /mnt/tatami tatami defaults,_netdev,nosuid 0 0' >> /etc/fstab");
     }
+    let name_volume = "ln -s /srv/volume /etc/tatami/scratch && ln -s scratch /etc/tatami/default";
+    [one, two].map(|host| host.run(name_volume));
     start_service(one, false);
     start_service(two, true);
+    // A machine that comes later: its first daemon is root's.
+    one.run("tatami node add --no-mount n3");
+    let three = bed.host(2);
+    three.run("tatami down --here --dir /srv/volume");
+    three.run(name_volume);
+    start_service(three, false);
     for host in bed.hosts() {
         host.run("mount -a && mountpoint /mnt/tatami && grep '^scratch /mnt/tatami' /proc/mounts");
         // The line is mounted, so nothing is left to do.
