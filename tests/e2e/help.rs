@@ -14,10 +14,12 @@ const USER: u32 = 4011;
 
 /// Examples that do not run here: each begins with the first text, and the second is the reason.
 /// Those that have the third text run all the same.
-const LEFT_OUT: [(&str, &str, &str); 11] = [
+const LEFT_OUT: [(&str, &str, &str); 13] = [
     ("tatami node add node17", "it needs hosts: tests/e2e/hosts.rs has them", ""),
     ("tatami up --hosts", "it needs hosts: tests/e2e/hosts.rs has them", ""),
     ("tatami node chown", "it needs the user of a package: tests/e2e/packages.rs has it", ""),
+    ("tatami job", "it needs a batch job: tests/e2e/jobs_slurm.rs has them", ""),
+    ("eval \"$(tatami job", "it needs a batch job: tests/e2e/jobs_slurm.rs has them", ""),
     ("tatami node run", "it stays in the foreground", ""),
     ("tatami bench suite", "it takes minutes", "--quick"),
     ("tatami bench predict", "it takes minutes", "--quick"),

@@ -1,9 +1,9 @@
 //! The command line as a whole. The arguments of a command are defined beside its code.
 
 use crate::{
-    completion, config_cmd, copy, dir_cmd, down, exec, files, fsck_cmd, host_serve, manual,
-    mount_cmd, move_cmd, mpi_cmd, node_cmd, recover_cmd, relayout_cmd, run_cmd, status, sync_cmd,
-    up, usage_cmd, where_cmd,
+    completion, config_cmd, copy, dir_cmd, down, exec, files, fsck_cmd, host_serve, job_cmd,
+    manual, mount_cmd, move_cmd, mpi_cmd, node_cmd, recover_cmd, relayout_cmd, run_cmd, status,
+    sync_cmd, up, usage_cmd, where_cmd,
 };
 
 /// A parallel file system from the local disks of a job's nodes
@@ -298,6 +298,19 @@ Examples:
 
 Precedence: a flag, a TATAMI_… variable, the file, the default.")]
     Config(config_cmd::ConfigArgs),
+    /// A volume on the hosts of a batch job of Slurm or PBS, which lives as long as the job
+    #[command(after_help = "\
+Examples:
+  eval \"$(tatami job up --export)\"
+  tatami job run -- srun ./simulation
+  tatami job down
+
+For batch scripts. Each host of the job has one node, on its local disk, and the mount is
+at the same path on each. docs/operating/jobs.md has more.")]
+    Job {
+        #[command(subcommand)]
+        command: job_cmd::JobCommand,
+    },
     /// Serve another machine's `tatami up --hosts` and the like
     #[command(hide = true)]
     Host {

@@ -33,6 +33,7 @@ pub fn run(args: &DownArgs) -> CommandResult {
     std::env::set_current_dir("/").context(|| "cannot leave the working directory".to_owned())?;
     let machine = place.load_machine()?.filter(|machine| !machine.hosts.is_empty());
     if let Some(machine) = machine.filter(|_| !args.here) {
+        hosts_down::refuse_job_volume(&machine, "down")?;
         return hosts_down::stop_volume(&place, &volume, &machine, args.force);
     }
     let _lock = place.lock()?;

@@ -9,7 +9,10 @@ use crate::config::ConfigOverrides;
 use crate::erase_node;
 use crate::error::{CommandFailure, CommandResult, FailureContext};
 use crate::interfaces;
+use crate::job_remains::{self, JobCleaner};
+use crate::keeper_note::KeeperNote;
 use crate::keys::find_key;
+use crate::leased_input::LeasedInput;
 use crate::made_files::MadeFiles;
 use crate::mounts::MountRecord;
 use crate::ports;
@@ -19,10 +22,12 @@ use crate::term;
 use crate::volume_dir::{VolumeArgs, VolumeDir};
 use crate::volume_layout;
 use rustix::fs::Mode;
+use std::cell::Cell;
 use std::fs::File;
-use std::io::Write;
+use std::io::{BufReader, Write};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tatami_cluster::trusted;
 use tatami_cluster::{KeyFile, NodeEntry, VolumeFile};
@@ -43,6 +48,25 @@ const FUSE_DEVICE: (u32, u32) = (10, 229);
 pub enum HostCommand {
     /// Carry out the orders of a `tatami` on another machine
     Serve,
+    /// Remove the volume of a batch job from this host
+    Clean(CleanArgs),
+}
+
+/// `tatami host clean`
+#[derive(Debug, clap::Args)]
+pub struct CleanArgs {
+    /// Remove the volume in this directory
+    #[arg(long, value_name = "DIR", requires = "wait", conflicts_with_all = ["job", "places"])]
+    dir: Option<PathBuf>,
+    /// Wait for the end of standard input before
+    #[arg(long, requires = "dir")]
+    wait: bool,
+    /// Remove the volume of this job; without it, of all jobs that no longer have a process
+    #[arg(long, value_name = "ID")]
+    job: Option<String>,
+    /// Directories in which jobs have their volumes
+    #[arg(value_name = "PLACE")]
+    places: Vec<PathBuf>,
 }
 
 /// Runs a subcommand of `tatami host`.
@@ -52,12 +76,18 @@ pub enum HostCommand {
 pub fn run(command: &HostCommand) -> CommandResult {
     match command {
         HostCommand::Serve => serve_orders(),
+        HostCommand::Clean(CleanArgs { dir: Some(dir), .. }) => job_remains::await_and_remove(dir),
+        HostCommand::Clean(args) => job_remains::remove_job(args.job.as_deref(), &args.places),
     }
 }
 
 fn serve_orders() -> CommandResult {
-    let mut input = std::io::stdin().lock();
+    // On this machine it was started as /proc/self/exe, and `ps` would show that as its name.
+    if let Err(error) = rustix::thread::set_name(c"tatami") {
+        tracing::debug!(%error, "this process keeps its name");
+    }
     let mut far = FarSide::default();
+    let mut input = BufReader::new(LeasedInput::start(far.is_held.clone())?);
     let result = far.converse(&mut input);
     // After `Keep` there is nothing to undo.
     far.undo_all();
@@ -73,6 +103,11 @@ struct FarSide {
     made: Option<MadeFiles>,
     /// The files before the first that the side that orders has made, in its own directory.
     made_there: Option<MadeFiles>,
+    /// Whether the volume lives as long as this connection.
+    is_held: Rc<Cell<bool>>,
+    /// Removes the volume of a batch job, as the last step.
+    cleaner: Option<JobCleaner>,
+    job: Option<String>,
 }
 
 /// The directory of the volume, once the first order has named it.
@@ -80,7 +115,7 @@ struct OpenedDir {
     place: VolumeDir,
     is_same: bool,
     /// Keeps other commands out; the side that orders does so in its own directory.
-    _lock: Option<File>,
+    lock: Option<File>,
 }
 
 impl FarSide {
@@ -160,6 +195,19 @@ impl FarSide {
                 (self.made, self.made_there) = (None, None);
                 Ok(HostReply::Done)
             }
+            HostOrder::Hold { keeper } => {
+                let opened = self.volume_dir.as_mut().ok_or_else(unordered_failure)?;
+                let job = self.job.clone().ok_or_else(unordered_failure)?;
+                // Commands of the job may change the volume from now on.
+                opened.lock = None;
+                if !opened.is_same {
+                    KeeperNote { job, host: keeper, process: None }.save(&opened.place.dir)?;
+                }
+                self.started = StartedParts::default();
+                self.is_held.set(true);
+                Ok(HostReply::Done)
+            }
+            HostOrder::Beat => Ok(HostReply::Done),
             HostOrder::UndoMounts => {
                 let place = &self.volume_dir.as_ref().ok_or_else(unordered_failure)?.place;
                 self.started.end_mounts(place);
@@ -208,7 +256,13 @@ impl FarSide {
         if order.mounts {
             check_fuse()?;
         }
-        if order.volume.is_none() {
+        if let (Some(job), None) = (&order.job, &order.volume) {
+            if !is_same {
+                job_remains::make_job_dir(&dir)?;
+            }
+            self.job = Some(job.clone());
+            self.cleaner = Some(JobCleaner::start(&dir)?);
+        } else if order.volume.is_none() {
             self.made = Some(MadeFiles::record_before(&dir));
             self.made_there = made_there;
             volume_layout::make_dir(&dir)?;
@@ -221,7 +275,7 @@ impl FarSide {
         let volume = volume.transpose().context(|| "volume.toml".to_owned())?;
         let disk = rustix::fs::statvfs(&dir).context(|| dir.display().to_string())?;
         let available = disk.f_bavail.saturating_mul(disk.f_frsize);
-        self.volume_dir = Some(OpenedDir { place, is_same, _lock: lock });
+        self.volume_dir = Some(OpenedDir { place, is_same, lock });
         Ok(CheckedHost { is_same, volume, available })
     }
 
@@ -277,13 +331,16 @@ fn describe_self() -> HostHello {
     // sshd sets it: the address and port of the client, and then those of the server.
     let connection = std::env::var("SSH_CONNECTION").ok();
     let address = connection.as_deref().and_then(|text| text.split_whitespace().nth(2));
+    // Slurm sets it: the address of the machine on which srun runs.
+    let launcher = std::env::var("SLURM_LAUNCH_NODE_IPADDR").ok();
+    let towards = launcher.and_then(|launcher| ports::own_address_towards(&launcher));
     let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     HostHello {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         wire: tatami_wire::PROTOCOL_VERSION,
         name: rustix::system::uname().nodename().to_string_lossy().into_owned(),
         machine: read("/etc/machine-id"),
-        address: address.map(str::to_owned),
+        address: address.map(str::to_owned).or(towards),
         addresses: interfaces::list_addresses(),
         clock_ms: u64::try_from(clock.as_millis()).unwrap_or(u64::MAX),
         user: rustix::process::geteuid().as_raw(),

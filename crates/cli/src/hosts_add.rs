@@ -3,7 +3,7 @@
 use crate::error::{CommandFailure, CommandResult};
 use crate::host_group::{self, ORDER_WAIT, PROCESS_WAIT};
 use crate::host_serve::shared_failure;
-use crate::hosts_down::access_of;
+use crate::hosts_down::{access_of, refuse_job_volume};
 use crate::hosts_files::{self, FirstFiles, HostFiles, TokenMark};
 use crate::hosts_up::{SPACE_MIN, full_failure};
 use crate::keys::name;
@@ -35,6 +35,7 @@ pub fn add_hosts(args: &AddArgs) -> CommandResult {
             "add another machine by hand: tatami node add --address HOST:PORT --node-dir DIR",
         ));
     };
+    refuse_job_volume(&machine, "node add")?;
     let hosts = list_new_hosts(args, &machine, &volume)?;
     volume.merge_map(&rebalance_cmd::merge_maps(&place, &volume)?);
     let known = access_of(&machine);
@@ -141,6 +142,7 @@ fn check_hosts(
             volume: None,
             mounts: place.config.bool_value(name::MOUNT_ENABLED),
             settings: place.forwarded_settings(),
+            job: None,
         })
     };
     let (replies, faults) = host_group::order_all(sessions, ORDER_WAIT, order);

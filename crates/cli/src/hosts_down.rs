@@ -3,7 +3,7 @@
 
 use crate::error::{CommandFailure, CommandResult};
 use crate::host_group::{self, HostFault, ORDER_WAIT, PROCESS_WAIT};
-use crate::ssh_session::{HostSession, SshAccess};
+use crate::ssh_session::{HostLauncher, HostSession, SshAccess};
 use crate::stopping::MountsHere;
 use crate::term::{self, TermOutput};
 use crate::volume_dir::VolumeDir;
@@ -15,11 +15,25 @@ use tatami_hosts::machine::MachineFile;
 /// Returns how the hosts of a volume are reached.
 pub fn access_of(machine: &MachineFile) -> SshAccess {
     SshAccess {
+        launcher: HostLauncher::Ssh,
         options: machine.ssh_options.clone(),
         program: machine.program.clone(),
         // The file was checked when it was read.
         network: machine.network.as_deref().and_then(|network| network.parse().ok()),
     }
+}
+
+/// Refuses a command for all hosts of the volume of a batch job: its keeper starts and ends them.
+///
+/// # Errors
+/// The volume belongs to a job.
+pub fn refuse_job_volume(machine: &MachineFile, command: &str) -> CommandResult {
+    let Some(job) = &machine.job else { return Ok(()) };
+    Err(CommandFailure::usage(format!(
+        "tatami {command}: this is the volume of the batch job {job}"
+    ))
+    .because("its hosts are those of the job, and it ends with the job")
+    .try_this("to end it before, in the job: tatami job down"))
 }
 
 /// Returns the first order of a connection about an existing volume.
@@ -30,6 +44,7 @@ pub fn check_order(place: &VolumeDir, volume: &VolumeFile, token: &str) -> HostO
         volume: Some(volume.volume.to_string()),
         mounts: false,
         settings: place.forwarded_settings(),
+        job: None,
     })
 }
 

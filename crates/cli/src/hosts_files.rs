@@ -5,13 +5,14 @@ use crate::host_group::{self, HostFault, ORDER_WAIT};
 use crate::host_serve::TOKEN_FILE;
 use crate::hosts_down::{access_of, check_order};
 use crate::made_files::MadeFiles;
+use crate::ports;
 use crate::replace_file::replace_file;
-use crate::ssh_session::{HostSession, SshAccess};
+use crate::ssh_session::{HostSession, SshAccess, is_this_machine};
 use crate::term;
 use crate::volume_dir::VolumeDir;
 use crate::volume_layout;
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, ToSocketAddrs, UdpSocket};
+use std::net::{IpAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use tatami_cluster::{NodeEntry, VolumeFile};
 use tatami_hosts::host_protocol::{HostOrder, LayOutOrder, SecretText};
@@ -183,7 +184,9 @@ pub fn find_addresses(access: &SshAccess, sessions: &[HostSession]) -> BTreeMap<
         addresses.find(|address| network.contains(**address)).map(IpAddr::to_string)
     };
     let reached = |session: &HostSession| match session.hello.address.as_deref() {
-        None => ReachedAddress::Local,
+        None if is_this_machine(&session.host) => ReachedAddress::Local,
+        // A launcher of a batch job does not tell.
+        None => ReachedAddress::Limited,
         Some(text) => ReachedAddress::classify(text),
     };
     // This machine: its address on the network of another host, or else of its default route.
@@ -192,10 +195,10 @@ pub fn find_addresses(access: &SshAccess, sessions: &[HostSession]) -> BTreeMap<
         ReachedAddress::Local | ReachedAddress::Limited => None,
     });
     let own = match other.as_deref() {
-        Some(other) => own_address_towards(other),
+        Some(other) => ports::own_address_towards(other),
         // A machine may have one kind of addresses alone. These are for documentation (RFC 5737 and
         // RFC 3849): nothing is sent there.
-        None => ["192.0.2.1", "2001:db8::1"].into_iter().find_map(own_address_towards),
+        None => ["192.0.2.1", "2001:db8::1"].into_iter().find_map(ports::own_address_towards),
     };
     let address = |session: &HostSession| {
         let address = in_network(session).unwrap_or_else(|| match reached(session) {
@@ -238,15 +241,6 @@ fn resolve_host(host: &str) -> String {
         .map(|at| at.ip().to_string())
         .filter(|text| matches!(ReachedAddress::classify(text), ReachedAddress::Common(_)));
     common.next().unwrap_or_else(|| host.to_owned())
-}
-
-/// Returns the address of this machine from which it sends to `other`. Sends nothing.
-fn own_address_towards(other: &str) -> Option<String> {
-    let any = if other.contains(':') { "[::]:0" } else { "0.0.0.0:0" };
-    let socket = UdpSocket::bind(any).ok()?;
-    socket.connect((other, 9)).ok()?;
-    let ip = socket.local_addr().ok()?.ip();
-    (!ip.is_loopback() && !ip.is_unspecified()).then(|| ip.to_string())
 }
 
 #[cfg(test)]

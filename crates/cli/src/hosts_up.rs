@@ -19,6 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use tatami_cluster::VolumeFile;
 use tatami_hosts::host_protocol::{CheckOrder, CheckedHost, HostOrder, HostReply};
+use tatami_hosts::machine::MachineFile;
 use tatami_hosts::network::{host_of_address, join_address};
 
 /// Least space for a new node, in bytes. A node on a small disk needs less for its log than others.
@@ -40,6 +41,8 @@ pub struct HostsPlan<'a> {
     pub for_all_users: bool,
     /// Settings for later calls of `up` on each host.
     pub remembered: Vec<(String, String)>,
+    /// The batch job with which the volume ends.
+    pub job: Option<String>,
 }
 
 /// The result of `up`.
@@ -66,24 +69,43 @@ pub fn create_volume(plan: &HostsPlan) -> CommandResult<HostsUp> {
     volume_layout::make_dir(&place.dir)?;
     let result = place.lock().and_then(|_lock| {
         let token = TokenMark::write(place, Some(&made))?;
+        interrupt::catch_interrupts();
         create_locked(plan, &token.text)
     });
     if result.is_err() {
         made.remove_all();
     }
-    result
+    let (up, sessions) = result?;
+    host_group::end_sessions(sessions);
+    Ok(up)
 }
 
-fn create_locked(plan: &HostsPlan, token: &str) -> CommandResult<HostsUp> {
+/// Creates the volume of a batch job in a directory that was made for it. The caller catches
+/// signals. The volume lives as long as the sessions that are returned, and the caller removes the
+/// directory.
+///
+/// # Errors
+/// A host fails. Then nothing is left of the volume on the other hosts.
+pub fn create_held_volume(plan: &HostsPlan) -> CommandResult<(HostsUp, Vec<HostSession>)> {
+    let _lock = plan.place.lock()?;
+    let token = TokenMark::write(plan.place, None)?;
+    create_locked(plan, &token.text)
+}
+
+fn create_locked(plan: &HostsPlan, token: &str) -> CommandResult<(HostsUp, Vec<HostSession>)> {
     let total = u16::try_from(plan.hosts.len()).unwrap_or(u16::MAX);
     volume_layout::check_socket_length(plan.place, total)?;
-    interrupt::catch_interrupts();
     let spinner = term::new_spinner("reaching the hosts");
     let (mut sessions, faults) = host_group::open_sessions(&plan.access, &plan.hosts);
     let result = create_in_sessions(plan, token, &mut sessions, faults, &spinner);
-    host_group::end_sessions(sessions);
     spinner.finish_and_clear();
-    result
+    match result {
+        Ok(up) => Ok((up, sessions)),
+        Err(failure) => {
+            host_group::end_sessions(sessions);
+            Err(failure)
+        }
+    }
 }
 
 fn create_in_sessions(
@@ -107,6 +129,7 @@ fn create_in_sessions(
             volume: None,
             mounts: plan.mounts,
             settings: place.forwarded_settings(),
+            job: plan.job.clone(),
         })
     };
     let (replies, unfit) = host_group::order_all(sessions, ORDER_WAIT, order);
@@ -148,7 +171,7 @@ fn give_up_if_many(plan: &HostsPlan, faults: &[HostFault], total: usize) -> Comm
     let headline = |count: &str| format!("{count} failed; nothing was started");
     let failure = host_group::join_faults(faults, total, headline);
     Err(match failure.remedy.clone() {
-        Some(remedy) if faults.len() < total => {
+        Some(remedy) if faults.len() < total && plan.job.is_none() => {
             let count = faults.len();
             failure
                 .try_this(format!("{remedy}\nor go without: tatami up --allow-missing {count} …"))
@@ -232,7 +255,10 @@ fn try_hosts(
         volume_layout::new_entry(place, id, session.host.clone(), (address, port))
     });
     let volume = volume_layout::plan_volume(place, entries.collect())?;
-    let machine = hosts_files::describe_machines(&plan.access, &volume);
+    let machine = MachineFile {
+        job: plan.job.clone(),
+        ..hosts_files::describe_machines(&plan.access, &volume)
+    };
     volume_layout::make_key(place)?;
     let files = HostFiles::prepare(place, &volume, &machine)?;
     let first = FirstFiles::read(place, &plan.remembered)?;
@@ -292,6 +318,22 @@ fn start_and_mount(
                 mounts = if mounts.is_empty() { paths } else { mounts };
             }
         }
+    }
+    if plan.job.is_some() {
+        let keeper = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let order = |_: &HostSession| HostOrder::Hold { keeper: keeper.clone() };
+        let (_, faults) = host_group::order_all(sessions, ORDER_WAIT, order);
+        if !faults.is_empty() {
+            return Ok(Attempt::Failed(faults));
+        }
+        let volume = volume.clone();
+        return Ok(Attempt::Runs(HostsUp {
+            volume,
+            started,
+            mounts,
+            mounted,
+            missing: Vec::new(),
+        }));
     }
     for fault in host_group::order_all(sessions, ORDER_WAIT, |_| HostOrder::Keep).1 {
         // The host may have undone its part. The volume says so itself: `tatami status`.

@@ -36,8 +36,14 @@ mod hosts_up;
 mod import;
 mod interfaces;
 mod interrupt;
+mod job_cmd;
+mod job_keeper;
+mod job_options;
+mod job_remains;
 mod json;
+mod keeper_note;
 mod keys;
+mod leased_input;
 mod listing;
 mod log;
 mod lost_files;
@@ -146,6 +152,7 @@ fn run(command: &CliCommand) -> CommandResult {
         CliCommand::Mpirun(args) => mpi_cmd::mpirun(args),
         CliCommand::MpiCheck(args) => mpi_cmd::check_program(args),
         CliCommand::Config(args) => config_cmd::run(args),
+        CliCommand::Job { command } => job_cmd::run(command),
         CliCommand::Host { command } => host_serve::run(command),
         CliCommand::Complete(args) => completion::print_candidates(args, Cli::command()),
         CliCommand::Completions(args) => manual::print_completions(args, Cli::command()),

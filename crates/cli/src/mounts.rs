@@ -148,6 +148,30 @@ fn remove_stale_records(place: &Path) {
     }
 }
 
+/// Returns the paths of all records of mounts of the volume in `dir`, also of ended ones.
+pub fn list_recorded_paths(dir: &Path) -> BTreeSet<PathBuf> {
+    let places = note_dirs().into_iter().chain([records_dir(dir)]);
+    let files = places.filter_map(|place| std::fs::read_dir(place).ok()).flatten().flatten();
+    let records = files.filter_map(|entry| MountRecord::read_file(&entry.path()));
+    records.filter(|record| record.dir == dir).map(|record| record.path).collect()
+}
+
+/// Removes all records of mounts of the volume in `dir`, and the directory of this user's records
+/// if it is empty then.
+pub fn remove_records_of(dir: &Path) {
+    for place in note_dirs() {
+        let Ok(entries) = std::fs::read_dir(&place) else { continue };
+        for file in entries.flatten().map(|e| e.path()) {
+            if MountRecord::read_file(&file).is_some_and(|record| record.dir == dir) {
+                // It may be gone already, or belong to another user.
+                let _ = std::fs::remove_file(file);
+            }
+        }
+        // It stays if it has other entries.
+        let _ = std::fs::remove_dir(place);
+    }
+}
+
 /// The kind of file system that is mounted on a path.
 pub enum MountpointState {
     /// Nothing is mounted.

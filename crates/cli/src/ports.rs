@@ -4,7 +4,7 @@
 //! connection could otherwise occupy the port of a daemon that is stopped.
 
 use crate::error::{CommandFailure, CommandResult};
-use std::net::TcpListener;
+use std::net::{TcpListener, UdpSocket};
 use std::ops::Range;
 use tatami_hosts::network::strip_brackets;
 
@@ -54,6 +54,15 @@ fn random_port(range: &Range<u16>) -> Option<u16> {
     getrandom::fill(&mut random).ok()?;
     let count = u32::from(range.end.checked_sub(range.start)?);
     Some(range.start + u32::from_ne_bytes(random).checked_rem(count)? as u16)
+}
+
+/// Returns the address of this machine from which it sends to `other`. Sends nothing.
+pub fn own_address_towards(other: &str) -> Option<String> {
+    let any = if other.contains(':') { "[::]:0" } else { "0.0.0.0:0" };
+    let socket = UdpSocket::bind(any).ok()?;
+    socket.connect((other, 9)).ok()?;
+    let ip = socket.local_addr().ok()?.ip();
+    (!ip.is_loopback() && !ip.is_unspecified()).then(|| ip.to_string())
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use crate::replace_file::replace_file;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -21,6 +21,10 @@ pub enum DaemonRole {
     Node,
     /// It serves a mount.
     Mount,
+    /// It keeps the volume of a batch job.
+    Keeper,
+    /// It removes the volume of a batch job from its host.
+    Cleaner,
 }
 
 impl DaemonRole {
@@ -29,6 +33,8 @@ impl DaemonRole {
         match self {
             DaemonRole::Node => "tatami-node",
             DaemonRole::Mount => "tatami-mount",
+            DaemonRole::Keeper => "tatami-keeper",
+            DaemonRole::Cleaner => "tatami-cleaner",
         }
     }
 
@@ -138,6 +144,11 @@ impl RunningProcess {
         if let Err(error) = pidfd_send_signal(&self.fd, signal) {
             tracing::debug!(pid = self.pid, %error, "no signal sent");
         }
+    }
+
+    /// Returns the descriptor, which can be read once the process has ended.
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 
     /// Returns the user that runs the process. `None` after the process has ended.

@@ -1,4 +1,5 @@
-//! A connection to `tatami host serve` on another host, over the user's own `ssh`.
+//! A connection to `tatami host serve` on another host, over the user's own `ssh`, or over the
+//! launcher of a batch job.
 
 use crate::clock_offset::measure_offset;
 use crate::error::{CommandFailure, CommandResult, ExitStatus, FailureContext};
@@ -6,10 +7,12 @@ use crate::interrupt::is_interrupted;
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant, SystemTime};
+use tatami_hosts::batch_job::{is_left_out_for_srun, pbs_line, srun_words};
 use tatami_hosts::host_protocol::{
     HostHello, HostOrder, HostReply, NOISE_MAX, REPLY_MAX, format_message, parse_greeting,
     parse_reply,
@@ -33,9 +36,25 @@ const ERROR_LINES: usize = 3;
 const EXIT_SSH: i32 = 255;
 const EXIT_NO_PROGRAM: [i32; 2] = [126, 127];
 
+/// The program that starts the far side on a host.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum HostLauncher {
+    /// `ssh`.
+    #[default]
+    Ssh,
+    /// `ssh`, for as long as a batch job lasts.
+    HeldSsh,
+    /// The same in the PBS job with this id.
+    PbsSsh(String),
+    /// `srun`, in the Slurm job with this id.
+    Srun(String),
+}
+
 /// How hosts are reached.
 #[derive(Clone, Debug, Default)]
 pub struct SshAccess {
+    /// By which program.
+    pub launcher: HostLauncher,
     /// Options in the form of ssh_config(5).
     pub options: Vec<String>,
     /// The path of `tatami` on the hosts; `None`: the path of this one, or its name.
@@ -57,6 +76,8 @@ pub struct HostSession {
 }
 
 struct FarProcess {
+    /// The name of the program that started it.
+    launcher: &'static str,
     child: Child,
     input: Option<ChildStdin>,
     output: ChildStdout,
@@ -81,6 +102,17 @@ enum SilenceCause {
 impl SshAccess {
     /// Returns the command that runs the far side on a host.
     fn far_command(&self, host: &str) -> Command {
+        if let HostLauncher::Srun(job) = &self.launcher {
+            // Also for this machine: Slurm then sends the signals of the job to the far side.
+            let mut command = Command::new("srun");
+            command.args(srun_words(job, host, &self.far_line()));
+            for (name, _) in std::env::vars_os() {
+                if is_left_out_for_srun(&name.to_string_lossy()) {
+                    command.env_remove(name);
+                }
+            }
+            return command;
+        }
         if is_this_machine(host) {
             let mut command = Command::new("/proc/self/exe");
             command.args(["host", "serve"]);
@@ -99,7 +131,14 @@ impl SshAccess {
         for option in &self.options {
             command.args(["-o", option]);
         }
-        for option in ["ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=3"] {
+        // The volume of a job is removed when a connection ends, so this one is patient.
+        let alive_max = match self.launcher {
+            HostLauncher::Ssh => "ServerAliveCountMax=3",
+            HostLauncher::HeldSsh | HostLauncher::PbsSsh(_) | HostLauncher::Srun(_) => {
+                "ServerAliveCountMax=18"
+            }
+        };
+        for option in ["ConnectTimeout=10", "ServerAliveInterval=5", alive_max] {
             command.args(["-o", option]);
         }
         command.args(["--", host, &self.far_line()]);
@@ -109,15 +148,26 @@ impl SshAccess {
     /// Returns the line for the login shell of a host, whichever that is. It has no word of a user
     /// but the path of the program, which has only plain characters.
     fn far_line(&self) -> String {
-        if let Some(program) = &self.program {
-            return format!("exec {program} host serve");
-        }
-        let own = std::env::current_exe().ok().and_then(|path| path.to_str().map(str::to_owned));
-        match own.filter(|path| check_program(path).is_ok()) {
-            Some(path) => {
-                format!("exec sh -c 'p={path}; test -x \"$p\" || p=tatami; exec \"$p\" host serve'")
+        let run = |program: &str| match &self.launcher {
+            HostLauncher::PbsSsh(job) => pbs_line(job, program, "host serve"),
+            HostLauncher::Ssh | HostLauncher::HeldSsh | HostLauncher::Srun(_) => {
+                format!("exec {program} host serve")
             }
-            None => "exec tatami host serve".to_owned(),
+        };
+        let own = std::env::current_exe().ok().and_then(|path| path.to_str().map(str::to_owned));
+        let find = match (&self.program, own.filter(|path| check_program(path).is_ok())) {
+            (Some(program), _) => format!("p={program}; "),
+            (None, Some(path)) => format!("p={path}; test -x \"$p\" || p=tatami; "),
+            (None, None) => "p=tatami; ".to_owned(),
+        };
+        format!("exec sh -c '{find}{}'", run("\"$p\""))
+    }
+
+    /// Returns the name of the program that starts the far side.
+    fn launcher_name(&self) -> &'static str {
+        match self.launcher {
+            HostLauncher::Ssh | HostLauncher::HeldSsh | HostLauncher::PbsSsh(_) => "ssh",
+            HostLauncher::Srun(_) => "srun",
         }
     }
 
@@ -126,7 +176,7 @@ impl SshAccess {
     /// # Errors
     /// ssh cannot log in, or the program there is missing or of another version.
     pub fn open_session(&self, host: &str) -> CommandResult<HostSession> {
-        let mut process = FarProcess::spawn_piped(self.far_command(host))?;
+        let mut process = FarProcess::spawn_piped(self.far_command(host), self.launcher_name())?;
         let before = SystemTime::now();
         let hello = process.await_greeting().map_err(|cause| process.explain_end(host, &cause))?;
         let after = SystemTime::now();
@@ -183,10 +233,22 @@ impl HostSession {
     pub fn close_input(&mut self) {
         self.process.input = None;
     }
+
+    /// Returns the output of the far side. Outside of an order it can be read only once the far
+    /// side has ended.
+    pub fn output(&self) -> BorrowedFd<'_> {
+        self.process.output.as_fd()
+    }
+
+    /// Ends the connection without waiting for the far side, which may be gone.
+    pub fn abandon(mut self) {
+        // It fails only if the process has just ended.
+        let _ = self.process.child.kill();
+    }
 }
 
 impl FarProcess {
-    fn spawn_piped(mut command: Command) -> CommandResult<FarProcess> {
+    fn spawn_piped(mut command: Command, launcher: &'static str) -> CommandResult<FarProcess> {
         let name = command.get_program().to_string_lossy().into_owned();
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         // Ctrl-C at the terminal is for this process alone: the far side must live to undo its
@@ -203,7 +265,7 @@ impl FarProcess {
             keep_end(stderr, &kept);
             drop(at_end);
         });
-        Ok(FarProcess { child, input, output, received: Vec::new(), errors, errors_end })
+        Ok(FarProcess { launcher, child, input, output, received: Vec::new(), errors, errors_end })
     }
 
     fn send(&mut self, bytes: &[u8]) -> Result<(), SilenceCause> {
@@ -313,7 +375,7 @@ impl FarProcess {
         }
         let code = self.end_process();
         let said = String::from_utf8_lossy(&self.errors.lock()).into_owned();
-        describe_end(host, code, &said)
+        describe_end(self.launcher, host, code, &said)
     }
 }
 
@@ -335,16 +397,20 @@ fn keep_end(mut from: impl Read, kept: &Mutex<Vec<u8>>) {
 }
 
 /// Returns a failure for the end of the far side: its exit code, and its last words.
-fn describe_end(host: &str, code: Option<i32>, said: &str) -> CommandFailure {
+fn describe_end(launcher: &str, host: &str, code: Option<i32>, said: &str) -> CommandFailure {
     let lines: Vec<&str> = said.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     let last = lines[lines.len().saturating_sub(ERROR_LINES)..].join("\n");
     let because = |failure: CommandFailure| match last.is_empty() {
         true => failure,
         false => failure.because(last.clone()),
     };
-    let by_hand = format!("try it by hand: ssh -o BatchMode=yes {host} true");
+    let is_ssh = launcher == "ssh";
+    let by_hand = match is_ssh {
+        true => format!("try it by hand: ssh -o BatchMode=yes {host} true"),
+        false => format!("try it by hand: srun --overlap -N 1 -n 1 -w {host} true"),
+    };
     match code {
-        Some(EXIT_SSH) => {
+        Some(EXIT_SSH) if is_ssh => {
             let (what, remedy) = if said.contains("verification failed")
                 || said.contains("IDENTIFICATION HAS CHANGED")
             {
@@ -372,11 +438,14 @@ fn describe_end(host: &str, code: Option<i32>, said: &str) -> CommandFailure {
             CommandFailure::new("tatami there is of an earlier version")
                 .try_this("install the same version on all hosts; or name its path: --program PATH")
         }
+        Some(_) if said.contains("srun: error: ") => {
+            because(CommandFailure::new("srun does not reach this host")).try_this(by_hand)
+        }
         Some(code) => {
             because(CommandFailure::new(format!("tatami there ended with exit code {code}")))
                 .try_this(by_hand)
         }
-        None => because(CommandFailure::new("ssh was killed")),
+        None => because(CommandFailure::new(format!("{launcher} was killed"))),
     }
 }
 
@@ -386,7 +455,7 @@ mod tests {
 
     #[test]
     fn ends_of_ssh_are_explained() {
-        let said = |code, text: &str| describe_end("n1", Some(code), text).report();
+        let said = |code, text: &str| describe_end("ssh", "n1", Some(code), text).report();
         let key = said(255, "@@@\nHost key verification failed.\n");
         assert!(
             key.contains("does not trust the key") && key.contains("ssh-keygen -R n1"),
@@ -402,12 +471,18 @@ mod tests {
         assert!(said(127, "sh: 1: exec: tatami: not found").contains("--program PATH"));
         assert!(said(2, "error: unrecognized subcommand 'host'").contains("earlier version"));
         assert!(said(9, "").contains("exit code 9"));
+        let srun = describe_end("srun", "n1", Some(1), "srun: error: Invalid job id specified\n");
+        let srun = srun.report();
+        assert!(srun.contains("srun does not reach") && srun.contains("Invalid job id"), "{srun}");
     }
 
     #[test]
     fn the_line_for_a_shell_has_no_words_of_others() {
         let access = SshAccess { program: Some("/opt/tatami".to_owned()), ..SshAccess::default() };
-        assert_eq!(access.far_line(), "exec /opt/tatami host serve");
-        assert_eq!(SshAccess::default().far_line().matches('\'').count() % 2, 0);
+        assert_eq!(access.far_line(), "exec sh -c 'p=/opt/tatami; exec \"$p\" host serve'");
+        assert_eq!(SshAccess::default().far_line().matches('\'').count(), 2);
+        let launcher = HostLauncher::PbsSsh("17".to_owned());
+        let line = SshAccess { launcher, ..access }.far_line();
+        assert!(line.contains("pbs_attach") && line.matches('\'').count() == 2, "{line}");
     }
 }

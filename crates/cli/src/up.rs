@@ -138,6 +138,9 @@ fn plan_hosts<'a>(
     check_network(args, is_new, named.is_some())?;
     let known = if is_new { None } else { place.load_machine()? };
     let known = known.filter(|machine| !machine.hosts.is_empty());
+    if let Some(known) = known.as_ref().filter(|_| !args.here) {
+        hosts_down::refuse_job_volume(known, "up")?;
+    }
     let mut access = known.as_deref().map(hosts_down::access_of).unwrap_or_default();
     access.options.extend(args.hosts.ssh_option.iter().cloned());
     access.program = args.hosts.program.clone().or(access.program);
@@ -183,6 +186,7 @@ fn plan_hosts<'a>(
             .iter()
             .map(|(name, text)| ((*name).to_owned(), text.clone()))
             .collect(),
+        job: None,
     }))
 }
 

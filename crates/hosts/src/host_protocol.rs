@@ -113,6 +113,14 @@ pub enum HostOrder {
     /// Keeps what the orders of this connection have made. Without this order, its end undoes it.
     /// → `Done`
     Keep,
+    /// Keeps what the orders of this connection have made as long as the connection lives: the
+    /// volume of a batch job. From now on a side that is silent too long counts as gone. → `Done`
+    Hold {
+        /// The name of the machine that holds the connections.
+        keeper: String,
+    },
+    /// A sign of life. → `Done`
+    Beat,
     /// Ends the mounts that the orders of this connection have made. A mount ends at once while all
     /// daemons run. → `Done`
     UndoMounts,
@@ -133,6 +141,10 @@ pub struct CheckOrder {
     pub mounts: bool,
     /// Settings: names of keys and their values, as flags.
     pub settings: Vec<(String, String)>,
+    /// The batch job to which a new volume belongs. Its directory, which has the name of the job,
+    /// is made anew and removed at the end.
+    #[serde(default)]
+    pub job: Option<String>,
 }
 
 /// The files of a volume.

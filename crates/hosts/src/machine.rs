@@ -81,6 +81,9 @@ pub struct MachineFile {
     /// The path of `tatami` on the hosts; without it, it is found there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program: Option<String>,
+    /// The batch job whose end is that of the volume.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub job: Option<String>,
     /// All machines of a volume that was started with hosts.
     #[serde(default, skip_serializing_if = "Vec::is_empty", rename = "host")]
     pub hosts: Vec<MachineHost>,
@@ -96,6 +99,7 @@ impl MachineFile {
             ssh_options: Vec::new(),
             network: None,
             program: None,
+            job: None,
             hosts: Vec::new(),
         }
     }
