@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the missing Debian packages for the named purposes: build, test, jobs,
-# mpi, shared, gfarm, hosts, peers, deb.
+# mpi, shared, gfarm, hosts, slurm, peers, deb.
 # Does nothing where all are installed.
 set -euo pipefail
 
@@ -24,10 +24,12 @@ declare -A packages=(
   [deb]="debhelper dpkg-dev lintian systemd"
   # Hosts of the end-to-end tests: namespaces with a network, a login on each, and wrong clocks.
   [hosts]="faketime iproute2 openssh-client openssh-server util-linux"
+  # Batch jobs on these hosts, and the headers of the SPANK plugin.
+  [slurm]="libslurm-dev munge slurm-client slurmctld slurmd"
   # The programs that the end-to-end tests run on mounts.
   [test]="acl attr e2fsprogs fio git jq make man-db rsync sqlite3 strace stress-ng util-linux xz-utils zsh fish"
 )
-packages[test]+=" ${packages[jobs]} ${packages[mpi]} ${packages[shared]} ${packages[gfarm]} ${packages[hosts]} ${packages[deb]}"
+packages[test]+=" ${packages[jobs]} ${packages[mpi]} ${packages[shared]} ${packages[gfarm]} ${packages[hosts]} ${packages[slurm]} ${packages[deb]}"
 
 wanted=()
 for purpose in "$@"; do

@@ -20,6 +20,7 @@ mod hosts;
 mod hosts_network;
 mod io_uring;
 mod jobs;
+mod jobs_slurm;
 mod json;
 mod lent;
 mod locks;

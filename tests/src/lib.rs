@@ -15,6 +15,7 @@ pub mod mpi;
 pub mod process;
 pub mod schema;
 pub mod seed;
+pub mod slurm;
 mod starter;
 pub mod subject;
 pub mod testbed;
