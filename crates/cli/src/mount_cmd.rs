@@ -103,6 +103,7 @@ pub fn mount_volume(args: &MountArgs) -> CommandResult {
     if let Some(made) = made {
         made.close_below();
     }
+    mounts::load_root(&path);
     Ok(())
 }
 

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc;
 use std::time::Duration;
 use tatami_cluster::mount_note::{note_dirs, seal_note, unseal_note};
 use tatami_cluster::trusted::TrustedDir;
@@ -27,6 +28,9 @@ use tatami_mount::UnmountError;
 const END_WAIT: Duration = Duration::from_secs(90);
 /// The same for a forced unmount.
 const FORCED_WAIT: Duration = Duration::from_secs(15);
+
+/// Longest wait for the attributes of the root directory of a new mount.
+const ROOT_WAIT: Duration = Duration::from_secs(2);
 
 /// The record of one mount.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -170,6 +174,20 @@ pub fn remove_records_of(dir: &Path) {
         // It stays if it has other entries.
         let _ = std::fs::remove_dir(place);
     }
+}
+
+/// Lets the kernel get the attributes of the root directory of a new mount. It begins with the
+/// superuser as the owner, and drops a reply during which the directory is invalidated. So the
+/// first create of an ordinary user could be refused while other mounts change the directory.
+pub fn load_root(path: &Path) {
+    let (path, (done, wait)) = (path.to_owned(), mpsc::channel());
+    std::thread::spawn(move || {
+        // Of a mount that has just ended, or of another user's, nothing is needed.
+        let _ = path.metadata();
+        let _ = done.send(());
+    });
+    // The node that has the directory may be down.
+    let _ = wait.recv_timeout(ROOT_WAIT);
 }
 
 /// The kind of file system that is mounted on a path.

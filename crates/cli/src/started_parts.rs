@@ -92,6 +92,7 @@ impl StartedParts {
                     if let Some(made) = made {
                         made.close_below();
                     }
+                    mounts::load_root(path);
                     self.mounts.push(path.clone());
                 }
                 Err(e) => failure = failure.or(Some(e)),
