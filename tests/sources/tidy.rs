@@ -155,7 +155,7 @@ fn crates_depend_downwards_only() {
         ("sim", &["wire", "meta"]),
         ("tables", &["wire"]),
         ("object", &["wire", "tables"]),
-        ("net", &["wire"]),
+        ("net", &["wire", "cluster"]),
         ("client", &["wire", "layout", "tables", "net"]),
         ("node", &["wire", "layout", "cluster", "meta", "object", "client", "tables", "net"]),
         ("tiled", &["wire", "layout", "cluster", "client"]),

@@ -19,8 +19,9 @@ pub struct SuiteArgs {
     #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub runs: u16,
     /// Measure only figures whose names begin with one of these words: a part (passthrough, remote,
-    /// copy, mount, mounts, commands, peers, library, preload, servers, large, scaling), or more of
-    /// the name without its commas, such as "passthrough write cached" or "mount create"
+    /// encryption, copy, mount, mounts, commands, peers, library, preload, servers, large,
+    /// scaling), or more of the name without its commas, such as "passthrough write cached" or
+    /// "mount create"
     #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = Prefix::parse)]
     pub only: Vec<Prefix>,
     /// Entries of the large directory (10,000,000 take some 15 minutes and 8 GB of disk)

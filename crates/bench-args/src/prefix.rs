@@ -1,9 +1,10 @@
 //! Selects the figures that a run of the suite takes, by the beginning of their names.
 
 /// The parts of the suite. The name of every figure begins with that of its part.
-pub const SUITE_PARTS: [&str; 12] = [
+pub const SUITE_PARTS: [&str; 13] = [
     "passthrough",
     "remote",
+    "encryption",
     "copy",
     "mount",
     "mounts",

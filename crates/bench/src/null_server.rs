@@ -65,7 +65,7 @@ fn parse_address(address: &str) -> Endpoint {
 fn start_listening(socket: Option<&Path>) -> io::Result<(Listener, String)> {
     let address = socket.map_or(Some("127.0.0.1:0"), Path::to_str);
     let address = address.ok_or(io::ErrorKind::InvalidInput)?;
-    let listener = Listener::listen(&parse_address(address), Mode::from_raw_mode(0o600))?;
+    let listener = Listener::listen(&parse_address(address), Mode::from_raw_mode(0o600), None)?;
     let address = match socket {
         Some(_) => address.to_owned(),
         // The kernel has chosen the port.
@@ -149,7 +149,7 @@ impl Workload for NullServer {
                 let (_, addresses) = parse_phase(phase)?;
                 let connections = addresses
                     .split(',')
-                    .map(|address| dial::connect(&parse_address(address), &PlainWait));
+                    .map(|address| dial::connect(&parse_address(address), None, &PlainWait));
                 let connections = connections.collect::<io::Result<_>>();
                 self.connections = connections.map_err(io_error("connecting"))?;
                 Ok(String::new())

@@ -34,6 +34,19 @@ impl BenchVolume {
         BenchVolume::start_with_executors(program, dir, nodes, shards, 1)
     }
 
+    /// Does the same as [`BenchVolume::start`], with TLS between the nodes.
+    ///
+    /// # Errors
+    /// The message of `tatami up`.
+    pub fn start_encrypted(
+        program: &Path,
+        dir: &Path,
+        nodes: u16,
+        shards: &str,
+    ) -> Result<BenchVolume, BenchError> {
+        BenchVolume::start_with(program, dir, nodes, shards, &["--encryption", "tls"])
+    }
+
     /// Does the same as [`BenchVolume::start`], with `executors` executors on each node that has
     /// names.
     ///
@@ -46,6 +59,17 @@ impl BenchVolume {
         shards: &str,
         executors: u8,
     ) -> Result<BenchVolume, BenchError> {
+        let executors = executors.to_string();
+        BenchVolume::start_with(program, dir, nodes, shards, &["--executors", &executors])
+    }
+
+    fn start_with(
+        program: &Path,
+        dir: &Path,
+        nodes: u16,
+        shards: &str,
+        options: &[&str],
+    ) -> Result<BenchVolume, BenchError> {
         std::fs::create_dir_all(dir).map_err(path_error("creating", dir))?;
         // Daemons of an interrupted run may still run, and their files would be taken for this
         // volume's.
@@ -53,9 +77,8 @@ impl BenchVolume {
         std::fs::remove_dir_all(dir).map_err(path_error("removing", dir))?;
         std::fs::create_dir_all(dir).map_err(path_error("creating", dir))?;
         let (nodes_text, mounts) = (nodes.to_string(), dir.join("mnt").display().to_string());
-        let executors = executors.to_string();
         let more = ["--nodes", &nodes_text, "--mount", &mounts, "--volume-shards", shards];
-        let more = [&more[..], &["--executors", &executors]].concat();
+        let more = [&more[..], options].concat();
         start_volume(program, dir, &more).inspect_err(|_| stop_volume(program, dir))?;
         let opened = VolumeAccess::from_dir(dir).and_then(|a| Ok((a.connect_client()?, a)));
         let (client, access) = opened.inspect_err(|_| stop_volume(program, dir))?;

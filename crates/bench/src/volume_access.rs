@@ -5,8 +5,8 @@ use crate::error::BenchError;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use tatami_bench_args::BenchVolumeArgs;
-use tatami_client::{Client, ClientOptions, Endpoint};
-use tatami_cluster::{KeyFile, VolumeFile, default_volume_dir};
+use tatami_client::{Client, ClientOptions, Endpoint, TlsTrust};
+use tatami_cluster::{CertificateFile, Encryption, KeyFile, VolumeFile, default_volume_dir};
 use tatami_wire::{Cred, VolumeId, VolumeKey};
 
 /// The way to a node, as plain data.
@@ -23,6 +23,8 @@ enum AccessEndpoint {
 pub struct VolumeAccess {
     endpoint: AccessEndpoint,
     key: Option<String>,
+    /// The file with the certificates, if connections between machines are encrypted.
+    certificates: Option<PathBuf>,
     volume: VolumeId,
 }
 
@@ -75,7 +77,9 @@ impl VolumeAccess {
             true => AccessEndpoint::Tcp(first.address.clone()),
             false => AccessEndpoint::Unix(first.socket.clone()),
         };
-        Ok(VolumeAccess { endpoint, key, volume: volume.volume })
+        let tls = key.is_some() && volume.encryption == Encryption::Tls;
+        let certificates = tls.then(|| CertificateFile::path_in(dir));
+        Ok(VolumeAccess { endpoint, key, certificates, volume: volume.volume })
     }
 
     /// Returns the same with another endpoint: that of a machine that is none of the nodes.
@@ -94,6 +98,9 @@ impl VolumeAccess {
         });
         let key = self.key.as_deref().map(VolumeKey::from_hex).transpose();
         options.key = key.map_err(|e| BenchError::Usage(format!("the volume key: {e}")))?;
+        let load = |path: &PathBuf| TlsTrust::load(path.clone(), self.volume);
+        let tls = self.certificates.as_ref().map(load).transpose();
+        options.tls = tls.map_err(|e| BenchError::Usage(e.to_string()))?;
         options.volume = Some(self.volume);
         Ok(options)
     }
@@ -116,6 +123,7 @@ mod tests {
         let access = VolumeAccess {
             endpoint: AccessEndpoint::Unix("/run/socket".into()),
             key: Some(VolumeKey::new([0x5a; 32]).to_hex()),
+            certificates: None,
             volume: VolumeId([3; 16]),
         };
         assert!(!format!("{access:?}").contains("5a5a"));

@@ -3,7 +3,7 @@
 use crate::{
     completion, config_cmd, copy, dir_cmd, down, exec, files, fsck_cmd, host_serve, job_cmd,
     manual, mount_cmd, move_cmd, mpi_cmd, node_cmd, recover_cmd, relayout_cmd, run_cmd, status,
-    sync_cmd, up, usage_cmd, where_cmd,
+    sync_cmd, up, usage_cmd, volume_cmd, where_cmd,
 };
 
 /// A parallel file system from the local disks of a job's nodes
@@ -42,10 +42,12 @@ Examples:
   tatami up --executors 4                    one node that serves names with four threads
   tatami up --dir ~/fs --no-mount            daemons only
   tatami up --users                          all users may create files in it
+  tatami up --nodes 2 --encryption tls       TLS between machines
   tatami up --hosts node[01-16] --dir /scratch/tatami    one node on each host, by ssh
 
 The first call creates the volume: tatami.toml (the configuration, each key documented),
-volume.toml (the nodes), key (the secret of the volume), node0 … (the data).
+volume.toml (the nodes), key (the secret of the volume), node0 … (the data), and with
+--encryption tls certificates.toml (the certificates, also secret).
 Later calls start stopped daemons and mount missing mounts. It returns when all is ready.
 With hosts, each gets its part of the volume in the same directory, and later calls from
 any of them start all. A host that fails is named, and the others are left as they were.")]
@@ -76,6 +78,14 @@ Examples:
     Node {
         #[command(subcommand)]
         command: node_cmd::NodeCommand,
+    },
+    /// Change properties of the volume as a whole
+    #[command(after_help = "\
+Examples:
+  tatami volume rotate-certificates    of a volume with --encryption tls")]
+    Volume {
+        #[command(subcommand)]
+        command: volume_cmd::VolumeCommand,
     },
     /// Mount the volume
     #[command(after_help = "\

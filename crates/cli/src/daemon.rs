@@ -16,6 +16,7 @@ use std::ffi::OsString;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use tatami_client::TlsTrust;
 use tatami_cluster::trusted::TrustedDir;
 use tatami_cluster::{KeyFile, NodeEntry, VolumeFile, resolve_system_name};
 use tatami_node::{NodeDaemon, NodeOptions};
@@ -126,6 +127,11 @@ fn launch_node(args: &RunArgs) -> CommandResult<(NodeDaemon, PathBuf)> {
         true => base.metadata().is_ok_and(|meta| meta.uid() == 0) || options.allow_other,
         false => place.config.bool_value(name::MOUNT_ALLOW_OTHER),
     };
+    let certificates = key_file.parent().unwrap_or(&base);
+    options.tls = TlsTrust::open(certificates, &volume).map_err(|e| {
+        CommandFailure::new(e.to_string())
+            .try_this("copy certificates.toml from another machine of the volume, mode 0600")
+    })?;
     options.version = env!("CARGO_PKG_VERSION").to_owned();
     let register = register_file(&base, entry);
     options.had_directory =

@@ -5,6 +5,7 @@
 //! If its input ends before the order to keep everything, it undoes what it has made. So nothing is
 //! left on a host if `ssh` breaks, or if a user kills `tatami up`.
 
+use crate::certificates;
 use crate::config::ConfigOverrides;
 use crate::erase_node;
 use crate::error::{CommandFailure, CommandResult, FailureContext};
@@ -441,6 +442,9 @@ fn lay_out_files(place: &VolumeDir, order: &LayOutOrder) -> CommandResult {
     }
     if let Some(key) = &order.key {
         write_key(place, &key.0)?;
+    }
+    if let Some(text) = &order.certificates {
+        certificates::install_authorities(place, &text.0)?;
     }
     let config = place.dir.join("tatami.toml");
     if let Some(text) = order.config.as_ref().filter(|_| !config.exists()) {

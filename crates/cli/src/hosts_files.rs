@@ -1,5 +1,6 @@
 //! The files of a volume on its hosts, and the addresses of the hosts.
 
+use crate::certificates;
 use crate::error::{CommandFailure, CommandResult, FailureContext};
 use crate::host_group::{self, HostFault, ORDER_WAIT};
 use crate::host_serve::TOKEN_FILE;
@@ -65,6 +66,8 @@ pub fn describe_machines(access: &SshAccess, volume: &VolumeFile) -> MachineFile
 pub struct HostFiles {
     volume: String,
     machines: BTreeMap<String, String>,
+    /// The authorities of an encrypted volume.
+    certificates: Option<SecretText>,
 }
 
 /// The files that a host gets once.
@@ -104,10 +107,28 @@ impl HostFiles {
             let text = own.to_text().map_err(CommandFailure::new)?;
             Ok((host.name.clone(), text))
         });
+        let certificates = certificates::authorities_text(place, volume)?;
         Ok(HostFiles {
+            certificates: certificates.map(SecretText),
             volume: volume_layout::format_volume(place, volume)?,
             machines: machines.collect::<CommandResult<_>>()?,
         })
+    }
+
+    /// Returns the order that gives a host other authorities than this machine has.
+    pub fn order_for_certificates(&self, host: &str, text: &str) -> HostOrder {
+        match self.order_for(host, None, false) {
+            HostOrder::LayOut(order) => HostOrder::LayOut(LayOutOrder {
+                certificates: Some(SecretText(text.to_owned())),
+                ..order
+            }),
+            other => other,
+        }
+    }
+
+    /// Returns whether the volume is encrypted.
+    pub fn has_certificates(&self) -> bool {
+        self.certificates.is_some()
     }
 
     /// Returns the text of the volume file.
@@ -121,6 +142,7 @@ impl HostFiles {
         HostOrder::LayOut(LayOutOrder {
             volume: self.volume.clone(),
             machine: self.machines.get(host).cloned().unwrap_or_default(),
+            certificates: self.certificates.clone().filter(|_| !is_same),
             key: first.filter(|_| !is_same).map(|first| first.key.clone()),
             config: first.map(|first| first.config.clone()),
             remembered: first.map(|first| first.remembered.clone()).unwrap_or_default(),

@@ -1,6 +1,7 @@
 //! `tatami up --hosts`: creates a volume on several hosts, or starts it again there, and mounts it
 //! on each. A host has one node. If a host fails, the others are left as they were.
 
+use crate::certificates;
 use crate::error::{CommandFailure, CommandResult};
 use crate::host_group::{self, HostFault, ORDER_WAIT, PROCESS_WAIT};
 use crate::host_serve::shared_failure;
@@ -260,6 +261,7 @@ fn try_hosts(
         ..hosts_files::describe_machines(&plan.access, &volume)
     };
     volume_layout::make_key(place)?;
+    certificates::make_for_volume(place, &volume)?;
     let files = HostFiles::prepare(place, &volume, &machine)?;
     let first = FirstFiles::read(place, &plan.remembered)?;
     let order = |session: &HostSession| {
@@ -474,7 +476,8 @@ fn agree_on_map(
     let files = HostFiles::prepare(place, &newest, &machine)?;
     let is_current = |session: &HostSession| {
         let text = checked.get(&session.host).and_then(|host| host.volume.as_deref());
-        text == Some(files.volume_text())
+        // A host may have missed the last rotation of the certificates, or its own may end soon.
+        !files.has_certificates() && text == Some(files.volume_text())
     };
     let (current, mut old): (Vec<_>, Vec<_>) = sessions.drain(..).partition(is_current);
     let order = |session: &HostSession| files.order_for(&session.host, None, false);

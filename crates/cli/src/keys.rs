@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::path::Path;
+use tatami_cluster::Encryption;
 use tatami_wire::EXECUTORS_MAX;
 use tatami_wire::admin::Durability;
 
@@ -81,6 +82,7 @@ pub mod name {
     pub const VOLUME_SHARDS: &str = "volume.shards";
     pub const VOLUME_EXECUTORS: &str = "volume.executors";
     pub const VOLUME_DURABILITY: &str = "volume.durability";
+    pub const VOLUME_ENCRYPTION: &str = "volume.encryption";
     pub const NODE_LISTEN: &str = "node.listen";
     pub const NODE_LEASE: &str = "node.lease_sec";
     pub const NODE_RESERVE: &str = "node.reserve_mib";
@@ -99,7 +101,7 @@ pub mod name {
 }
 
 /// All keys. Those of one section follow each other.
-pub static KEYS: [ConfigKey; 20] = [
+pub static KEYS: [ConfigKey; 21] = [
     ConfigKey {
         name: name::LOG,
         flag: "log",
@@ -154,6 +156,18 @@ pub static KEYS: [ConfigKey; 20] = [
               and after an fsync of a file also a power cut, as with ext4. sync: always a power \
               cut, for one fsync of the disk for all requests that arrive together. `tatami up` \
               uses it to create the volume; later it is kept in volume.toml.",
+    },
+    ConfigKey {
+        name: name::VOLUME_ENCRYPTION,
+        flag: "volume-encryption",
+        env: "TATAMI_VOLUME_ENCRYPTION",
+        range: KeyRange::OneOf(&Encryption::NAMES),
+        unit: "",
+        default: ["none", "none"],
+        doc: "Protection of the connections between machines. none: both sides prove that they \
+              have the key, and bytes travel as they are. tls: TLS 1.3 with certificates of the \
+              volume's own authority, and the key as well. `tatami up` uses it to create the \
+              volume; `up --encryption` sets it. Later it is kept in volume.toml.",
     },
     ConfigKey {
         name: name::NODE_LISTEN,

@@ -5,6 +5,7 @@ mod absence;
 mod args;
 mod background;
 mod bench_cmd;
+mod certificates;
 mod clock_offset;
 mod completion;
 mod config;
@@ -80,6 +81,7 @@ mod up;
 mod usage_cmd;
 mod user_name;
 mod users;
+mod volume_cmd;
 mod volume_dir;
 mod volume_layout;
 mod volume_path;
@@ -129,6 +131,7 @@ fn run(command: &CliCommand) -> CommandResult {
         CliCommand::Down(args) => down::run(args),
         CliCommand::Status(args) => status::run(args),
         CliCommand::Node { command } => node_cmd::run(command),
+        CliCommand::Volume { command } => volume_cmd::run(command),
         CliCommand::Mount(args) => mount_cmd::mount_volume(args),
         CliCommand::Umount(args) => mount_cmd::unmount_paths(args),
         CliCommand::Where(args) => where_cmd::run(args),

@@ -278,6 +278,7 @@ mod tests {
             volume: tatami_wire::VolumeId([1; 16]),
             name: "v".into(),
             durability: tatami_wire::admin::Durability::default(),
+            encryption: tatami_cluster::Encryption::default(),
             epoch: 1,
             moves: vec![0; 8],
             shards: blocks(&[(0, 0, 2), (0, 1, 2), (1, 0, 4)]),

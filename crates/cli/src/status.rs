@@ -1,6 +1,7 @@
 //! `tatami status`: reports whether everything works, and the faults if not.
 
 use crate::absence::Absence;
+use crate::certificates;
 use crate::clock_offset::{describe_offset, measure_offset};
 use crate::daemon_files;
 use crate::error::{CommandFailure, CommandResult, ExitStatus};
@@ -41,6 +42,11 @@ struct StatusReport {
     healthy: bool,
     /// `log` or `sync`.
     durability: &'static str,
+    /// `none` or `tls`.
+    encryption: &'static str,
+    /// The end of the certificates of this machine, in seconds since 1970; `null` without
+    /// encryption, and for a user without the key.
+    certificates_end: Option<u64>,
     /// The guarantee of that mode.
     promise: &'static str,
     /// The faults, one sentence each.
@@ -154,6 +160,8 @@ fn collect_report(place: &VolumeDir, volume: &VolumeFile) -> StatusReport {
         protocol: tatami_wire::PROTOCOL_VERSION,
         healthy: true,
         durability: volume.durability.name(),
+        encryption: volume.encryption.name(),
+        certificates_end: None,
         promise: volume.durability.describe_guarantee(),
         trouble: Vec::new(),
         warnings: Vec::new(),
@@ -166,6 +174,10 @@ fn collect_report(place: &VolumeDir, volume: &VolumeFile) -> StatusReport {
     // damaged key is a fault.
     let key = KeyFile::load(&place.key_file()).err().filter(|e| !e.is_foreign());
     report.trouble.extend(key.map(|e| e.to_string()));
+    match place.load_certificates(volume, place.load_key().is_ok_and(|key| key.is_some())) {
+        Ok(tls) => report.certificates_end = tls.map(|tls| tls.ends()),
+        Err(e) => report.trouble.push(e.what),
+    }
     let mut disks = BTreeSet::new();
     for (entry, answer) in volume.nodes.iter().zip(ask_all_nodes(place, volume)) {
         if let Ok(AnsweredStatus { status, clock_ahead_ms }) = &answer {
@@ -341,6 +353,15 @@ fn print_report(out: &mut TermOutput, report: &StatusReport) -> CommandResult {
         term::format_size(report.space.total),
     )?;
     writeln!(out, "Durability {}: {}", report.durability, report.promise)?;
+    if let Some(ends) = report.certificates_end {
+        let days = certificates::days_until(ends);
+        writeln!(
+            out,
+            "Encryption {}: connections between machines; the certificates here are valid for \
+             {days} days",
+            report.encryption
+        )?;
+    }
     writeln!(out)?;
     let plain = Style::new();
     let several = report.nodes.iter().any(|node| node.executors > Some(1));
@@ -421,7 +442,7 @@ fn print_report(out: &mut TermOutput, report: &StatusReport) -> CommandResult {
             );
             writeln!(
                 out,
-                "\n{}: {n} {tries} to connect with a wrong key; see its log, {}",
+                "\n{}: {n} {tries} to connect with a wrong key or certificate; see its log, {}",
                 node.name,
                 log.display()
             )?;

@@ -1,6 +1,7 @@
 //! `tatami up`: creates a volume, starts its daemons and mounts it. A repeated call only does the
 //! missing steps.
 
+use crate::certificates;
 use crate::daemon;
 use crate::daemon_files;
 use crate::error::{CommandFailure, CommandResult};
@@ -16,10 +17,11 @@ use crate::started_parts::StartedParts;
 use crate::term::{self, HEAD, TermOutput};
 use crate::volume_dir::{VolumeArgs, VolumeDir};
 use crate::volume_layout;
+use clap::builder::PossibleValuesParser;
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::PathBuf;
-use tatami_cluster::{KeyFile, NodeEntry, VolumeFile};
+use tatami_cluster::{Encryption, KeyFile, NodeEntry, VolumeFile};
 use tatami_wire::EXECUTORS_MAX;
 
 /// Most nodes on one machine: each has a daemon and a mount.
@@ -39,6 +41,10 @@ pub struct UpArgs {
     #[arg(long, value_name = "N",
           value_parser = clap::value_parser!(u8).range(1..=i64::from(EXECUTORS_MAX)))]
     executors: Option<u8>,
+    /// Protection of the connections between machines, when the volume is created: none, or tls
+    /// [default: none]
+    #[arg(long, value_name = "HOW", value_parser = PossibleValuesParser::new(Encryption::NAMES))]
+    encryption: Option<String>,
     /// Mount point: with one node PATH, with several PATH/node0, PATH/node1 and so on. Later calls
     /// mount there, too [default: /mnt/tatami as root, else DIR/mnt]
     #[arg(long, short = 'm', value_name = "PATH", conflicts_with = "no_mount")]
@@ -84,6 +90,7 @@ pub fn run(args: &UpArgs) -> CommandResult {
     };
     check_arguments(&place, &volume, args)?;
     verify_key(&place, &volume)?;
+    certificates::renew_if_near_end(&place, &volume)?;
     let nodes = place.nodes_here(&volume);
     if nodes.is_empty() {
         return Err(nowhere_failure(&place, &volume));
@@ -210,6 +217,7 @@ fn run_on_hosts(plan: &HostsPlan, args: &UpArgs, is_new: bool) -> CommandResult 
         false => {
             let volume = place.load_volume()?;
             check_arguments(place, &volume, args)?;
+            certificates::renew_if_near_end(place, &volume)?;
             hosts_up::start_volume(plan, &volume)?
         }
     };
@@ -272,6 +280,7 @@ fn open_configured(args: &UpArgs) -> CommandResult<(VolumeDir, RememberedFlags)>
     let made_with = [
         (name::VOLUME_NAME, args.name.clone()),
         (name::VOLUME_EXECUTORS, args.executors.map(|n| n.to_string())),
+        (name::VOLUME_ENCRYPTION, args.encryption.clone()),
         (name::MOUNT_ENABLED, args.mount.as_ref().map(|_| "true".to_owned())),
         (name::MOUNT_ENABLED, args.no_mount.then(|| "false".to_owned())),
     ];
@@ -324,6 +333,18 @@ fn check_arguments(place: &VolumeDir, volume: &VolumeFile, args: &UpArgs) -> Com
         .try_this(format!(
             "start it as it is: tatami up{0}; then change it: tatami node rebalance{0} \
             --executors {wanted}",
+            place.dir_flag()
+        )));
+    }
+    let there = volume.encryption.name();
+    if args.encryption.as_ref().is_some_and(|wanted| wanted != there) {
+        return Err(CommandFailure::usage(format!(
+            "the volume in {} has encryption {there}",
+            place.dir.display()
+        ))
+        .because("the encryption is set when a volume is created")
+        .try_this(format!(
+            "start it as it is: tatami up{}; or make another volume: tatami up --dir DIR",
             place.dir_flag()
         )));
     }

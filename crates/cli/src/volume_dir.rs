@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tatami_client::connection::{Caller, ConnectError, Connection, Endpoint};
-use tatami_client::{AwaitedNode, ClientOptions, WaitObserver, WhenFull};
+use tatami_client::{AwaitedNode, ClientOptions, TlsTrust, WaitObserver, WhenFull};
 use tatami_cluster::trusted;
 use tatami_cluster::{KeyFile, NodeEntry, SYSTEM_DIR, VolumeFile, resolve_system_name};
 use tatami_hosts::machine::MachineFile;
@@ -334,6 +334,28 @@ impl VolumeDir {
         }
     }
 
+    /// Reads the certificates of an encrypted volume. A user without the key needs none: other
+    /// nodes are reached through the daemon of this machine.
+    ///
+    /// # Errors
+    /// They are missing, damaged, or open to other users.
+    pub fn load_certificates(
+        &self,
+        volume: &VolumeFile,
+        has_key: bool,
+    ) -> CommandResult<Option<Arc<TlsTrust>>> {
+        if !has_key {
+            return Ok(None);
+        }
+        TlsTrust::open(&self.dir, volume).map_err(|e| {
+            CommandFailure::new(e.to_string()).try_this(format!(
+                "copy certificates.toml from another machine of the volume, mode 0600; or make new \
+                 certificates: tatami volume rotate-certificates{}",
+                self.dir_flag()
+            ))
+        })
+    }
+
     /// Returns whether a node belongs to this machine.
     pub fn is_here(&self, entry: &NodeEntry) -> bool {
         match self.load_machine() {
@@ -389,6 +411,7 @@ impl VolumeDir {
         let key = self.load_key()?;
         Ok(ClientOptions {
             endpoint: self.node_endpoint(entry, key.is_some()),
+            tls: self.load_certificates(volume, key.is_some())?,
             key,
             volume: Some(volume.volume),
             patience: self.config.duration_value(name::CLIENT_PATIENCE),
@@ -430,7 +453,9 @@ impl VolumeDir {
         getrandom::fill(&mut id).map_err(|_| tatami_wire::Errno::EAGAIN)?;
         let key = self.load_key().ok().flatten();
         let endpoint = self.node_endpoint(entry, key.is_some());
-        let caller = Caller { client: ClientId(id), volume: Some(volume.volume), key };
+        // Certificates that cannot be used are reported by a command that needs them.
+        let tls = self.load_certificates(volume, key.is_some()).ok().flatten();
+        let caller = Caller { client: ClientId(id), volume: Some(volume.volume), key, tls };
         let observer: Arc<dyn WaitObserver> = Arc::new(WaitDisplay::new(&entry.name));
         let name = entry.name.clone();
         let node = Arc::new(AwaitedNode::new(Some(NodeId(entry.id)), name, Some(observer)));
@@ -455,7 +480,8 @@ impl VolumeDir {
         getrandom::fill(&mut id).map_err(|_| tatami_wire::Errno::EAGAIN)?;
         let endpoint = Endpoint::from_address(&entry.address);
         let (client, key) = (ClientId(id), Some(key));
-        let caller = Caller { client, volume: Some(volume.volume), key };
+        let tls = self.load_certificates(volume, true).ok().flatten();
+        let caller = Caller { client, volume: Some(volume.volume), key, tls };
         Connection::open_admin(&endpoint, &caller, HEALTH_TIMEOUT)?;
         Ok(())
     }

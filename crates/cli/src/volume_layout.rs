@@ -1,5 +1,6 @@
 //! The files of a new volume: its map of nodes, its key and its configuration.
 
+use crate::certificates;
 use crate::error::{CommandFailure, CommandResult, FailureContext};
 use crate::keys::{KEYS, name};
 use crate::mountinfo::{self, FS_TYPE};
@@ -61,6 +62,7 @@ pub fn create_volume(place: &VolumeDir, count: u16) -> CommandResult<VolumeFile>
     let volume = plan_volume(place, (0..count).zip(ports).map(entry).collect())?;
     write_config(place)?;
     make_key(place)?;
+    certificates::make_for_volume(place, &volume)?;
     place.record_nodes_here(&volume, 0..count)?;
     volume.save(&place.volume_file()).map_err(|e| CommandFailure::new(e.to_string()))?;
     Ok(volume)
@@ -83,6 +85,7 @@ pub fn plan_volume(place: &VolumeDir, nodes: Vec<NodeEntry>) -> CommandResult<Vo
         name: place.config.text_value(name::VOLUME_NAME),
         // The range of the key excludes other values.
         durability: place.config.text_value(name::VOLUME_DURABILITY).parse().unwrap_or_default(),
+        encryption: place.config.text_value(name::VOLUME_ENCRYPTION).parse().unwrap_or_default(),
         epoch: 1,
         moves: vec![0; shards.len()],
         shards,

@@ -71,7 +71,7 @@ fn a_figure_that_cannot_exist_is_refused_at_once() {
     tatami(["bench", "suite", "--only", "write"]).fails(
         2,
         &[
-            "passthrough, remote, copy, mount, mounts",
+            "passthrough, remote, encryption, copy, mount, mounts",
             "commands, peers, library, preload, servers, large",
         ],
     );

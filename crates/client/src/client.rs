@@ -24,7 +24,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use tatami_net::{Endpoint, make_random_id};
+use tatami_net::{Endpoint, TlsTrust, make_random_id};
 use tatami_wire::admin::{AdminCall, AdminReply, AdminResult, ClusterMap};
 use tatami_wire::frame::{FrameClass, FrameError};
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult};
@@ -47,6 +47,8 @@ pub struct ClientOptions {
     /// The volume's key. Without the key, the client reaches other nodes through the daemon of this
     /// machine, as the user of this process.
     pub key: Option<VolumeKey>,
+    /// The certificates of the volume, if connections between machines are encrypted.
+    pub tls: Option<Arc<TlsTrust>>,
     /// The expected volume; `None` accepts the one that the daemon serves.
     pub volume: Option<VolumeId>,
     /// How long an operation waits for a daemon that does not answer, before the operation fails
@@ -65,6 +67,7 @@ impl ClientOptions {
         ClientOptions {
             endpoint,
             key: None,
+            tls: None,
             volume: None,
             patience: DEFAULT_TIMEOUT,
             when_full,
@@ -160,7 +163,8 @@ impl Client {
         options: ClientOptions,
     ) -> Result<Client, ClientError> {
         let id = make_random_id().map_err(ClientError::Random)?;
-        let mut caller = Caller { client: ClientId(id), volume: options.volume, key: options.key };
+        let ClientOptions { volume, key, tls, .. } = options;
+        let mut caller = Caller { client: ClientId(id), volume, key, tls };
         let endpoint = options.endpoint;
         let observer = options.observer;
         let awaited = Arc::new(AwaitedNode::new(None, endpoint.to_string(), observer.clone()));

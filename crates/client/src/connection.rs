@@ -11,8 +11,8 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
-use tatami_net::FrameBuffer;
 use tatami_net::handshake::introduce_client;
+use tatami_net::{FrameBuffer, TlsTrust};
 use tatami_wire::frame::{self, FrameClass, FrameError, FrameHeader, HEADER_LEN};
 use tatami_wire::handshake::{HandshakeError, Hello, Role, Welcome};
 use tatami_wire::object::{OPEN_DESCRIPTORS_MAX, ObjectResult};
@@ -29,6 +29,8 @@ pub struct Caller {
     pub volume: Option<VolumeId>,
     /// The volume's key; needed for TCP only.
     pub key: Option<VolumeKey>,
+    /// The certificates of the volume, if connections between machines are encrypted.
+    pub tls: Option<Arc<TlsTrust>>,
 }
 
 /// Why there is no connection.
@@ -217,8 +219,33 @@ impl Connection {
         timeout: Duration,
         node: &Arc<AwaitedNode>,
     ) -> Result<Connection, ConnectError> {
+        let generation = || caller.tls.as_ref().map(|tls| tls.generation());
+        let mut seen = generation();
+        loop {
+            match Connection::try_open(endpoint, executor, caller, role, slot, timeout, node) {
+                // New certificates have come meanwhile, and the other side may have them already.
+                Err(ConnectError::Handshake { source: HandshakeError::Encryption(_), .. })
+                    if generation() != seen =>
+                {
+                    seen = generation();
+                }
+                tried => return tried,
+            }
+        }
+    }
+
+    fn try_open(
+        endpoint: &Endpoint,
+        executor: u8,
+        caller: &Caller,
+        role: Role,
+        slot: u32,
+        timeout: Duration,
+        node: &Arc<AwaitedNode>,
+    ) -> Result<Connection, ConnectError> {
         let unreachable = |source| ConnectError::Unreachable { endpoint: endpoint.clone(), source };
-        let mut socket = ClientSocket::connect(endpoint, timeout, node).map_err(unreachable)?;
+        let mut socket = ClientSocket::connect(endpoint, caller.tls.as_deref(), timeout, node)
+            .map_err(unreachable)?;
         if role == Role::Data {
             socket.stream.enlarge_buffers();
         }
@@ -308,7 +335,8 @@ impl Connection {
 
     /// As [`Connection::receive`] for replies of class `Object`, with a payload of at most `most`
     /// bytes that goes to `sink`. Requests whose replies are received in this way must be sent one
-    /// by one.
+    /// by one. Not on an encrypted
+    /// connection.
     ///
     /// # Errors
     /// As [`Connection::receive`]; the sink has then got only a part.
@@ -318,6 +346,9 @@ impl Connection {
         most: usize,
         sink: &mut dyn PayloadSink,
     ) -> Result<(ObjectResult, usize), FrameError> {
+        if !self.socket.stream.is_plain() {
+            return Err(FrameError::Unexpected);
+        }
         // No byte of the payload may be read into the buffer, because the sink reads from the
         // socket itself. So the reads end exactly where the header and the body end.
         self.fill_input_to(HEADER_LEN, HEADER_LEN + SHORTEST_BODY)?;
@@ -356,7 +387,7 @@ impl Connection {
 
     /// Returns whether received bytes wait in the buffer: waiting for the socket would be in vain.
     pub fn has_input(&self) -> bool {
-        !self.input.is_empty()
+        !self.input.is_empty() || self.socket.stream.has_input()
     }
 
     /// Receives a reply that may carry an open file.
@@ -384,7 +415,9 @@ impl Connection {
         let mut found = Vec::new();
         // The kernel attaches the descriptors to the first byte of the reply, so only the reads of
         // the header ask for them.
-        while self.input.len() < HEADER_LEN {
+        // Other transports carry no descriptors, and their bytes may be encrypted.
+        let here = self.socket.stream.transport().passes_descriptors;
+        while here && self.input.len() < HEADER_LEN {
             self.input.make_room(RECEIVE_BUFFER);
             let mut space =
                 [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(OPEN_DESCRIPTORS_MAX))];
@@ -412,6 +445,9 @@ impl Connection {
     pub fn is_stale(&self) -> bool {
         let mut byte = [0u8; 1];
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        if self.has_input() {
+            return true;
+        }
         // Bytes that answer no request are as bad as an end.
         rustix::net::recv(&self.socket, &mut byte, flags) != Err(rustix::io::Errno::AGAIN)
     }

@@ -92,6 +92,7 @@ pub use recalls::OpenFiles;
 pub use remove::RemovalEvent;
 pub use room_cache::WhenFull;
 pub use spares::{BorrowedSpares, SpareFile};
+pub use tatami_net::{TlsTrust, TlsTrustError};
 pub use tatami_tables::ClaimCount;
 pub use tiled_files::{PlacedPiece, Tiles};
 pub use unnamed::UnnamedFile;

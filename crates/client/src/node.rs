@@ -61,6 +61,11 @@ impl NodeClient {
         Some(place.get_or_init(|| Box::new(new())))
     }
 
+    /// Returns whether the bytes of connections to the node are encrypted.
+    pub(crate) fn encrypts(&self) -> bool {
+        self.way.caller.tls.is_some() && self.way.endpoint.local_socket().is_none()
+    }
+
     /// Returns the executors that this client has used.
     pub(crate) fn known_executors(&self) -> impl Iterator<Item = &ExecutorClient> {
         let more = self.more.get().into_iter().flatten();
@@ -220,7 +225,7 @@ mod tests {
     #[test]
     fn executors_are_made_as_they_are_met() {
         let endpoint = Endpoint::Tcp("127.0.0.1:1".into());
-        let caller = Caller { client: ClientId([7; 16]), volume: None, key: None };
+        let caller = Caller { client: ClientId([7; 16]), volume: None, key: None, tls: None };
         let awaited = AwaitedNode::new(Some(NodeId(3)), "node3".into(), None);
         let peer = NodeClient::new(NodeId(3), endpoint, caller, Duration::ZERO, awaited);
         let met =

@@ -125,7 +125,7 @@ impl FileBytes for RemoteObject {
     }
 
     fn can_splice(&self) -> bool {
-        true
+        !self.object.peer.encrypts()
     }
 
     fn read_into(

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 use tatami_net::dial::{self, WaitPolicy};
-use tatami_net::{Endpoint, NetStream};
+use tatami_net::{Endpoint, NetStream, TlsTrust};
 
 /// The waits of a client for a node.
 #[derive(Clone, Copy)]
@@ -33,10 +33,11 @@ impl ClientSocket {
     /// Those of the system; `TimedOut`.
     pub(crate) fn connect(
         endpoint: &Endpoint,
+        tls: Option<&TlsTrust>,
         patience: Duration,
         node: &Arc<AwaitedNode>,
     ) -> io::Result<ClientSocket> {
-        let stream = dial::connect(endpoint, &ClientWait { patience, node })?;
+        let stream = dial::connect(endpoint, tls, &ClientWait { patience, node })?;
         Ok(ClientSocket { stream, patience, node: node.clone() })
     }
 
@@ -144,7 +145,8 @@ mod tests {
         let tcp = TcpListener::bind("127.0.0.1:0").expect("bind");
         let address = tcp.local_addr().expect("address").to_string();
         for endpoint in [Endpoint::Unix(path), Endpoint::Tcp(address)] {
-            let mut socket = ClientSocket::connect(&endpoint, SHORT, &node()).expect("connect");
+            let mut socket =
+                ClientSocket::connect(&endpoint, None, SHORT, &node()).expect("connect");
             assert!(is_over(socket.read(&mut [0; 8])), "{endpoint}");
             assert!(is_over(socket.write_all(&vec![0; 64 << 20])), "{endpoint}");
         }
@@ -159,7 +161,7 @@ mod tests {
         let endpoint = Endpoint::Unix(path);
         // As many as fit into the listener's backlog; the standard library asks for 4096 at most.
         let mut kept = Vec::new();
-        let connect = || ClientSocket::connect(&endpoint, SHORT, &node());
+        let connect = || ClientSocket::connect(&endpoint, None, SHORT, &node());
         let refused = (0..10_000).find_map(|_| match connect() {
             Ok(socket) => {
                 kept.push(socket);
@@ -175,10 +177,10 @@ mod tests {
         let dir = tempfile::tempdir().expect("tempdir");
         let endpoint = Endpoint::Unix(dir.path().join("none"));
         let long = Duration::from_secs(3600);
-        let error = ClientSocket::connect(&endpoint, long, &node()).err().expect("nobody");
+        let error = ClientSocket::connect(&endpoint, None, long, &node()).err().expect("nobody");
         assert_eq!(error.kind(), io::ErrorKind::NotFound);
         let port = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("address");
-        let error = ClientSocket::connect(&Endpoint::Tcp(port.to_string()), long, &node());
+        let error = ClientSocket::connect(&Endpoint::Tcp(port.to_string()), None, long, &node());
         assert_eq!(error.err().expect("nobody").kind(), io::ErrorKind::ConnectionRefused);
     }
 }

@@ -161,24 +161,7 @@ impl KeyFile {
     /// # Errors
     /// All but [`KeyError::Exists`].
     pub fn load(path: &Path) -> Result<VolumeKey, KeyError> {
-        let io = |what| move |source| KeyError::Io { path: path.to_owned(), what, source };
-        let file = match trusted::open_file(path, OFlags::RDONLY, Mode::empty()) {
-            Err(TrustError::Owner { path: whose, owner }) if whose == path => {
-                return Err(KeyError::Owner { path: whose, owner });
-            }
-            opened => opened.map_err(|e| KeyError::from_trust_error(path, "open", e))?,
-        };
-        let mode = file.metadata().map_err(io("examine"))?.mode() & 0o7777;
-        // The mode of the open file, not of its path: the path could be replaced in between.
-        if mode & 0o022 != 0 {
-            return Err(KeyError::Writable { path: path.to_owned(), mode });
-        }
-        let exposed = if is_credential(path) { EXPOSED & !GROUP_READS } else { EXPOSED };
-        if mode & exposed != 0 {
-            return Err(KeyError::Exposed { path: path.to_owned(), mode });
-        }
-        let mut text = Vec::new();
-        file.take(LENGTH_MAX).read_to_end(&mut text).map_err(io("read"))?;
+        let text = read_secret_file(path, LENGTH_MAX)?;
         let path = path.to_owned();
         match parse(&text) {
             KeyFileContent::Key(key) => Ok(key),
@@ -186,6 +169,30 @@ impl KeyFile {
             KeyFileContent::Other => Err(KeyError::Damaged { path }),
         }
     }
+}
+
+/// Reads at most `most` bytes of a file that only its owner can read, and that only this user or
+/// the superuser can have put there.
+pub(crate) fn read_secret_file(path: &Path, most: u64) -> Result<Vec<u8>, KeyError> {
+    let io = |what| move |source| KeyError::Io { path: path.to_owned(), what, source };
+    let file = match trusted::open_file(path, OFlags::RDONLY, Mode::empty()) {
+        Err(TrustError::Owner { path: whose, owner }) if whose == path => {
+            return Err(KeyError::Owner { path: whose, owner });
+        }
+        opened => opened.map_err(|e| KeyError::from_trust_error(path, "open", e))?,
+    };
+    let mode = file.metadata().map_err(io("examine"))?.mode() & 0o7777;
+    // The mode of the open file, not of its path: the path could be replaced in between.
+    if mode & 0o022 != 0 {
+        return Err(KeyError::Writable { path: path.to_owned(), mode });
+    }
+    let exposed = if is_credential(path) { EXPOSED & !GROUP_READS } else { EXPOSED };
+    if mode & exposed != 0 {
+        return Err(KeyError::Exposed { path: path.to_owned(), mode });
+    }
+    let mut text = Vec::new();
+    file.take(most).read_to_end(&mut text).map_err(io("read"))?;
+    Ok(text)
 }
 
 /// Whether systemd has put the file there for this service (`LoadCredential=`). It gives the file

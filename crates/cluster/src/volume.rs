@@ -64,6 +64,44 @@ pub enum VolumeError {
     },
 }
 
+/// How the connections between machines are protected.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Encryption {
+    /// Both sides prove that they have the key, and bytes travel as they are.
+    #[default]
+    None,
+    /// TLS 1.3, with certificates of the volume's own authority, and the key as well.
+    Tls,
+}
+
+impl Encryption {
+    /// The names of both values.
+    pub const NAMES: [&str; 2] = ["none", "tls"];
+
+    /// Returns the name of the value.
+    pub fn name(self) -> &'static str {
+        let [none, tls] = Self::NAMES;
+        match self {
+            Encryption::None => none,
+            Encryption::Tls => tls,
+        }
+    }
+
+    fn is_none(&self) -> bool {
+        *self == Encryption::None
+    }
+}
+
+impl std::str::FromStr for Encryption {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Encryption, ()> {
+        let known = [Encryption::None, Encryption::Tls];
+        known.into_iter().find(|encryption| encryption.name() == text).ok_or(())
+    }
+}
+
 /// One node of a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -97,6 +135,8 @@ pub struct VolumeFile {
     pub name: String,
     /// The failures that acknowledged changes of names survive.
     pub durability: Durability,
+    /// The protection of connections between machines.
+    pub encryption: Encryption,
     /// Increases with every change of the map.
     pub epoch: u64,
     /// The executor of each shard, by shard number.
@@ -116,6 +156,9 @@ struct VolumeText {
     volume: String,
     name: String,
     durability: Durability,
+    /// Not written for `none`, so that versions without encryption read the file.
+    #[serde(skip_serializing_if = "Encryption::is_none", default)]
+    encryption: Encryption,
     epoch: u64,
     shards: ShardsText,
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
@@ -300,6 +343,7 @@ impl VolumeFile {
             volume: self.volume.to_string(),
             name: self.name.clone(),
             durability: self.durability,
+            encryption: self.encryption,
             epoch: self.epoch,
             shards: ShardsText::from_map(&self.shards, &self.moves),
             removed: self.removed.clone(),
@@ -412,6 +456,7 @@ fn parse(text: &str) -> Result<VolumeFile, VolumeFault> {
         volume,
         name: text.name,
         durability: text.durability,
+        encryption: text.encryption,
         epoch: text.epoch,
         shards,
         moves,
@@ -446,6 +491,7 @@ mod tests {
             volume: VolumeId([0xab; 16]),
             name: "scratch".into(),
             durability: Durability::Sync,
+            encryption: Encryption::Tls,
             epoch: 3,
             shards: [vec![on(0, 0); 3], vec![on(0, 1); 2], vec![on(1, 63); 3]].concat(),
             moves: [vec![0; 5], vec![2; 3]].concat(),

@@ -156,6 +156,10 @@ pub struct LayOutOrder {
     pub machine: String,
     /// The content of the key file; `None` if the machine has it.
     pub key: Option<SecretText>,
+    /// The authorities of an encrypted volume, with their private keys: the machine makes its own
+    /// certificate. `None` if it has the file, or the volume is not encrypted.
+    #[serde(default)]
+    pub certificates: Option<SecretText>,
     /// `tatami.toml`, for a machine that has none.
     pub config: Option<String>,
     /// Settings for later calls of `up`.
@@ -328,6 +332,7 @@ mod tests {
             volume: String::new(),
             machine: String::new(),
             key: Some(SecretText("5a5a".into())),
+            certificates: Some(SecretText("5a5a".into())),
             config: None,
             remembered: Vec::new(),
         });

@@ -138,7 +138,8 @@ impl Mount {
             .inspect_err(|error| tracing::warn!(%error, "names are asked for each time"))
             .ok();
         let announcer = home.map(|node| {
-            let caller = Caller { client: client.id(), volume: Some(client.volume()), key: None };
+            let caller =
+                Caller { client: client.id(), volume: Some(client.volume()), key: None, tls: None };
             let endpoint = Endpoint::Unix(PathBuf::from(&node.socket));
             Announcer::start(endpoint, caller, info.clone())
         });

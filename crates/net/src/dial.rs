@@ -2,6 +2,8 @@
 
 use crate::endpoint::Endpoint;
 use crate::stream::NetStream;
+use crate::tls_session::TlsSession;
+use crate::tls_trust::TlsTrust;
 use crate::transport::Transport;
 use rustix::io::Errno;
 use rustix::net::{SocketAddrAny, SocketFlags, SocketType};
@@ -65,14 +67,20 @@ impl WaitPolicy for PlainWait {
 }
 
 /// Connects. A name may have several addresses; each is tried once. No single wait, now or later,
-/// is longer than the policy's [`WaitPolicy::call_timeout`].
+/// is longer than the policy's [`WaitPolicy::call_timeout`]. With `tls`, a connection between
+/// machines is encrypted: the first read or write does the handshake of TLS.
 ///
 /// # Errors
 /// Those of the system, for the last address; `TimedOut`.
-pub fn connect(endpoint: &Endpoint, wait: &impl WaitPolicy) -> io::Result<NetStream> {
+pub fn connect(
+    endpoint: &Endpoint,
+    tls: Option<&TlsTrust>,
+    wait: &impl WaitPolicy,
+) -> io::Result<NetStream> {
     let mut last = io::Error::from(io::ErrorKind::NotFound);
     for address in endpoint.resolve()? {
-        match connect_to(&address, endpoint.transport(), wait) {
+        let tls = tls.filter(|_| endpoint.local_socket().is_none());
+        match connect_to(&address, endpoint.transport(tls.is_some()), tls, wait) {
             Ok(stream) => return Ok(stream),
             Err(e) => last = e,
         }
@@ -83,6 +91,7 @@ pub fn connect(endpoint: &Endpoint, wait: &impl WaitPolicy) -> io::Result<NetStr
 fn connect_to(
     address: &SocketAddrAny,
     transport: &'static Transport,
+    tls: Option<&TlsTrust>,
     wait: &impl WaitPolicy,
 ) -> io::Result<NetStream> {
     let (family, flags) = (address.address_family(), SocketFlags::CLOEXEC);
@@ -91,7 +100,8 @@ fn connect_to(
         Some(place) => place(socket),
         None => socket,
     };
-    let stream = NetStream::new(socket, transport);
+    let tls = tls.map(|tls| TlsSession::new_client(&tls.configs())).transpose()?;
+    let stream = NetStream::new(socket, transport, tls);
     let limit = transport.connect_timeout;
     if let Some(most) = wait.call_timeout().into_iter().chain(limit).min() {
         stream.set_timeouts(Some(most), Some(most))?;

@@ -1,6 +1,6 @@
 //! The address of a daemon: one form for each transport.
 
-use crate::tcp::{TCP, resolve_name};
+use crate::tcp::{TCP, TLS, resolve_name};
 use crate::transport::Transport;
 use crate::unix::UNIX;
 use rustix::net::{SocketAddrAny, SocketAddrUnix};
@@ -44,10 +44,11 @@ impl Endpoint {
         }
     }
 
-    /// Returns the transport of this form of address.
-    pub(crate) fn transport(&self) -> &'static Transport {
+    /// Returns the transport of this form of address, in a volume that is encrypted or not.
+    pub(crate) fn transport(&self, encrypted: bool) -> &'static Transport {
         match self {
             Endpoint::Unix(_) | Endpoint::Through(..) => &UNIX,
+            Endpoint::Tcp(_) if encrypted => &TLS,
             Endpoint::Tcp(_) => &TCP,
         }
     }

@@ -2,15 +2,18 @@
 
 use crate::random::make_random_id;
 use crate::stream::NetStream;
+use crate::tls_error::{TlsError, lift_tls_error};
 use crate::transport::Transport;
 use crate::trust::PeerIdentity;
-use rustix::net::RecvFlags;
 use std::io::{self, Read, Write};
 use tatami_wire::VolumeKey;
 use tatami_wire::handshake::{
-    HandshakeError, Hello, ServerHandshake, ServerIdentity, Welcome, connect_client,
+    HandshakeError, Hello, ServerHandshake, ServerIdentity, Welcome, connect_client, refuse_client,
 };
 
+/// The answer to a client that has the key and does not encrypt.
+const PLAIN_REFUSAL: &str = "the daemon has volume.encryption = tls, and this side has none: both need the \
+     volume.toml and the certificates of the volume";
 /// Most bytes that are received at a time.
 const CHUNK: usize = 512;
 
@@ -25,7 +28,21 @@ pub fn introduce_client(
     hello: &Hello,
     key: Option<&VolumeKey>,
 ) -> Result<Welcome, HandshakeError> {
-    connect_client(stream, transport.authentication, hello, key, make_random_id()?)
+    let nonce = make_random_id()?;
+    let done = connect_client(&mut *stream, transport.authentication, hello, key, nonce);
+    done.map_err(|error| match &error {
+        // The other side has refused our certificate, and closed before we sent all. The reason
+        // still waits to be received.
+        HandshakeError::Io(e) if is_broken(e) => match stream.read(&mut [0]) {
+            Err(e) if TlsError::find_in(&e).is_some() => lift_tls_error(HandshakeError::Io(e)),
+            _ => error,
+        },
+        _ => lift_tls_error(error),
+    })
+}
+
+fn is_broken(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
 }
 
 /// One connection of a server in its handshake.
@@ -62,7 +79,7 @@ impl PendingHandshake {
 
     /// Checks whether the client has not sent anything yet.
     pub fn is_silent(&self) -> bool {
-        self.greeting.is_silent()
+        self.greeting.is_silent() && !self.stream.has_begun()
     }
 
     /// Receives the bytes that have arrived, and answers, without waiting.
@@ -72,24 +89,38 @@ impl PendingHandshake {
             // No byte beyond the handshake is taken: the next reader of the socket starts at the
             // first request.
             let room = self.greeting.bytes_needed().min(CHUNK);
-            let flags = RecvFlags::DONTWAIT;
-            let got = match rustix::net::recv(&self.stream, &mut chunk[..room], flags) {
-                Ok((0, _)) => {
+            let got = match self.stream.receive_at_once(&mut chunk[..room]) {
+                Ok(0) => {
                     let end = io::Error::from(io::ErrorKind::UnexpectedEof);
                     return HandshakeProgress::Failed(HandshakeError::Io(end));
                 }
-                Ok((got, _)) => got,
-                Err(rustix::io::Errno::AGAIN) => return HandshakeProgress::Pending,
-                Err(rustix::io::Errno::INTR) => continue,
-                Err(e) => return HandshakeProgress::Failed(HandshakeError::Io(e.into())),
+                Ok(got) => got,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    return HandshakeProgress::Pending;
+                }
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                Err(e) => {
+                    return HandshakeProgress::Failed(lift_tls_error(HandshakeError::Io(e)));
+                }
             };
             let mut answer = Vec::new();
             let hello = self.greeting.receive_bytes(&chunk[..got], identity, &mut answer);
             // A new connection has room for a handshake.
             let said = self.stream.send_at_once(&answer);
             match (hello, said) {
-                (Err(e), _) => return HandshakeProgress::Failed(e),
+                (Err(e), _) => {
+                    // A close with unread bytes could destroy the answer.
+                    let _ = self.stream.receive_at_once(&mut [0; 4096]);
+                    return HandshakeProgress::Failed(e);
+                }
                 (_, Err(e)) => return HandshakeProgress::Failed(HandshakeError::Io(e)),
+                (Ok(Some(_)), Ok(())) if self.stream.lacks_encryption() => {
+                    let mut answer = Vec::new();
+                    let _ = refuse_client(&mut answer, PLAIN_REFUSAL);
+                    let _ = self.stream.send_at_once(&answer);
+                    let why = "this volume has volume.encryption = tls, and the other side none";
+                    return HandshakeProgress::Failed(HandshakeError::Encryption(why.to_owned()));
+                }
                 (Ok(Some(hello)), Ok(())) => return HandshakeProgress::Proved(Box::new(hello)),
                 (Ok(None), Ok(())) => {}
             }

@@ -1,8 +1,8 @@
 //! Connections between clients and daemons, the same code for both sides.
 //!
-//! - A *transport* carries the bytes: a UNIX socket or TCP. Each is one file with one
+//! - A *transport* carries the bytes: a UNIX socket or TCP, with or without TLS. Each has one
 //!   [`Transport`] table; [`Endpoint`] is the address form.
-//! - *Trust* is the identity of the other side, and what it may do: [`PeerIdentity`].
+//! - *Trust* is the identity of the other side, and what it may do: [`PeerIdentity`], [`TlsTrust`].
 //! - [`NetStream`], [`Listener`], [`dial`], [`handshake`] and [`FrameBuffer`] know of no transport
 //!   in particular.
 //!
@@ -17,6 +17,9 @@ mod listener;
 mod random;
 mod stream;
 mod tcp;
+mod tls_error;
+mod tls_session;
+mod tls_trust;
 mod transport;
 mod trust;
 mod unix;
@@ -26,6 +29,7 @@ pub use endpoint::Endpoint;
 pub use listener::Listener;
 pub use random::make_random_id;
 pub use stream::{DeadlineStream, NetStream};
+pub use tls_trust::{TlsTrust, TlsTrustError};
 pub use transport::Transport;
 pub use trust::{PeerIdentity, is_own_user};
 pub use unix::SocketName;

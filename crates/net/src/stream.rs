@@ -1,9 +1,10 @@
 //! A connected socket of any transport.
 
+use crate::tls_session::TlsSession;
 use crate::transport::Transport;
 use crate::trust::PeerIdentity;
 use rustix::net::sockopt::{self, Timeout};
-use rustix::net::{SendAncillaryBuffer, SendFlags, Shutdown};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown};
 use std::io::{self, IoSlice, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -11,17 +12,64 @@ use std::time::{Duration, Instant};
 /// Size of enlarged socket buffers, in bytes: enough for a few of the largest frames.
 const SOCKET_BUFFER: usize = 4 << 20;
 
-/// A connected socket. Its descriptor is at hand ([`AsFd`]) for calls that move bytes between
-/// descriptors, such as splice(2).
+/// A connected socket. Its descriptor is at hand ([`AsFd`]) to wait for events, and where the
+/// transport allows it for calls that move bytes between descriptors, such as splice(2).
+///
+/// A call that returns `WouldBlock` or `Interrupted` from a write must be repeated with the same
+/// bytes, if the caller goes on at all: they may be encrypted already.
 #[derive(Debug)]
 pub struct NetStream {
     socket: OwnedFd,
     transport: &'static Transport,
+    /// The session of an encrypted connection. Its handshake happens within the first calls.
+    tls: Option<Box<TlsSession>>,
 }
 
 impl NetStream {
-    pub(crate) fn new(socket: OwnedFd, transport: &'static Transport) -> NetStream {
-        NetStream { socket, transport }
+    pub(crate) fn new(
+        socket: OwnedFd,
+        transport: &'static Transport,
+        tls: Option<TlsSession>,
+    ) -> NetStream {
+        NetStream { socket, transport, tls: tls.map(Box::new) }
+    }
+
+    /// Returns whether the other side connected without encryption, where it is required.
+    pub(crate) fn lacks_encryption(&self) -> bool {
+        self.tls.as_ref().is_some_and(|tls| tls.has_plain_peer())
+    }
+
+    /// Returns whether the encryption has received its first byte.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.tls.as_ref().is_some_and(|tls| tls.has_begun())
+    }
+
+    /// Returns whether the bytes of the socket are those of the stream.
+    pub fn is_plain(&self) -> bool {
+        self.tls.is_none()
+    }
+
+    /// Returns whether received bytes wait outside of the socket: no event comes for them.
+    pub fn has_input(&self) -> bool {
+        self.tls.as_ref().is_some_and(|tls| tls.has_input())
+    }
+
+    /// Receives bytes that have arrived, without waiting.
+    ///
+    /// # Errors
+    /// Those of recv(2).
+    pub(crate) fn receive_at_once(&self, buf: &mut [u8]) -> io::Result<usize> {
+        match &self.tls {
+            Some(tls) => tls.read(self.as_fd(), buf, true),
+            None => Ok(rustix::net::recv(self, buf, RecvFlags::DONTWAIT)?.0),
+        }
+    }
+
+    fn send_bytes(&self, bytes: &[u8], flags: SendFlags) -> io::Result<usize> {
+        match &self.tls {
+            Some(tls) => tls.write(self.as_fd(), &[IoSlice::new(bytes)], flags),
+            None => Ok(rustix::net::send(self, bytes, flags)?),
+        }
     }
 
     /// Returns the transport.
@@ -86,10 +134,10 @@ impl NetStream {
     pub fn send_more(&self, mut bytes: &[u8]) -> io::Result<()> {
         let flags = SendFlags::NOSIGNAL | SendFlags::MORE;
         while !bytes.is_empty() {
-            match rustix::net::send(self, bytes, flags) {
+            match self.send_bytes(bytes, flags) {
                 Ok(n) => bytes = &bytes[n..],
-                Err(rustix::io::Errno::INTR) => {}
-                Err(e) => return Err(e.into()),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
             }
         }
         Ok(())
@@ -104,9 +152,13 @@ impl NetStream {
             return Ok(());
         }
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        match rustix::io::retry_on_intr(|| rustix::net::send(self, bytes, flags))? {
-            sent if sent == bytes.len() => Ok(()),
-            _ => Err(io::ErrorKind::WriteZero.into()),
+        loop {
+            match self.send_bytes(bytes, flags) {
+                Ok(sent) if sent == bytes.len() => return Ok(()),
+                Ok(_) => return Err(io::ErrorKind::WriteZero.into()),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
         }
     }
 
@@ -127,7 +179,10 @@ impl AsFd for NetStream {
 // cancellable around each system call.
 impl Read for &NetStream {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        Ok(rustix::io::read(self, buf)?)
+        match &self.tls {
+            Some(tls) => tls.read(self.as_fd(), buf, false),
+            None => Ok(rustix::io::read(self, buf)?),
+        }
     }
 }
 
@@ -135,10 +190,13 @@ impl Read for &NetStream {
 // code lives in.
 impl Write for &NetStream {
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
-        Ok(rustix::net::send(self, buf, SendFlags::NOSIGNAL)?)
+        self.send_bytes(buf, SendFlags::NOSIGNAL)
     }
 
     fn write_vectored(&mut self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
+        if let Some(tls) = &self.tls {
+            return tls.write(self.as_fd(), bufs, SendFlags::NOSIGNAL);
+        }
         let mut none = SendAncillaryBuffer::default();
         Ok(rustix::net::sendmsg(self, bufs, &mut none, SendFlags::NOSIGNAL)?)
     }

@@ -1,4 +1,5 @@
-//! TCP: between machines. Both sides prove that they have the volume's key.
+//! TCP, plain or with TLS: between machines. Both sides prove that they have the volume's key, with
+//! TLS beside their certificates.
 
 use crate::transport::Transport;
 use crate::trust::PeerIdentity;
@@ -21,6 +22,19 @@ pub(crate) static TCP: Transport = Transport {
     splices_pages: true,
     tunes_buffers: true,
     connect_timeout: Some(Duration::from_secs(5)),
+    prepare: |socket| Ok(sockopt::set_tcp_nodelay(socket, true)?),
+    detect_death,
+    identify_peer,
+};
+
+/// TLS over TCP. The bytes of files pass through the memory of both sides, which encrypt them.
+pub(crate) static TLS: Transport = Transport {
+    name: "TLS",
+    authentication: Authentication::Key,
+    passes_descriptors: false,
+    splices_pages: false,
+    tunes_buffers: true,
+    connect_timeout: TCP.connect_timeout,
     prepare: |socket| Ok(sockopt::set_tcp_nodelay(socket, true)?),
     detect_death,
     identify_peer,

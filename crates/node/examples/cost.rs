@@ -82,8 +82,12 @@ fn main() {
     let unix = Endpoint::Unix(socket.into());
     let tcp = Endpoint::Tcp(address);
     let open = |endpoint: &Endpoint, id: u8, role| {
-        let caller =
-            Caller { client: ClientId([id; 16]), volume: Some(VOLUME), key: Some(key.clone()) };
+        let caller = Caller {
+            client: ClientId([id; 16]),
+            volume: Some(VOLUME),
+            key: Some(key.clone()),
+            tls: None,
+        };
         Connection::open(endpoint, &caller, role, 0, Duration::from_secs(10)).expect("connects")
     };
     let only = std::env::args().nth(1);

@@ -394,7 +394,7 @@ fn admit_connection(
 /// does not hide another.
 fn log_failure(refusals: &RefusalCounters, peer: &PeerIdentity, e: &HandshakeError) {
     let kind = match e {
-        HandshakeError::Key => &refusals.wrong_key,
+        HandshakeError::Key | HandshakeError::Encryption(_) => &refusals.wrong_key,
         HandshakeError::Version { .. } => &refusals.other_version,
         _ => &refusals.broken,
     };

@@ -5,7 +5,7 @@ use crate::context::NodeContext;
 use std::io;
 use tatami_net::dial::{self, PlainWait};
 use tatami_net::handshake::introduce_client;
-use tatami_net::{DeadlineStream, Endpoint, NetStream};
+use tatami_net::{DeadlineStream, Endpoint, NetStream, TlsTrust};
 use tatami_wire::NodeId;
 use tatami_wire::handshake::{HandshakeError, Hello};
 
@@ -34,17 +34,37 @@ pub(crate) fn connect_node(
         true => Endpoint::Unix(shared.settings.socket_path()),
         false => Endpoint::from_address(&info.address),
     };
-    let stream = dial::connect(&endpoint, &PlainWait).map_err(away)?;
-    stream.prepare_for_daemon().map_err(away)?;
+    let tls = shared.settings.tls.as_deref();
+    let generation = || tls.map(TlsTrust::generation);
+    let mut seen = generation();
+    loop {
+        match shake_hands(shared, hello, &endpoint) {
+            // New certificates have come meanwhile, and the other node may have them already.
+            Err(HandshakeError::Encryption(_)) if generation() != seen => seen = generation(),
+            Ok(stream) => return Ok(stream),
+            Err(e) => {
+                return Err(match e {
+                    HandshakeError::Io(e) => away(e),
+                    HandshakeError::Unavailable(why) => DialError::Unreachable(why),
+                    HandshakeError::Refused(why) => DialError::Refused(why),
+                    HandshakeError::Damaged(why) => DialError::Damaged(why),
+                    other => DialError::Refused(format!("{}: {other}", info.name)),
+                });
+            }
+        }
+    }
+}
+
+fn shake_hands(
+    shared: &NodeContext,
+    hello: &Hello,
+    endpoint: &Endpoint,
+) -> Result<NetStream, HandshakeError> {
+    let stream = dial::connect(endpoint, shared.settings.tls.as_deref(), &PlainWait)?;
+    stream.prepare_for_daemon()?;
     // One deadline for the whole handshake: a peer that sends a byte at a time gets no more time.
     let mut timed = DeadlineStream::new(&stream, HANDSHAKE_TIMEOUT);
     let key = Some(&shared.settings.identity.key);
-    introduce_client(&mut timed, stream.transport(), hello, key).map_err(|e| match e {
-        HandshakeError::Io(e) => away(e),
-        HandshakeError::Unavailable(why) => DialError::Unreachable(why),
-        HandshakeError::Refused(why) => DialError::Refused(why),
-        HandshakeError::Damaged(why) => DialError::Damaged(why),
-        other => DialError::Refused(format!("{}: {other}", info.name)),
-    })?;
+    introduce_client(&mut timed, stream.transport(), hello, key)?;
     Ok(stream)
 }

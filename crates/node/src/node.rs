@@ -79,6 +79,7 @@ impl NodeDaemon {
             map,
             node,
             key,
+            tls,
             lease,
             reserve,
             durability,
@@ -95,7 +96,7 @@ impl NodeDaemon {
         if loss_mark.lost_since().is_some() {
             tracing::error!(%node, "this node began empty: the data directory that it had before is lost");
         }
-        let for_nodes = listen::listen_for_nodes(&info.address, node)?;
+        let for_nodes = listen::listen_for_nodes(&info.address, node, tls.clone())?;
         let (for_clients, socket) =
             listen::listen_for_clients(Path::new(&info.socket), node, allow_other)?;
         let identity = ServerIdentity { volume: map.volume, node, key };
@@ -105,6 +106,7 @@ impl NodeDaemon {
         let shared = Arc::new(NodeContext {
             settings: NodeSettings {
                 identity,
+                tls,
                 info,
                 version,
                 lease,

@@ -2,9 +2,11 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 use tatami_cluster::DataDirError;
 use tatami_cluster::trusted::TrustError;
+use tatami_net::TlsTrust;
 use tatami_object::ObjectOpenError;
 use tatami_wire::admin::{ClusterMap, Durability};
 use tatami_wire::{NodeId, VolumeKey};
@@ -20,6 +22,8 @@ pub struct NodeOptions {
     pub node: NodeId,
     /// The volume's key.
     pub key: VolumeKey,
+    /// The certificates of the volume, if connections between machines are encrypted.
+    pub tls: Option<Arc<TlsTrust>>,
     /// How long a client may be without a connection before its locks and open files are released.
     pub lease: Duration,
     /// Bytes of the disk that are reserved for names and that the bytes of files cannot take: a
@@ -52,6 +56,7 @@ impl NodeOptions {
             map,
             node,
             key,
+            tls: None,
             lease: Self::LEASE,
             reserve: Self::RESERVE,
             durability: Durability::default(),

@@ -11,7 +11,7 @@ use parking_lot::{Mutex, RwLock, RwLockUpgradableReadGuard};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
-use tatami_client::{Client, ClientOptions, Endpoint};
+use tatami_client::{Client, ClientOptions, Endpoint, TlsTrust};
 use tatami_cluster::{KeyFile, NodeEntry, VolumeFile};
 use tatami_wire::{Cred, Errno};
 
@@ -76,6 +76,10 @@ fn connect(settings: &Settings) -> Result<Session, String> {
         Err(e) if e.is_foreign() => None,
         Err(e) => return Err(e.to_string()),
     };
+    let tls = match key {
+        Some(_) => TlsTrust::open(&settings.dir, &volume).map_err(|e| e.to_string())?,
+        None => None,
+    };
     let home = settings.node.and_then(|node| volume.nodes.iter().find(|n| n.id == node));
     let others = volume.nodes.iter().filter(|n| home.is_none_or(|home| home.id != n.id));
     // The nodes of this machine first.
@@ -84,6 +88,7 @@ fn connect(settings: &Settings) -> Result<Session, String> {
     for node in home.into_iter().chain(here).chain(away) {
         let options = ClientOptions {
             key: key.clone(),
+            tls: tls.clone(),
             volume: Some(volume.volume),
             patience: settings.patience,
             ..ClientOptions::new(node_endpoint(node, key.is_some()))

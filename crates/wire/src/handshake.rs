@@ -98,6 +98,10 @@ pub enum HandshakeError {
     Volume { ours: VolumeId, theirs: VolumeId },
     #[error("the key does not fit the volume's: copy the volume's key file to this node")]
     Key,
+    #[error("the other side begins with TLS, and this volume has volume.encryption = none")]
+    Encrypted,
+    #[error("{0}")]
+    Encryption(String),
     #[error("refused: {0}")]
     Refused(String),
     #[error("{0}")]
@@ -296,9 +300,9 @@ impl ServerHandshake {
         match &self.stage {
             HandshakeStage::Version => {
                 if let Err(e) = check_version(&self.received) {
-                    if matches!(e, HandshakeError::Version { .. }) {
+                    if matches!(e, HandshakeError::Version { .. } | HandshakeError::Encrypted) {
                         // The other version finds our version in these bytes and reports it to its
-                        // user.
+                        // user. A client that encrypts recognizes that this side does not.
                         answer.extend(build_challenge_head());
                     }
                     return Err(e);
@@ -473,6 +477,10 @@ fn read_versioned(stream: &mut impl Read, b: &mut [u8]) -> Result<(), HandshakeE
 
 /// Checks the first [`VERSION_END`] bytes of a message.
 fn check_version(head: &[u8]) -> Result<(), HandshakeError> {
+    // The header of TLS: a message of the handshake, in any version.
+    if head[..2] == [0x16, 3] {
+        return Err(HandshakeError::Encrypted);
+    }
     if head[..8] != MAGIC {
         return Err(HandshakeError::NotTatami);
     }

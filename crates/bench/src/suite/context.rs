@@ -8,6 +8,12 @@ use crate::worker_group::Launcher;
 use std::path::PathBuf;
 use tatami_bench_args::Prefix;
 
+/// Nodes of most volumes: one is local, one is remote.
+pub const NODES: u16 = 2;
+/// The nodes of these volumes that have names: one, and programs reach it by its socket. The parts
+/// `servers`, `mounts`, `commands`, `peers` and `scaling` measure the cost of more.
+pub const NAMES: &str = "0";
+
 /// The state that all parts need.
 pub struct SuiteContext {
     /// Starts the processes of workloads.

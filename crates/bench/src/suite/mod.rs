@@ -9,6 +9,7 @@
 mod commands;
 mod context;
 mod copies;
+mod encryption;
 mod large;
 mod library_names;
 mod mount_latency;
@@ -29,16 +30,10 @@ use crate::progress::print_progress;
 use crate::summary::{render_summary, write_summary};
 use crate::volume::BenchVolume;
 use crate::worker_group::Launcher;
-use context::SuiteContext;
+use context::{NAMES, NODES, SuiteContext};
 use std::io::Write;
 use std::path::Path;
 use tatami_bench_args::{SUITE_PARTS, SuiteArgs};
-
-/// Nodes of most volumes: one is local, one is remote.
-const NODES: u16 = 2;
-/// The nodes of these volumes that have names: one, and programs reach it by its socket. The parts
-/// `servers`, `mounts`, `commands`, `peers` and `scaling` measure the cost of more.
-const NAMES: &str = "0";
 
 type Parts<'a> = &'a [(&'static str, fn(&SuiteContext) -> Result<Vec<Figure>, BenchError>)];
 
@@ -88,6 +83,7 @@ fn take_figures(
     let [
         local,
         far,
+        encrypted,
         copy,
         mount,
         mounts,
@@ -102,6 +98,7 @@ fn take_figures(
     let bytes: Parts<'_> = &[
         (local, passthrough::take_figures),
         (far, remote::take_figures),
+        (encrypted, encryption::take_figures),
         (copy, copies::take_figures),
     ];
     let names: Parts<'_> = &[

@@ -11,6 +11,7 @@ use crate::ior::file::{IoMethod, TestFilePlace};
 use crate::ior::rank::{ExistingFile, IorPart};
 use crate::ior::shape::IorShape;
 use crate::tcp_copy::TcpCopyPart;
+use crate::volume::BenchVolume;
 use crate::volume_access::own_cred;
 use crate::worker::WorkerTask;
 use crate::worker_group::{PhaseOutcome, WorkerGroup};
@@ -29,38 +30,8 @@ const FILE: &str = "remote";
 /// after all.
 pub fn take_figures(bench: &SuiteContext) -> Result<Vec<Figure>, BenchError> {
     let bytes = bench.file_bytes();
-    let far = bench.volume.mount_path(1).join(FILE);
-    std::fs::write(&far, b"").map_err(path_error("creating", &far))?;
-    check_place(bench)?;
     let ours = bench.volume.mount_path(0).join(FILE);
-    let part = |stamp| {
-        let shape = IorShape {
-            transfer: BUFFER,
-            block: bytes,
-            segments: 1,
-            procs: 1,
-            file_per_process: false,
-            random: false,
-        };
-        let place = TestFilePlace::Path(ours.clone(), IoMethod::Buffered);
-        let (before, seed) = (ExistingFile::Cut, 11);
-        vec![WorkerTask::Ior(IorPart {
-            place,
-            shape,
-            rank: 0,
-            reorder: false,
-            fsync: false,
-            before,
-            stamp,
-            seed,
-        })]
-    };
-    let mut stamped = WorkerGroup::start(&bench.launcher, part(true))?;
-    stamped.run_phase("write")?;
-    stamped.run_phase("verify")?;
-    drop(stamped);
-
-    let mut near = WorkerGroup::start(&bench.launcher, part(false))?;
+    let mut near = start_file(bench, &bench.volume, FILE)?;
     let mut copy = TcpCopyPair::start(bench, bytes)?;
     // The first read of the copy needs a file.
     copy.run_copy("write")?;
@@ -78,7 +49,7 @@ pub fn take_figures(bench: &SuiteContext) -> Result<Vec<Figure>, BenchError> {
                 if phase == "read" {
                     drop_pages(&ours)?;
                 }
-                run_through_daemon(bench, phase, || near.run_phase(phase))
+                run_through_daemon(&bench.volume, phase, || near.run_phase(phase))
             },
             || copy.run_copy(phase),
         )?;
@@ -90,10 +61,53 @@ pub fn take_figures(bench: &SuiteContext) -> Result<Vec<Figure>, BenchError> {
     Ok(figures)
 }
 
+/// Makes a file on node 1, and starts a process that writes and reads it through the mount of node
+/// 0. All its bytes are verified once.
+///
+/// # Errors
+/// Bytes that do not come back, and a file that is not remote after all.
+pub(super) fn start_file(
+    bench: &SuiteContext,
+    volume: &BenchVolume,
+    name: &str,
+) -> Result<WorkerGroup, BenchError> {
+    let far = volume.mount_path(1).join(name);
+    std::fs::write(&far, b"").map_err(path_error("creating", &far))?;
+    check_place(volume, name)?;
+    let part = |stamp| {
+        let shape = IorShape {
+            transfer: BUFFER,
+            block: bench.file_bytes(),
+            segments: 1,
+            procs: 1,
+            file_per_process: false,
+            random: false,
+        };
+        let ours = volume.mount_path(0).join(name);
+        let place = TestFilePlace::Path(ours, IoMethod::Buffered);
+        let (before, seed) = (ExistingFile::Cut, 11);
+        vec![WorkerTask::Ior(IorPart {
+            place,
+            shape,
+            rank: 0,
+            reorder: false,
+            fsync: false,
+            before,
+            stamp,
+            seed,
+        })]
+    };
+    let mut stamped = WorkerGroup::start(&bench.launcher, part(true))?;
+    stamped.run_phase("write")?;
+    stamped.run_phase("verify")?;
+    drop(stamped);
+    WorkerGroup::start(&bench.launcher, part(false))
+}
+
 /// Checks that the file lies on node 1; otherwise the figure would not be a remote one.
-fn check_place(bench: &SuiteContext) -> Result<(), BenchError> {
-    let found = bench.volume.client().lookup(&own_cred(), Ino::ROOT, FILE.as_bytes());
-    let attr = found.map_err(crate::error::volume_error("looking up", FILE.as_bytes()))?;
+fn check_place(volume: &BenchVolume, name: &str) -> Result<(), BenchError> {
+    let found = volume.client().lookup(&own_cred(), Ino::ROOT, name.as_bytes());
+    let attr = found.map_err(crate::error::volume_error("looking up", name.as_bytes()))?;
     if attr.layout != (Layout::whole(NodeId(1))) {
         let text = format!("the file made on node 1 lies elsewhere: {:?}", attr.layout);
         return Err(BenchError::Usage(text));
@@ -103,7 +117,7 @@ fn check_place(bench: &SuiteContext) -> Result<(), BenchError> {
 
 /// Drops the pages that the kernel has cached of the file for the reading mount, which it may keep
 /// from open to open. The node's own page cache stays.
-fn drop_pages(file: &Path) -> Result<(), BenchError> {
+pub(super) fn drop_pages(file: &Path) -> Result<(), BenchError> {
     let open = std::fs::File::open(file).map_err(path_error("opening", file))?;
     rustix::fs::fadvise(&open, 0, None, rustix::fs::Advice::DontNeed)
         .map_err(|e| path_error("dropping the cache of", file)(e.into()))
@@ -111,14 +125,14 @@ fn drop_pages(file: &Path) -> Result<(), BenchError> {
 
 /// Runs a phase and checks that all its bytes went through the daemon of node 1: a cache must not
 /// answer for it.
-fn run_through_daemon(
-    bench: &SuiteContext,
+pub(super) fn run_through_daemon(
+    volume: &BenchVolume,
     phase: &str,
     run: impl FnOnce() -> Result<PhaseOutcome, BenchError>,
 ) -> Result<PhaseOutcome, BenchError> {
-    let before = bench.volume.node_status(1)?;
+    let before = volume.node_status(1)?;
     let outcome = run()?;
-    let after = bench.volume.node_status(1)?;
+    let after = volume.node_status(1)?;
     let moved = match phase {
         "read" => after.bytes_read - before.bytes_read,
         _ => after.bytes_written - before.bytes_written,

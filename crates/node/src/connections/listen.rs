@@ -4,8 +4,9 @@ use crate::options::StartError;
 use rustix::fs::Mode;
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 use tatami_cluster::trusted::TrustedDir;
-use tatami_net::{Endpoint, Listener, SocketName};
+use tatami_net::{Endpoint, Listener, SocketName, TlsTrust};
 use tatami_wire::NodeId;
 
 /// Permissions of a socket and of its directory.
@@ -14,12 +15,16 @@ const EVERY_USER: Mode = Mode::from_raw_mode(0o666);
 const DIRECTORY: Mode = Mode::from_raw_mode(0o755);
 
 /// Listens at the address at which other nodes reach this one.
-pub(crate) fn listen_for_nodes(address: &str, node: NodeId) -> Result<Listener, StartError> {
-    Listener::listen(&Endpoint::from_address(address), OWN_ONLY).map_err(|source| {
-        match source.kind() {
-            io::ErrorKind::AddrInUse => StartError::PortInUse { address: address.to_owned(), node },
-            _ => StartError::Listen { address: address.to_owned(), node, source },
-        }
+pub(crate) fn listen_for_nodes(
+    address: &str,
+    node: NodeId,
+    tls: Option<Arc<TlsTrust>>,
+) -> Result<Listener, StartError> {
+    Listener::listen(&Endpoint::from_address(address), OWN_ONLY, tls).map_err(|source| match source
+        .kind()
+    {
+        io::ErrorKind::AddrInUse => StartError::PortInUse { address: address.to_owned(), node },
+        _ => StartError::Listen { address: address.to_owned(), node, source },
     })
 }
 
@@ -39,7 +44,7 @@ pub(crate) fn listen_for_clients(
     // permissions.
     let mode = if allow_other { EVERY_USER } else { OWN_ONLY };
     let path = path.to_owned();
-    match Listener::listen(&Endpoint::Unix(path.clone()), mode) {
+    match Listener::listen(&Endpoint::Unix(path.clone()), mode, None) {
         Ok(listener) => Ok((listener, SocketName::from_path(&path))),
         Err(e) => Err(match e.kind() {
             io::ErrorKind::AddrInUse => StartError::SocketInUse { path },

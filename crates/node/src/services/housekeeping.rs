@@ -76,6 +76,7 @@ fn run_housekeeper(shared: &NodeContext) {
             client: ClientId(id),
             volume: Some(shared.settings.identity.volume),
             key: Some(shared.settings.identity.key.clone()),
+            tls: shared.settings.tls.clone(),
         },
         meta_connections: BTreeMap::new(),
         admin_connections: BTreeMap::new(),

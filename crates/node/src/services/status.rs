@@ -1,10 +1,14 @@
 //! What a node reports of itself.
 
-use crate::clock;
+use crate::clock::{self, current_time};
 use crate::context::NodeContext;
 use crate::panics;
+use std::time::Duration;
 use tatami_wire::PROTOCOL_VERSION;
 use tatami_wire::admin::NodeStatus;
+
+/// The status warns of the end of certificates this long before.
+const CERTIFICATES_WARNING: Duration = Duration::from_secs(30 * 86_400);
 
 /// Returns the condition of this node. Any client may see it.
 pub(crate) fn report_status(shared: &NodeContext) -> NodeStatus {
@@ -37,6 +41,19 @@ pub(crate) fn report_status(shared: &NodeContext) -> NodeStatus {
     }
 }
 
+/// Warns of certificates that end soon: then no new connection is possible.
+fn describe_end(ends: u64) -> Option<String> {
+    let now = u64::try_from(current_time().sec).unwrap_or(0);
+    let remedy = "make new ones: tatami volume rotate-certificates";
+    match ends.saturating_sub(now) {
+        0 => Some(format!("its certificates have expired: {remedy}")),
+        left if left <= CERTIFICATES_WARNING.as_secs() => {
+            Some(format!("its certificates expire in {} days: {remedy}", left / 86_400))
+        }
+        _ => None,
+    }
+}
+
 fn node_troubles(shared: &NodeContext) -> Vec<String> {
     let NodeContext { settings, map, disk, .. } = shared;
     let mut trouble = shared.executors.shard_troubles();
@@ -52,6 +69,7 @@ fn node_troubles(shared: &NodeContext) -> Vec<String> {
         ));
     }
     trouble.extend(disk.describe_trouble());
+    trouble.extend(settings.tls.as_ref().and_then(|tls| describe_end(tls.ends())));
     trouble.extend(panics::death_report());
     trouble
 }

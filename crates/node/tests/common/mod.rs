@@ -159,7 +159,7 @@ impl Drop for Running {
 }
 
 pub fn caller(id: u8) -> Caller {
-    Caller { client: ClientId([id; 16]), volume: Some(VOLUME), key: Some(key()) }
+    Caller { client: ClientId([id; 16]), volume: Some(VOLUME), key: Some(key()), tls: None }
 }
 
 pub fn connect(endpoint: &Endpoint, caller: &Caller, role: Role) -> Connection {

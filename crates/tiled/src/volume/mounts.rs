@@ -9,6 +9,7 @@ use rustix::fs::Access;
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use tatami_client::TlsTrust;
 use tatami_cluster::mount_note::MountNote;
 use tatami_cluster::mountinfo::MountChanges;
 use tatami_cluster::{KeyError, KeyFile, VolumeFile};
@@ -25,7 +26,7 @@ pub(super) struct ReachableMount {
     pub(super) node: NodeId,
     pub(super) socket: PathBuf,
     /// `None` where this process may not read it; the fault of a damaged one.
-    pub(super) key: Result<Option<VolumeKey>, String>,
+    pub(super) secrets: Result<(Option<VolumeKey>, Option<Arc<TlsTrust>>), String>,
 }
 
 /// The cache of one process and one user.
@@ -135,13 +136,23 @@ fn read_mount(home: MountNote, process: u32, user: u32) -> Option<ReachableMount
     let file = VolumeFile::load(&home.dir.join("volume.toml")).ok()?;
     let node = NodeId(home.node);
     let socket = file.node(node)?.socket.clone();
-    let key = match KeyFile::load(&home.dir.join("key")) {
-        Ok(key) => Ok(Some(key)),
+    let secrets = match KeyFile::load(&home.dir.join("key")) {
+        Ok(key) => {
+            let tls = TlsTrust::open(&home.dir, &file).map_err(|e| e.to_string());
+            tls.map(|tls| (Some(key), tls))
+        }
         // Report a damaged key file of its owner, rather than work without it.
         Err(e @ (KeyError::Damaged { .. } | KeyError::Changed { .. })) => Err(e.to_string()),
-        Err(_) => Ok(None),
+        Err(_) => Ok((None, None)),
     };
     let reachable =
-        !matches!(key, Ok(None)) || rustix::fs::access(&socket, Access::WRITE_OK).is_ok();
-    reachable.then_some(ReachableMount { process, user, volume: file.volume, node, socket, key })
+        !matches!(secrets, Ok((None, _))) || rustix::fs::access(&socket, Access::WRITE_OK).is_ok();
+    reachable.then_some(ReachableMount {
+        process,
+        user,
+        volume: file.volume,
+        node,
+        socket,
+        secrets,
+    })
 }

@@ -58,7 +58,7 @@ static SESSIONS: Mutex<Vec<(SessionKey, Arc<VolumeSession>)>> = Mutex::new(Vec::
 pub fn is_on_volume(device: u64, path: &Path, exists: bool) -> bool {
     let Some(mount) = mounts::find_mount(device) else { return false };
     // Journals are a part of the file: a user with write access only cannot read them.
-    !matches!(mount.key, Ok(None))
+    !matches!(mount.secrets, Ok((None, _)))
         || !exists
         || rustix::fs::access(path, Access::READ_OK) != Err(Errno::ACCESS)
 }
@@ -120,10 +120,10 @@ impl VolumeSession {
             let why = "it is on no mount of a volume that can be reached";
             TiledError::with_detail("open", path, Errno::NODEV, why)
         })?;
-        let ReachableMount { process, user, volume, node, socket, key } = &*mount;
+        let ReachableMount { process, user, volume, node, socket, secrets } = &*mount;
         let damaged =
             |why: &String| TiledError::with_detail("open", path, Errno::KEYREJECTED, why.clone());
-        let key = key.as_ref().map_err(damaged)?;
+        let (key, tls) = secrets.as_ref().map_err(damaged)?;
         let at = SessionKey {
             process: *process,
             user: *user,
@@ -139,6 +139,7 @@ impl VolumeSession {
         let endpoint = Endpoint::Unix(socket.clone());
         let options = ClientOptions {
             key: key.clone(),
+            tls: tls.clone(),
             volume: Some(*volume),
             observer: Some(wait_observer()),
             ..ClientOptions::new(endpoint)
