@@ -61,10 +61,15 @@ test -d $W/scratch/checkpoint.h5 || { rm -rf $W/scratch/checkpoint.h5
 ";
 
 /// What comes before some examples besides: those whose text begins with the first part.
-const FIRST: [(&str, &str); 17] = [
+const FIRST: [(&str, &str); 19] = [
     ("tatami mv :/a :/b :/dir/", "tatami cp :/a :/b"),
     ("tatami up --dir ~/fs", "rm -rf ~/fs"),
     ("tatami up", "remove_volume"),
+    (
+        "tatami volume rotate-certificates --dir",
+        "tatami up --dir $W/scratch/tatami --no-mount --encryption tls",
+    ),
+    ("tatami volume rotate", "remove_volume; tatami up --nodes 2 --no-mount --encryption tls"),
     ("tatami cp -r input :/run-17", "tatami rm -r :/run-17"),
     ("tatami node start --empty node1", "tatami node stop node1; rm -rf $W/volume/node1"),
     ("tatami node start --accept-loss node1", "tatami node stop node1"),
@@ -82,7 +87,7 @@ const FIRST: [(&str, &str); 17] = [
 ];
 
 /// What comes after some examples: the effect of the example, or its end.
-const THEN: [(&str, &str); 18] = [
+const THEN: [(&str, &str); 21] = [
     ("tatami sync results :/run-17", "test \"$(tatami cat :/run-17/part)\" = result"),
     (
         "tatami mv results :/run-18",
@@ -90,6 +95,16 @@ const THEN: [(&str, &str); 18] = [
     ),
     ("tatami up --dir ~/fs", "test -S ~/fs/node0/socket; tatami down --dir ~/fs; rm -rf ~/fs"),
     ("tatami up --nodes 4 --mount", "mountpoint -q $W/mnt/tatami/node3; remove_volume"),
+    (
+        "tatami up --nodes 2 --encryption tls",
+        "tatami status | grep 'Encryption tls'; mountpoint -q $W/mnt/tatami/node1; remove_volume",
+    ),
+    (
+        "tatami volume rotate-certificates --dir",
+        "tatami status --dir $W/scratch/tatami; tatami down --dir $W/scratch/tatami; \
+         rm -rf $W/scratch/tatami",
+    ),
+    ("tatami volume rotate", "tatami status; remove_volume"),
     ("tatami up --executors 4", "tatami node list | grep -q EXECUTORS; remove_volume"),
     ("tatami up", "mountpoint -q $W/mnt/tatami; remove_volume"),
     ("tatami down", "refute mountpoint -q $W/mnt/tatami; refute test -S $W/volume/node0/socket"),

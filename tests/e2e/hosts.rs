@@ -12,7 +12,7 @@ use tatami_tests::testbed::{HostBed, TestHost};
 use tatami_wire::PROTOCOL_VERSION;
 
 /// Starts a test bed with these hosts; `None` where this machine cannot have one.
-pub(crate) fn start_bed(names: &[&str]) -> Option<HostBed> {
+pub fn start_bed(names: &[&str]) -> Option<HostBed> {
     if !rustix::process::geteuid().is_root() {
         skip_test("only root makes hosts of namespaces");
         return None;
@@ -157,7 +157,7 @@ fn one_command_starts_and_stops_a_volume_on_all_hosts() {
 }
 
 /// Runs a command on a host that must fail. Returns its message, which has all of `words`.
-fn expect_refusal(host: &TestHost, line: &str, words: &[&str]) -> String {
+pub fn expect_refusal(host: &TestHost, line: &str, words: &[&str]) -> String {
     let said = host.ask(line);
     assert_ne!(said.code, Some(0), "{line}: {said:?}");
     for word in words {

@@ -47,6 +47,7 @@ mod stress;
 mod syncing;
 mod terminal;
 mod tiled;
+mod tls;
 mod unlinked;
 mod visibility;
 mod waits;

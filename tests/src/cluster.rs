@@ -36,12 +36,16 @@ pub struct Setup {
     /// Whether the kernel's requests may come over io_uring. By default half of the tests use it,
     /// where the kernel offers it: `scripts/test.sh` switches it on.
     pub io_uring: Option<bool>,
+    /// Whether connections between nodes are encrypted. By default those of all tests are if
+    /// `TATAMI_TEST_ENCRYPTION` is `tls`, and those of half of the tests, chosen by their names, if
+    /// it is `half`.
+    pub encryption: Option<bool>,
 }
 
 impl Setup {
     /// Returns a setup of `nodes` daemons with the default configuration.
     pub fn nodes(nodes: u16) -> Setup {
-        Setup { nodes, config: String::new(), prepare: None, io_uring: None }
+        Setup { nodes, config: String::new(), prepare: None, io_uring: None, encryption: None }
     }
 
     /// Adds these lines to the configuration file.
@@ -58,6 +62,12 @@ impl Setup {
     /// Lets the kernel's requests come over io_uring, if the kernel offers it.
     pub fn with_io_uring(mut self) -> Setup {
         self.io_uring = Some(true);
+        self
+    }
+
+    /// Encrypts the connections between nodes.
+    pub fn with_encryption(mut self) -> Setup {
+        self.encryption = Some(true);
         self
     }
 
@@ -82,6 +92,7 @@ pub struct Cluster {
     seed: u64,
     plain: bool,
     io_uring: bool,
+    encryption: bool,
     starter: Mutex<Starter>,
     finished: bool,
     watchdog: Option<Sender<()>>,
@@ -122,10 +133,27 @@ impl Cluster {
         let nodes = setup.nodes;
         let starter = Mutex::new(Starter::new(&dir));
         // By the name, so that a test does the same each time.
-        let of_name = test.bytes().fold(0u8, u8::wrapping_add).is_multiple_of(2);
-        let io_uring = setup.io_uring.unwrap_or(of_name);
-        let cluster =
-            Cluster { test, dir, nodes, seed, plain, io_uring, starter, finished: false, watchdog };
+        let of_name = test.bytes().fold(0u8, u8::wrapping_add);
+        let io_uring = setup.io_uring.unwrap_or(of_name.is_multiple_of(2));
+        // Another half than that of io_uring: so all four combinations occur.
+        let by_setting = match std::env::var("TATAMI_TEST_ENCRYPTION").as_deref() {
+            Ok("tls") => true,
+            Ok("half") => (of_name / 2).is_multiple_of(2),
+            _ => false,
+        };
+        let encryption = setup.encryption.unwrap_or(by_setting);
+        let cluster = Cluster {
+            test,
+            dir,
+            nodes,
+            seed,
+            plain,
+            io_uring,
+            encryption,
+            starter,
+            finished: false,
+            watchdog,
+        };
         cluster.up();
         cluster
     }
@@ -191,6 +219,7 @@ impl Cluster {
         let mut command = Command::new(tatami_bin());
         command.args(verb.split_whitespace()).arg("--dir").arg(&self.dir);
         command.env("TATAMI_MOUNT_IO_URING", self.io_uring.to_string());
+        command.env("TATAMI_VOLUME_ENCRYPTION", if self.encryption { "tls" } else { "none" });
         command.stdin(std::process::Stdio::null()).env("LC_ALL", "C");
         command
     }
