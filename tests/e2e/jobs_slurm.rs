@@ -171,6 +171,8 @@ tatami job up --json > new.json; jq -e .new new.json; tatami job down";
     // The end of the allocation is that of the volume.
     run_as_user(one, "salloc -N 3 sh -c 'tatami job up && pgrep tatami-node'");
     expect_all_clean(&bed);
+    run_as_user(one, "salloc -N 3 sh -c 'tatami job up --launcher ssh && pgrep tatami-node'");
+    expect_all_clean(&bed);
     // From a machine that is not in the job.
     run_as_user(one, "salloc -N 2 -w n[2-3] sh -c 'tatami job up && test -d /tmp/tatami-job-*'");
     expect_all_clean(&bed);
@@ -317,7 +319,9 @@ test $(ssh n3 cat $TATAMI_MOUNT/x) = x; echo $TATAMI_DIR";
     // The others hear nothing of its end, and wait as long as a machine may be silent.
     bed.unplug(0);
     bed.cut_power(0);
-    [1, 2].map(|at| bed.host(at).run("pgrep -x tatami-node"));
+    for at in [1, 2] {
+        bed.host(at).run("pgrep -x tatami-node");
+    }
     for at in [1, 2] {
         await_silence(bed.host(at));
         expect_clean(bed.host(at));

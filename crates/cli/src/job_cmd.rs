@@ -32,6 +32,9 @@ const PASSED_ON: [libc::c_int; 6] =
 /// Those that a terminal sends to the command, too.
 const OF_TERMINAL: [libc::c_int; 2] = [libc::SIGINT, libc::SIGQUIT];
 
+/// Processes of Slurm, one for each allocation or step.
+const OF_SLURM: [&str; 2] = ["salloc", "slurmstepd"];
+
 /// `tatami job`
 #[derive(Debug, clap::Subcommand)]
 pub enum JobCommand {
@@ -175,13 +178,10 @@ fn ensure_volume(
         if until_end {
             arguments.extend(["--until".into(), own.into()]);
         } else if !matches!(options.access_hosts(job).launcher, HostLauncher::Srun(_)) {
-            // Without a step of the job, the session of the job's shell shows its end.
-            let leader = session_leader();
-            arguments.extend(
-                leader
-                    .into_iter()
-                    .flat_map(|pid| [OsString::from("--until"), OsString::from(pid.to_string())]),
-            );
+            // Without a step of the job, other processes show its end.
+            for pid in list_signs_of_end() {
+                arguments.extend(["--until".into(), pid.to_string().into()]);
+            }
         }
         arguments.extend(options.to_arguments());
         let name = format!("the volume of job {}", job.id);
@@ -201,11 +201,29 @@ fn ensure_volume(
     })
 }
 
-/// Returns the leader of this process's session, if that is another process of this machine.
-fn session_leader() -> Option<i32> {
+/// Returns processes that end with the job: the leader of this process's session, such as the shell
+/// of a PBS job, and the processes of Slurm that started this one.
+fn list_signs_of_end() -> Vec<i32> {
     // SAFETY: getsid(2) with zero only returns the session of this process.
     let leader = unsafe { libc::getsid(0) };
-    (leader > 0 && u32::try_from(leader) != Ok(std::process::id())).then_some(leader)
+    let own = i32::try_from(std::process::id()).unwrap_or_default();
+    let mut found = Vec::from_iter((leader > 0 && leader != own).then_some(leader));
+    let mut pid = own;
+    while let Some(parent) = find_parent(pid) {
+        let name = std::fs::read_to_string(format!("/proc/{parent}/comm")).unwrap_or_default();
+        if OF_SLURM.contains(&name.trim_end()) {
+            found.push(parent);
+        }
+        pid = parent;
+    }
+    found
+}
+
+/// Returns the parent of a process; `None` for the first one.
+fn find_parent(pid: i32) -> Option<i32> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
+    line.trim().parse().ok().filter(|parent| *parent > 0)
 }
 
 fn quote_for_shell(text: &str) -> String {
