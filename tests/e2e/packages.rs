@@ -313,7 +313,7 @@ fn services_of_a_user_of_their_own_serve_a_volume_that_fstab_mounts() {
         host.run("echo 'scratch /mnt/tatami tatami defaults,_netdev,nosuid 0 0' >> /etc/fstab");
     }
     let name_volume = "ln -s /srv/volume /etc/tatami/scratch && ln -s scratch /etc/tatami/default";
-    [one, two].map(|host| host.run(name_volume));
+    [one, two].iter().for_each(|host| _ = host.run(name_volume));
     start_service(one, false);
     start_service(two, true);
     // A machine that comes later: its first daemon is root's.

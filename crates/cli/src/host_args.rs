@@ -32,11 +32,19 @@ pub struct HostsArgs {
     pub program: Option<String>,
 }
 
-fn parse_option(text: &str) -> Result<String, String> {
+/// Parses an option for ssh.
+///
+/// # Errors
+/// The fault, as a sentence.
+pub fn parse_option(text: &str) -> Result<String, String> {
     check_ssh_option(text).map(|()| text.to_owned())
 }
 
-fn parse_program(text: &str) -> Result<String, String> {
+/// Parses the path of the program on the hosts.
+///
+/// # Errors
+/// The fault, as a sentence.
+pub fn parse_program(text: &str) -> Result<String, String> {
     check_program(text).map(|()| text.to_owned())
 }
 

@@ -3,6 +3,7 @@
 
 use crate::config::ConfigOverrides;
 use crate::error::{CommandFailure, CommandResult, FailureContext};
+use crate::host_args::{parse_option, parse_program};
 use crate::job_remains::MOUNT_DIR;
 use crate::keys::{find_key, name};
 use crate::ssh_session::{HostLauncher, SshAccess};
@@ -11,7 +12,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use tatami_hosts::batch_job::{BatchJob, BatchJobError, BatchSystem};
 use tatami_hosts::host_list::HOSTFILE_MAX;
-use tatami_hosts::machine::{check_program, check_ssh_option};
+use tatami_hosts::network::IpNetwork;
 
 /// The program that reaches the hosts of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -32,22 +33,17 @@ pub struct JobOptions {
     /// How the hosts are reached [default: srun in a Slurm job that has it, or else ssh]
     #[arg(long, value_name = "PROGRAM")]
     launcher: Option<LauncherName>,
+    /// Network of the nodes' addresses, for hosts that have several, for example 10.1.0.0/16
+    #[arg(long, value_name = "CIDR")]
+    network: Option<IpNetwork>,
     /// An option for ssh, as in ssh_config(5), for example Port=2222. Can be repeated
     #[arg(long, value_name = "OPTION", value_parser = parse_option)]
     ssh_option: Vec<String>,
     /// Path of tatami on the hosts [default: the path of this one, or else the PATH there]
-    #[arg(long, value_name = "PATH", value_parser = parse_path)]
+    #[arg(long, value_name = "PATH", value_parser = parse_program)]
     program: Option<String>,
     #[command(flatten)]
     overrides: ConfigOverrides,
-}
-
-fn parse_option(text: &str) -> Result<String, String> {
-    check_ssh_option(text).map(|()| text.to_owned())
-}
-
-fn parse_path(text: &str) -> Result<String, String> {
-    check_program(text).map(|()| text.to_owned())
 }
 
 impl JobOptions {
@@ -61,6 +57,7 @@ impl JobOptions {
             Some(LauncherName::Ssh) => add("--launcher", "ssh".into()),
             None => {}
         }
+        self.network.iter().for_each(|network| add("--network", network.to_string().into()));
         self.ssh_option.iter().for_each(|option| add("--ssh-option", option.into()));
         self.program.iter().for_each(|program| add("--program", program.into()));
         arguments.extend(self.overrides.to_arguments().map(OsString::from));
@@ -86,7 +83,8 @@ impl JobOptions {
             BatchSystem::Pbs => HostLauncher::PbsSsh(job.id.clone()),
             BatchSystem::Slurm => HostLauncher::HeldSsh,
         };
-        SshAccess { launcher, options: self.ssh_option.clone(), program: self.program.clone() }
+        let (options, program) = (self.ssh_option.clone(), self.program.clone());
+        SshAccess { launcher, options, program, network: self.network }
     }
 
     /// Opens the directory of the volume with its configuration. Writes nothing.

@@ -275,7 +275,14 @@ fn local_entries(
         let name = format!("node{id}");
         let dir = place.dir.join(&name);
         let address = join_address(&host, port);
-        entries.push(NodeEntry { id, name, address, socket: dir.join("socket"), dir, leaving: false });
+        entries.push(NodeEntry {
+            id,
+            name,
+            address,
+            socket: dir.join("socket"),
+            dir,
+            leaving: false,
+        });
     }
     Ok(entries)
 }
