@@ -4,7 +4,8 @@
 use crate::Cluster;
 use std::fs;
 use std::sync::Arc;
-use tatami_client::{Client, ClientOptions, Endpoint};
+use tatami_client::{Client, ClientOptions, Endpoint, TlsTrust};
+use tatami_cluster::VolumeFile;
 use tatami_layout::{PieceTiles, Shape, View, journal};
 use tatami_wire::meta::{DataState, InodeTemplate};
 use tatami_wire::tiles::PieceUpdate;
@@ -25,7 +26,10 @@ pub fn client(cluster: &Cluster, node: u16) -> Arc<Client> {
     let key = fs::read_to_string(cluster.dir().join("key")).expect("the key");
     let digits = key.split_whitespace().next().expect("its digits, before their checksum");
     let key = VolumeKey::from_hex(digits).expect("a key");
-    let options = ClientOptions { key: Some(key), ..ClientOptions::new(Endpoint::Unix(socket)) };
+    let volume = VolumeFile::load(&cluster.dir().join("volume.toml")).expect("a volume");
+    let tls = TlsTrust::open(cluster.dir(), &volume).expect("certificates");
+    let endpoint = Endpoint::Unix(socket);
+    let options = ClientOptions { key: Some(key), tls, ..ClientOptions::new(endpoint) };
     Arc::new(Client::connect(options).expect("connects"))
 }
 
