@@ -44,6 +44,11 @@ fn accept(listener: &Listener) -> NetStream {
     }
 }
 
+#[allow(clippy::disallowed_methods)] // the peer is slow on purpose
+fn be_slow() {
+    thread::sleep(Duration::from_millis(1));
+}
+
 /// Serves a handshake until it ends.
 fn serve(stream: NetStream) -> Result<NetStream, HandshakeError> {
     let (volume, node) = (VOLUME, NodeId(3));
@@ -244,7 +249,7 @@ fn a_handshake_ends_by_its_deadline_however_slowly_bytes_come() {
             let mut head = vec![0x16, 3, 3, 0x40, 0, 2, 0, 0x3f, 0xfc];
             head.resize(16 << 10, 0);
             head.iter().all(|byte| {
-                thread::sleep(Duration::from_millis(1));
+                be_slow();
                 far.write_all(&[*byte]).is_ok()
             })
         });
