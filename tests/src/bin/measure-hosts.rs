@@ -37,10 +37,10 @@ for _ in range(5000): c.sendall(b"x"); c.recv(1)
 print((time.time() - start) / 5000)
 "#;
 
-fn main() {
+fn main() -> std::process::ExitCode {
     if let Some(obstacle) = HostBed::find_obstacle() {
         eprintln!("measure-hosts: {obstacle}");
-        std::process::exit(1);
+        return std::process::ExitCode::FAILURE;
     }
     let mut starts = Vec::new();
     for count in [4, 16] {
@@ -53,6 +53,7 @@ fn main() {
     let report = json!({ "start": starts, "between": passing });
     std::fs::create_dir_all(place).expect("bench-results can be made");
     std::fs::write(place.join("hosts.json"), format!("{report:#}\n")).expect("it can be written");
+    std::process::ExitCode::SUCCESS
 }
 
 /// Returns the seconds that a command line takes on a host.
