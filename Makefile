@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help quickstart check test test-libraries fuzz soak bench predict bench-hosts bench-mpi lint install deb tools packages fmt
+.PHONY: help quickstart quickstart-cluster check test test-libraries fuzz soak bench predict bench-hosts bench-mpi lint install deb tools packages fmt
 
 # The compiler is pinned (rust-toolchain.toml). Where rustup has not got it yet, it is fetched; where
 # it cannot be fetched, the default compiler does, and a word says so.
@@ -28,6 +28,9 @@ help: ## list what there is
 
 quickstart: ## start four nodes on this machine, run LAMMPS and PnetCDF on them
 	@scripts/quickstart.sh
+
+quickstart-cluster: ## the same on four hosts of namespaces, by ssh and under Slurm; as root
+	@scripts/quickstart-cluster.sh
 
 check: ## format, clippy and unit tests: no root, no packages, two minutes when built
 	@scripts/check.sh
@@ -73,7 +76,7 @@ bench-hosts: ## measure a volume on 4 and on 16 hosts of namespaces: start, stop
 	@scripts/packages.sh build hosts
 	cargo build --quiet --locked --release --bin tatami --bin measure-hosts
 	cargo build --quiet --locked --release -p tatami-preload
-	target/release/measure-hosts
+	TATAMI_BIN=target/release/tatami target/release/measure-hosts
 
 lint: packages $(TOOLS)/cargo-deny ## format, clippy, licences and origin of dependencies
 	@scripts/lint.sh

@@ -61,7 +61,7 @@ test -d $W/scratch/checkpoint.h5 || { rm -rf $W/scratch/checkpoint.h5
 ";
 
 /// What comes before some examples besides: those whose text begins with the first part.
-const FIRST: [(&str, &str); 19] = [
+const FIRST: [(&str, &str); 20] = [
     ("tatami mv :/a :/b :/dir/", "tatami cp :/a :/b"),
     ("tatami up --dir ~/fs", "rm -rf ~/fs"),
     ("tatami up", "remove_volume"),
@@ -84,10 +84,11 @@ const FIRST: [(&str, &str); 19] = [
     ("tatami du -sh :/run-17 :/run-18", "tatami mkdir :/run-18"),
     ("tatami fsck --offline", "tatami down"),
     ("tatami node rebalance node2 node3", "tatami node drain node2 node3"),
+    ("tatami node remove", "tatami node drain node3; tatami relayout -r --from node3 :/"),
 ];
 
 /// What comes after some examples: the effect of the example, or its end.
-const THEN: [(&str, &str); 21] = [
+const THEN: [(&str, &str); 22] = [
     ("tatami sync results :/run-17", "test \"$(tatami cat :/run-17/part)\" = result"),
     (
         "tatami mv results :/run-18",
@@ -118,6 +119,7 @@ const THEN: [(&str, &str); 21] = [
     ("tatami node add", "tatami node list | grep node4; remove_volume"),
     ("tatami node stop", "refute tatami status"),
     ("tatami node forget", "tatami status; remove_volume"),
+    ("tatami node remove", "tatami status; test ! -e $W/volume/node3; remove_volume"),
     ("tatami rm -r :/run-17", "refute tatami stat :/run-17"),
 ];
 

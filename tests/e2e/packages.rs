@@ -347,9 +347,10 @@ fn services_of_a_user_of_their_own_serve_a_volume_that_fstab_mounts() {
     one.run("mount -o remount,ro /mnt/tatami && ! touch /mnt/tatami/x 2>/dev/null");
     one.run("mount -o remount,rw /mnt/tatami && touch /mnt/tatami/x");
     one.run("grep '^scratch /mnt/tatami fuse.tatami rw,nosuid,' /proc/mounts");
-    // umount waits for the process of the mount, and so for written data.
-    one.run("echo late > /mnt/tatami/late; umount /mnt/tatami && ! pgrep tatami-mount");
+    // umount waits for written data. The process of the mount ends a moment later.
+    one.run("echo late > /mnt/tatami/late; umount /mnt/tatami");
     two.run("test $(cat /mnt/tatami/late) = late");
+    one.run("while pgrep tatami-mount; do sleep 0.1; done");
     one.run("mount /mnt/tatami && (cd /mnt/tatami && ! umount /mnt/tatami 2>/dev/null)");
     one.run("cd / && umount /mnt/tatami && mount -t tatami -o ro,node=n2 /srv/volume /mnt/tatami");
     one.run("grep '^/srv/volume /mnt/tatami fuse.tatami ro,' /proc/mounts && umount /mnt/tatami");

@@ -80,8 +80,8 @@ Examples:
     /// Take an emptied node out of the volume for good
     #[command(after_help = "\
 Examples:
-  tatami node drain node3                  its part of the namespace goes to the other nodes
-  tatami relayout -r --from node3 :/       and so do its files
+  tatami node drain node3               its names go to the other nodes
+  tatami relayout -r --from node3 :/    and so do its files
   tatami node remove node3
 
 The command ends the mount and the daemon of the node, and removes its directory. From its

@@ -93,6 +93,7 @@ fn every_key_is_taken_from_flag_variable_and_file() {
             serde_json::Value::Number(n) => (n.as_u64().expect("unsigned") + 1).to_string(),
             _ if name == "log" => "warn".to_owned(),
             _ if name == "volume.durability" => "sync".to_owned(),
+            _ if name == "volume.encryption" => "tls".to_owned(),
             _ if name == "client.when_full" => "refuse".to_owned(),
             _ => "/elsewhere".to_owned(),
         };

@@ -133,10 +133,10 @@ fn run_job(host: &TestHost, program: &Program) {
 
 /// Checks that no process, mount or directory of a volume is left.
 fn expect_nothing(bed: &HostBed, when: &str) {
+    const LOOK: &str = "pgrep -l tatami || true; grep fuse.tatami /proc/self/mountinfo || true; \
+        ls -d /tmp/tatami* 2>/dev/null || true";
     for host in bed.hosts() {
-        let left = host.run(
-            "pgrep -l tatami; grep fuse.tatami /proc/self/mountinfo; ls -d /tmp/tatami*; true",
-        );
-        assert!(left.out.is_empty(), "{} {when}: {}", host.name(), left.out);
+        let left = host.run(LOOK).out;
+        assert!(left.is_empty(), "{} {when}: {left}", host.name());
     }
 }
