@@ -17,6 +17,7 @@ mod grow;
 mod help;
 mod host_faults;
 mod hosts;
+mod hosts_mpi;
 mod hosts_network;
 mod io_uring;
 mod jobs;

@@ -169,11 +169,20 @@ impl HostBed {
         fs::write(self.dir.join("known_hosts"), known).expect("a file of the test bed");
         for name in ["tatami", "libtatami_preload.so"] {
             let from = tatami_bin().with_file_name(name);
-            // A link costs no space; across file systems only a copy is possible.
-            let mut link = program("cp --link");
-            if ask(link.arg(&from).arg(self.dir.join("bin"))).code != Some(0) {
-                run(program("cp").arg(&from).arg(self.dir.join("bin")));
-            }
+            self.install(&from);
+        }
+    }
+
+    /// Lets all hosts have a file as `/usr/local/bin/NAME`. They do not see the directory of the
+    /// sources where that lies in a home directory or in `/tmp`.
+    ///
+    /// # Panics
+    /// If there is no such file.
+    pub fn install(&self, file: &Path) {
+        let bin = self.dir.join("bin");
+        // A link costs no space; across file systems only a copy is possible.
+        if ask(program("cp --link").arg(file).arg(&bin)).code != Some(0) {
+            run(program("cp").arg(file).arg(&bin));
         }
     }
 

@@ -9,8 +9,16 @@ use tatami_cluster::NodeEntry;
 
 /// The files of a volume on a machine without a node of it. A configuration that an administrator
 /// may have written stays.
-const VOLUME_FILES: [&str; 7] =
-    ["volume.toml", "machine.toml", "key", "last-up.toml", "mounts", "mount-logs", "made"];
+const VOLUME_FILES: [&str; 8] = [
+    "volume.toml",
+    "machine.toml",
+    "key",
+    "certificates.toml",
+    "last-up.toml",
+    "mounts",
+    "mount-logs",
+    "made",
+];
 
 /// Removes the data directory of a node, and forgets the node. If it was the last one of this
 /// machine, the files of the volume go, too.

@@ -1,11 +1,10 @@
 //! Shows Tatami on a cluster: four hosts of namespaces on this machine, which share nothing but a
 //! network. A volume is started on them by ssh and then by batch jobs of Slurm. Parallel programs
-//! of Open MPI and MPICH write shared files, which must equal those of the local disk. Nothing is
-//! left afterwards. `make quickstart-cluster` builds the programs and runs it, as root.
+//! of Open MPI write shared files, which must equal those of the local disk. Nothing is left
+//! afterwards. `make quickstart-cluster` builds the programs and runs it, as root.
 
 #![allow(clippy::print_stdout)] // a program for people
 
-use std::path::PathBuf;
 use tatami_tests::command::{sources, tatami_bin};
 use tatami_tests::slurm::{find_slurm_obstacle, start_slurm};
 use tatami_tests::testbed::{HostBed, TestHost};
@@ -14,8 +13,16 @@ use tatami_tests::testbed::{HostBed, TestHost};
 const DISK: &str = "/srv/disk";
 /// Variables of all MPI programs: they run as root, and on the network of the hosts alone.
 const SETTINGS: &str = "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
-    OMPI_MCA_btl_tcp_if_include=eth0 OMPI_MCA_oob_tcp_if_include=eth0 OMPI_MCA_rmaps_base_oversubscribe=1 \
-    UCX_TLS=tcp,self UCX_NET_DEVICES=eth0;";
+    OMPI_MCA_btl_tcp_if_include=eth0 OMPI_MCA_oob_tcp_if_include=eth0 \
+    OMPI_MCA_rmaps_base_oversubscribe=1 \
+    TATAMI_MPI_LIBRARY=/usr/local/bin/libtatami_mpi.so;";
+/// The layer, and the programs that `make quickstart-cluster` has built, beside `tatami`.
+const FILES: [&str; 4] = [
+    "libtatami_io.so",
+    "mpi/libtatami_mpi.so",
+    "mpi/libtatami_mpi_openmpi.so",
+    "pnetcdf_shared_openmpi",
+];
 
 /// A parallel program and its files.
 struct Program {
@@ -24,7 +31,7 @@ struct Program {
     /// The directory of its files.
     dir: &'static str,
     /// The program and its arguments.
-    line: String,
+    line: &'static str,
     /// Arguments of `tatami mpirun` for four ranks on four hosts, one on each.
     hosts: &'static str,
     /// Arguments for four ranks on one host.
@@ -39,6 +46,8 @@ fn main() -> std::process::ExitCode {
     let programs = list_programs();
     print_step("Starting four hosts that share nothing but a network");
     let bed = HostBed::start(&["n1", "n2", "n3", "n4"]);
+    FILES.iter().for_each(|name| bed.install(&tatami_bin().with_file_name(name)));
+    bed.install(&sources().join("../examples/in.melt"));
     let one = bed.host(0);
     print_step("The same programs on the local disk of one host, to compare");
     for program in &programs {
@@ -52,10 +61,8 @@ fn main() -> std::process::ExitCode {
     for program in &programs {
         let Program { title, dir, line, hosts, .. } = program;
         print_step(&format!("{title}: a rank on each host writes to its own disk"));
-        let tatami = tatami_bin();
         one.run(&format!(
-            "{SETTINGS} mkdir /srv/volume/{dir}; cd /srv/volume/{dir}; {} mpirun {hosts} {line}",
-            tatami.display()
+            "{SETTINGS} mkdir /srv/volume/{dir}; cd /srv/volume/{dir}; tatami mpirun {hosts} {line}"
         ));
         bed.hosts().iter().for_each(|host| compare_files(one, host, dir, "/srv/volume"));
         print!("{}", bed.host(1).run(&format!("tatami where /srv/volume/{dir}")).out);
@@ -78,28 +85,23 @@ fn print_step(text: &str) {
     println!("\n== {text}");
 }
 
-/// Returns the programs: those that `make quickstart-cluster` has built lie beside this one.
-fn list_programs() -> [Program; 3] {
-    let beside = |name: &str| tatami_bin().with_file_name(name).display().to_string();
-    let example = |name: &str| -> PathBuf { sources().join("../examples").join(name) };
-    let melt = format!("lmp -in {} -screen none -log none", example("in.melt").display());
-    let hosts = "--host n1,n2,n3,n4 -n 4";
-    let one_host = "mpirun -n 4";
+/// Returns the programs.
+fn list_programs() -> [Program; 2] {
+    let (hosts, one_host) = ("--host n1,n2,n3,n4 -n 4", "mpirun -n 4");
     [
-        Program { title: "LAMMPS with Open MPI", dir: "melt", line: melt, hosts, one_host },
         Program {
-            title: "PnetCDF with Open MPI",
-            dir: "netcdf",
-            line: format!("{} shared.nc", beside("pnetcdf_shared_openmpi")),
+            title: "LAMMPS with Open MPI",
+            dir: "melt",
+            line: "lmp -in /usr/local/bin/in.melt -screen none -log none",
             hosts,
             one_host,
         },
         Program {
-            title: "PnetCDF with MPICH",
-            dir: "netcdf-mpich",
-            line: format!("{} shared.nc", beside("pnetcdf_shared_mpich")),
-            hosts: "--launcher mpiexec.mpich -hosts n1,n2,n3,n4 -n 4",
-            one_host: "mpiexec.mpich -n 4",
+            title: "PnetCDF with Open MPI",
+            dir: "netcdf",
+            line: "/usr/local/bin/pnetcdf_shared_openmpi shared.nc",
+            hosts,
+            one_host,
         },
     ]
 }
@@ -117,12 +119,10 @@ fn compare_files(one: &TestHost, host: &TestHost, dir: &str, place: &str) {
 fn run_job(host: &TestHost, program: &Program) {
     let Program { title, dir, line, hosts, .. } = program;
     println!("{title}");
-    let tatami = tatami_bin();
-    let tatami = tatami.display();
     let script = format!(
         "#!/bin/bash\n{SETTINGS}\n\
          tatami job run -- sh -ec 'mkdir $TATAMI_MOUNT/{dir}; cd $TATAMI_MOUNT/{dir}; \
-         {tatami} mpirun {hosts} {line}; mkdir -p /srv/results; cp -r . /srv/results/{dir}'\n"
+         tatami mpirun {hosts} {line}; mkdir -p /srv/results; cp -r . /srv/results/{dir}'\n"
     );
     let said = host.run(&format!(
         "cat > job.sh <<'END'\n{script}END\nsbatch -Q --wait -N 4 --ntasks-per-node=1 -o job.out job.sh || \
