@@ -13,15 +13,20 @@ use tatami_wire::PROTOCOL_VERSION;
 
 /// Starts a test bed with these hosts; `None` where this machine cannot have one.
 pub fn start_bed(names: &[&str]) -> Option<HostBed> {
+    can_have_hosts().then(|| HostBed::start(names))
+}
+
+/// Returns whether this machine can have a test bed. If not, skips the test.
+pub fn can_have_hosts() -> bool {
     if !rustix::process::geteuid().is_root() {
         skip_test("only root makes hosts of namespaces");
-        return None;
+        return false;
     }
-    if let Some(obstacle) = HostBed::find_obstacle() {
-        skip_unavailable(&obstacle);
-        return None;
+    match HostBed::find_obstacle() {
+        Some(obstacle) => skip_unavailable(&obstacle),
+        None => return true,
     }
-    Some(HostBed::start(names))
+    false
 }
 
 /// The hosts are as good as machines: a volume that works between them needs no common directory,

@@ -19,12 +19,14 @@ fn ranks_on_several_hosts_share_files_of_the_volume() {
     let _turn = ONE_AT_A_TIME.lock();
     let library = |name: &str| target_dir().join("mpi").join(name);
     for name in ["libtatami_mpi.so", "libtatami_mpi_openmpi.so", "libtatami_io.so"] {
-        bed.install(&library(name));
+        bed.install_file(&library(name));
     }
     let one = bed.host(0);
     one.run("tatami up --hosts n[1-3] --mount /srv/volume && mkdir /srv/disk");
     let root = root_seed() % 1_000_000_000;
-    ["semantics", "random_calls"].iter().for_each(|name| bed.install(&compiled(name, "openmpi")));
+    ["semantics", "random_calls"]
+        .iter()
+        .for_each(|name| bed.install_file(&compiled(name, "openmpi")));
     let layered = "tatami mpirun --launcher mpirun.openmpi --host n1,n2,n3 -n 3 /usr/local/bin";
     one.run(&format!("{SETTINGS} {layered}/semantics.openmpi /srv/volume/semantics"));
     for round in 0..scaled(3) {

@@ -1,30 +1,14 @@
 //! Addresses and clocks of a volume's hosts: hosts with several networks, with IPv6 alone, with new
 //! addresses, and with clocks that are off.
 
+use crate::hosts::{can_have_hosts, expect_refusal};
 use std::path::Path;
-use tatami_skip::{skip_test, skip_unavailable};
+use tatami_skip::skip_unavailable;
 use tatami_tests::testbed::{BedNetworks, HostBed, TestHost};
 
 /// Starts a test bed with these hosts; `None` where this machine cannot have one.
 fn start_bed(networks: BedNetworks, names: &[&str]) -> Option<HostBed> {
-    if !rustix::process::geteuid().is_root() {
-        skip_test("only root makes hosts of namespaces");
-        return None;
-    }
-    if let Some(obstacle) = HostBed::find_obstacle() {
-        skip_unavailable(&obstacle);
-        return None;
-    }
-    Some(HostBed::start_in(networks, names))
-}
-
-/// Runs a command on a host that must fail, with these words in its message.
-fn expect_refusal(host: &TestHost, line: &str, words: &[&str]) {
-    let said = host.ask(line);
-    assert_ne!(said.code, Some(0), "{line}: {said:?}");
-    for word in words {
-        assert!(said.err.contains(word), "{line}: no {word:?} in\n{}", said.err);
-    }
+    can_have_hosts().then(|| HostBed::start_in(networks, names))
 }
 
 /// Returns the hosts of the nodes' addresses, without their ports.

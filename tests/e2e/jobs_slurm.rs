@@ -1,10 +1,11 @@
 //! Volumes of batch jobs: under Slurm on the hosts of a test bed, and in jobs of PBS as far as
 //! their variables show them. The point is the end: whatever ends a job leaves nothing on any host.
 
+use crate::hosts::start_bed;
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
-use tatami_skip::{skip_test, skip_unavailable};
+use tatami_skip::skip_unavailable;
 use tatami_tests::command::{Said, ask, program, run, sources};
 use tatami_tests::schema::JsonSchema;
 use tatami_tests::seed::{Rng, root_seed, scaled};
@@ -29,20 +30,8 @@ fn install_packaging(bed: &HostBed, names: &[&str]) {
     }
 }
 
-/// Starts a test bed with these hosts; `None` where this machine cannot have one.
-fn start_hosts(names: &[&str]) -> Option<HostBed> {
-    if !rustix::process::geteuid().is_root() {
-        skip_test("only root makes hosts of namespaces");
-        return None;
-    }
-    if let Some(obstacle) = HostBed::find_obstacle() {
-        skip_unavailable(&obstacle);
-        return None;
-    }
-    Some(HostBed::start(names))
-}
-
-/// The same with Slurm, and further lines of its configuration.
+/// Starts a test bed with Slurm, and further lines of its configuration; `None` where this machine
+/// cannot have one.
 fn start_cluster(names: &[&str], more: &str) -> Option<HostBed> {
     let bed = start_hosts_of_slurm(names)?;
     start_slurm(&bed, more);
@@ -55,7 +44,7 @@ fn start_hosts_of_slurm(names: &[&str]) -> Option<HostBed> {
         skip_unavailable(&obstacle);
         return None;
     }
-    start_hosts(names)
+    start_bed(names)
 }
 
 /// Waits, for less than the longest time of a command, until no node runs on a host.
@@ -277,7 +266,7 @@ fn a_job_that_cannot_have_a_volume_is_told_so() {
 /// with the shell of the job, however that ends.
 #[test]
 fn a_pbs_job_has_a_volume_until_its_shell_ends() {
-    let Some(mut bed) = start_hosts(&["n1", "n2", "n3"]) else { return };
+    let Some(mut bed) = start_bed(&["n1", "n2", "n3"]) else { return };
     let one = bed.host(0);
     // A job is a session of its own.
     let job = "printf 'n1\nn1\nn2\nn3\n' > nodes

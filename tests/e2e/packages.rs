@@ -1,12 +1,13 @@
 //! The Debian packages: their files, the units of systemd, and a volume that an administrator sets
 //! up with them: its daemons run as services of a user of their own, and /etc/fstab mounts it.
 
+use crate::hosts::{can_have_hosts, expect_refusal};
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
-use tatami_skip::{skip_test, skip_unavailable};
+use tatami_skip::skip_unavailable;
 use tatami_tests::command::{program, run, shell, sources, target_dir, tatami_bin};
 use tatami_tests::testbed::{HostBed, TestHost};
 
@@ -212,23 +213,9 @@ print(s.recv(4096).decode())";
     assert_eq!(host.run(users).out.trim(), "tatami");
 }
 
-/// Runs a command that must fail with these words.
-fn expect_failure(host: &TestHost, line: &str, words: &[&str]) {
-    let said = host.ask(line);
-    assert_ne!(said.code, Some(0), "{line}: {said:?}");
-    for word in words {
-        assert!(said.err.contains(word), "{line}: no {word:?} in\n{}", said.err);
-    }
-}
-
 /// Starts hosts with the packages; `None` where this machine cannot have them.
 fn start_installed(names: &[&str]) -> Option<HostBed> {
-    if !rustix::process::geteuid().is_root() {
-        skip_test("only root makes hosts of namespaces");
-        return None;
-    }
-    if let Some(obstacle) = HostBed::find_obstacle() {
-        skip_unavailable(&obstacle);
+    if !can_have_hosts() {
         return None;
     }
     if !Path::new("/usr/bin/systemd-analyze").exists() {
@@ -355,23 +342,23 @@ fn services_of_a_user_of_their_own_serve_a_volume_that_fstab_mounts() {
     one.run("cd / && umount /mnt/tatami && mount -t tatami -o ro,node=n2 /srv/volume /mnt/tatami");
     one.run("grep '^/srv/volume /mnt/tatami fuse.tatami ro,' /proc/mounts && umount /mnt/tatami");
     let tatami = "mount -t tatami";
-    expect_failure(one, &format!("{tatami} -o rx scratch /mnt/tatami"), &["unknown mount option"]);
-    expect_failure(
+    expect_refusal(one, &format!("{tatami} -o rx scratch /mnt/tatami"), &["unknown mount option"]);
+    expect_refusal(
         one,
         &format!("{tatami} other /mnt/tatami"),
         &["no volume other in /etc/tatami"],
     );
-    expect_failure(one, &format!("{tatami} scratch /mnt/none"), &["/mnt/none"]);
+    expect_refusal(one, &format!("{tatami} scratch /mnt/none"), &["/mnt/none"]);
     one.run("mount -f -t tatami scratch /mnt/tatami && ! mountpoint -q /mnt/tatami");
     one.run("mount -t tatami -s -o rx scratch /mnt/tatami && umount /mnt/tatami");
 
     // root does not run the daemon of another user.
     one.run("tatami node stop n1");
     let service = ["belong to user tatami", "systemctl start tatami-node@scratch"];
-    expect_failure(one, "tatami node start n1", &service);
-    expect_failure(one, "tatami up --here --no-mount", &service);
+    expect_refusal(one, "tatami node start n1", &service);
+    expect_refusal(one, "tatami up --here --no-mount", &service);
     start_service(one, true);
-    expect_failure(one, "tatami node chown root", &["the daemon of n1 runs"]);
+    expect_refusal(one, "tatami node chown root", &["the daemon of n1 runs"]);
     one.run("mount /mnt/tatami && cd /mnt/tatami && md5sum -c sum");
     one.run("umount /mnt/tatami && tatami node stop n1 && tatami node chown root");
     one.run("tatami node start n1 && tatami cat :/late && tatami node stop n1");

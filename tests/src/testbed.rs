@@ -169,7 +169,7 @@ impl HostBed {
         fs::write(self.dir.join("known_hosts"), known).expect("a file of the test bed");
         for name in ["tatami", "libtatami_preload.so"] {
             let from = tatami_bin().with_file_name(name);
-            self.install(&from);
+            self.install_file(&from);
         }
     }
 
@@ -178,7 +178,7 @@ impl HostBed {
     ///
     /// # Panics
     /// If there is no such file.
-    pub fn install(&self, file: &Path) {
+    pub fn install_file(&self, file: &Path) {
         let bin = self.dir.join("bin");
         // A link costs no space; across file systems only a copy is possible.
         if ask(program("cp --link").arg(file).arg(&bin)).code != Some(0) {

@@ -22,7 +22,8 @@ const DAY: u64 = 86_400;
 const AUTHORITY_LIFE: u64 = 3650 * DAY;
 /// How long the certificate of a machine is valid.
 const MACHINE_LIFE: u64 = 365 * DAY;
-/// Certificates are valid from a time before they are made, for machines whose clocks are behind.
+/// A certificate is valid from this long before its making. So a machine accepts it, too, if its
+/// clock is behind. In seconds.
 const CLOCK_ALLOWANCE: u64 = DAY;
 /// `tatami up` makes a new certificate for a machine when less than this is left of the old one.
 const RENEWAL: u64 = 90 * DAY;
@@ -45,7 +46,7 @@ pub fn make_for_volume(place: &VolumeDir, volume: &VolumeFile) -> CommandResult 
 }
 
 /// Makes a new certificate for this machine, if the volume is encrypted and the old one ends soon.
-/// A user who may not read the certificates changes nothing.
+/// Does nothing if this user may not read the certificates.
 ///
 /// # Errors
 /// The certificates are damaged or missing; those of the file system.
@@ -277,7 +278,7 @@ mod tests {
         install_authorities(&place, &text(&new)).expect("renewed");
         let renewed = load(&place).expect("loaded");
         assert!(renewed.machine != first.machine && renewed.authorities == first.authorities);
-        assert!(days_until(renewed.ends()) >= 364, "a year, less a moment");
+        assert!(days_until(renewed.expiry_time()) >= 364, "a year, less a moment");
     }
 
     #[test]

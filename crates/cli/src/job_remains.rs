@@ -140,7 +140,7 @@ fn check_dir_name(dir: &Path) -> CommandResult {
     }
 }
 
-/// Whether this is a directory of this user whose cleaner no longer lives.
+/// Returns whether a directory is this user's, and its cleaner has ended.
 fn is_stale(dir: &Path) -> bool {
     let is_old = || {
         let changed = dir.metadata().and_then(|meta| meta.modified());
@@ -179,8 +179,8 @@ pub fn await_and_remove(dir: &Path) -> CommandResult {
 }
 
 /// Removes the volume of the job with this id from this host, for the epilog of a batch system.
-/// Directories are looked for in `places`, and where daemons, mounts and keepers of the job are.
-/// Without an id, only directories in `places` whose processes are gone are removed.
+/// It looks for directories in `places`, and where daemons, mounts and keepers of the job run.
+/// Without an id it takes directories in `places`, and only those without a running process.
 ///
 /// # Errors
 /// A part is left.
@@ -237,9 +237,9 @@ fn report_removal(dir: &Path, is_gone: bool) -> CommandResult {
     }
 }
 
-/// Removes the volume in a directory, until nothing is left: kills daemons and mounts, unmounts,
-/// and removes the files. `also` names commands whose processes are killed, too. Returns whether
-/// all is gone.
+/// Removes the volume in a directory: kills daemons and mounts, unmounts, and removes the files. It
+/// also kills processes of the commands `also`. It repeats this until nothing is left, or for
+/// [`REMOVAL_MAX`]. Returns whether all is gone.
 fn remove_remains(dir: &Path, also: &[&str]) -> bool {
     let deadline = Instant::now() + REMOVAL_MAX;
     loop {

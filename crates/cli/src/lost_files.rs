@@ -70,7 +70,7 @@ pub fn list_affected(at: &VolumeArgs, paths: &[AnyPath], json: bool) -> CommandR
     for any in paths {
         let FoundPath { tree, volume, path } = sessions.find_path(any)?;
         let away = find_away(&place, &volume);
-        let names = away.iter().map(|node| node_name(&volume, *node)).collect();
+        let names = away.iter().map(|node| volume.node_name(*node)).collect();
         let (volume, affected) = (volume.name.clone(), Vec::new());
         let report = report.get_or_insert(AffectedReport { volume, away: names, affected });
         let mut search = AffectedSearch { tree, away, found: Vec::new() };
@@ -93,10 +93,6 @@ fn find_away(place: &crate::volume_dir::VolumeDir, volume: &VolumeFile) -> Vec<N
     let answers = status::ask_all_nodes(place, volume);
     let nodes = volume.nodes.iter().zip(answers).filter(|(_, answer)| answer.is_err());
     nodes.map(|(entry, _)| NodeId(entry.id)).collect()
-}
-
-fn node_name(volume: &VolumeFile, node: NodeId) -> String {
-    volume.node(node).map_or_else(|| format!("node {node}"), |entry| entry.name.clone())
 }
 
 struct AffectedSearch {

@@ -10,7 +10,7 @@ use crate::error::{CommandFailure, CommandResult};
 use crate::host_group::{ORDER_WAIT, PROCESS_WAIT};
 use crate::hosts_down::{access_of, check_order};
 use crate::hosts_files::{self, TokenMark};
-use crate::rebalance_cmd::{count_objects, merge_maps, save_volume, send_map};
+use crate::rebalance_cmd::{count_objects, merge_maps, save_volume, send_map, sleep_for};
 use crate::shard_plan::shard_holders;
 use crate::ssh_session::HostSession;
 use crate::stopping::MountsHere;
@@ -299,9 +299,4 @@ fn stop_and_erase(
             Ok(())
         }
     }
-}
-
-#[allow(clippy::disallowed_methods)] // a daemon sends no notification
-fn sleep_for(time: Duration) {
-    std::thread::sleep(time);
 }

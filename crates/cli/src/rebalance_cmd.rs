@@ -450,8 +450,9 @@ fn await_destinations(place: &VolumeDir, volume: &VolumeFile, patience: Duration
     Ok(())
 }
 
+/// Waits before another question to a daemon.
 #[allow(clippy::disallowed_methods)] // a daemon sends no notification
-fn sleep_for(time: Duration) {
+pub(crate) fn sleep_for(time: Duration) {
     std::thread::sleep(time);
 }
 

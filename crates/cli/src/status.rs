@@ -175,7 +175,7 @@ fn collect_report(place: &VolumeDir, volume: &VolumeFile) -> StatusReport {
     let key = KeyFile::load(&place.key_file()).err().filter(|e| !e.is_foreign());
     report.trouble.extend(key.map(|e| e.to_string()));
     match place.load_certificates(volume, place.load_key().is_ok_and(|key| key.is_some())) {
-        Ok(tls) => report.certificates_end = tls.map(|tls| tls.ends()),
+        Ok(tls) => report.certificates_end = tls.map(|tls| tls.expiry_time()),
         Err(e) => report.trouble.push(e.what),
     }
     let mut disks = BTreeSet::new();

@@ -158,16 +158,12 @@ fn build_report(
         .into_iter()
         .map(|(node, (files, bytes))| NodeBytes {
             node: node.0,
-            name: node_name(volume, node),
+            name: volume.node_name(node),
             files,
             bytes,
         })
         .collect();
     Ok(report)
-}
-
-fn node_name(volume: &VolumeFile, node: NodeId) -> String {
-    volume.node(node).map_or_else(|| format!("node {node}"), |n| n.name.clone())
 }
 
 type BytesByNode = BTreeMap<NodeId, (u64, u64)>;
@@ -231,7 +227,7 @@ fn build_extents(volume: &VolumeFile, attr: &Attr, runs: Vec<DataPattern>) -> Ve
                 block: run.block,
                 stride: run.stride,
                 node: run.node.0,
-                name: node_name(volume, run.node),
+                name: volume.node_name(run.node),
                 address: node.map(|n| n.address.clone()).unwrap_or_default(),
                 piece: run.piece,
                 at: run.at,

@@ -557,7 +557,7 @@ impl Client {
         if let Some(peer) = self.peers.get(usize::from(node.0)).and_then(OnceLock::get) {
             return Ok(peer);
         }
-        if self.map().member(node).is_none() {
+        if self.map().find_member(node).is_none() {
             // The node may have joined since the map was fetched.
             self.refresh_map();
         }
@@ -574,7 +574,7 @@ impl Client {
 
     fn node_in_map(&self, map: &ClusterMap, node: NodeId) -> Result<&Arc<NodeClient>, Errno> {
         let place = self.peers.get(usize::from(node.0)).ok_or(Errno::ENXIO)?;
-        let info = map.member(node).ok_or(Errno::ENXIO)?;
+        let info = map.find_member(node).ok_or(Errno::ENXIO)?;
         Ok(place.get_or_init(|| {
             let there = match &self.first {
                 Endpoint::Unix(_) if self.home == Some(node) => self.first.clone(),

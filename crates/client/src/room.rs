@@ -65,7 +65,7 @@ impl Client {
 /// Returns whether the disk of the home node has room for new files. The client asks the file
 /// system itself: that costs no request.
 fn has_local_room(map: &ClusterMap, home: NodeId) -> bool {
-    let info = map.member(home);
+    let info = map.find_member(home);
     let Some(dir) = info.and_then(|info| Path::new(&info.socket).parent()) else { return true };
     rustix::fs::statvfs(dir).map_or(true, |disk| {
         let bytes = |blocks: u64| blocks.saturating_mul(disk.f_frsize);

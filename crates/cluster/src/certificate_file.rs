@@ -183,7 +183,7 @@ impl CertificateFile {
     }
 
     /// Returns the first second at which a certificate that is in use is no longer valid.
-    pub fn ends(&self) -> u64 {
+    pub fn expiry_time(&self) -> u64 {
         let issuing = self.authorities.first();
         issuing.into_iter().chain(&self.machine).map(|entry| entry.ends).min().unwrap_or(0)
     }
@@ -248,7 +248,7 @@ mod tests {
         let mode = std::fs::metadata(&path).expect("a file").permissions().mode();
         assert_eq!(mode & 0o7777, 0o600);
         assert_eq!(CertificateFile::load(&path).expect("loaded"), sample());
-        assert_eq!(sample().ends(), 8, "of those that are in use");
+        assert_eq!(sample().expiry_time(), 8, "of those that are in use");
         assert!(!format!("{:?}", sample()).contains("PRIVATE"), "no log shows a key");
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o644)).expect("open to all");
         let said = CertificateFile::load(&path).expect_err("others can read it").to_string();

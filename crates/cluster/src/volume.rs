@@ -337,6 +337,11 @@ impl VolumeFile {
         self.nodes.iter().find(|n| n.id == id.0)
     }
 
+    /// Returns the name of a node for people, also of one that is not listed.
+    pub fn node_name(&self, id: NodeId) -> String {
+        self.node(id).map_or_else(|| format!("node {id}"), |entry| entry.name.clone())
+    }
+
     fn to_text(&self) -> Result<String, String> {
         let text = toml::to_string(&VolumeText {
             format: VOLUME_FORMAT,
@@ -581,10 +586,10 @@ mod tests {
         assert!(!sample().map().merge_newer(&sample().map()));
         assert_eq!(file.map(), map);
         file.remove_node(NodeId(3));
-        assert!(file.node(NodeId(3)).is_none() && file.map().member(NodeId(3)).is_none());
+        assert!(file.node(NodeId(3)).is_none() && file.map().find_member(NodeId(3)).is_none());
         assert_eq!((file.epoch, file.next_node()), (7, 5), "two steps of its state");
         assert!(map.merge_newer(&file.map()) && file.epoch == map.epoch);
-        assert!(map.member(NodeId(3)).is_none() && !file.merge_map(&map));
+        assert!(map.find_member(NodeId(3)).is_none() && !file.merge_map(&map));
         assert!(map.is_serving(NodeId(1)) && !map.is_serving(NodeId(2)));
         let text = file.to_text().expect("text");
         assert!(text.contains("removed = [3, 4]"), "{text}");

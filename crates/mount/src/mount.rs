@@ -81,7 +81,7 @@ impl Mount {
         client.getattr(&Cred::ROOT, Ino::ROOT).map_err(MountError::Root)?;
         tatami_client::raise_descriptor_limit();
         let map = client.map();
-        let home = client.home().and_then(|id| map.member(id));
+        let home = client.home().and_then(|id| map.find_member(id));
         let data_dir = home.and_then(|n| Path::new(&n.socket).parent());
         let depth = match options.passthrough {
             Passthrough::Auto => passthrough::stack_depth(data_dir),

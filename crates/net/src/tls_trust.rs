@@ -132,7 +132,7 @@ impl TlsTrust {
 
     /// Returns the first second at which a certificate that is in use is no longer valid, since
     /// 1970.
-    pub fn ends(&self) -> u64 {
+    pub fn expiry_time(&self) -> u64 {
         self.configs().ends
     }
 
@@ -209,7 +209,12 @@ fn build_configs(file: &CertificateFile) -> Result<TlsConfigs, String> {
     client.resumption = Resumption::disabled();
     // The name is that of no host.
     client.enable_sni = false;
-    Ok(TlsConfigs { client: Arc::new(client), server: Arc::new(server), name, ends: file.ends() })
+    Ok(TlsConfigs {
+        client: Arc::new(client),
+        server: Arc::new(server),
+        name,
+        ends: file.expiry_time(),
+    })
 }
 
 /// Accepts clients with a certificate of the volume's authority that names the volume.

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{HOUR, TestAuthority, VOLUME, member_trust, trust};
+use common::{HOUR, TestAuthority, VOLUME, member_trust, open_trust};
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
@@ -196,7 +196,7 @@ fn strangers_are_refused_in_words_that_name_the_cause() {
     let good = member_trust(dirs[0].path(), &ours);
     let other = member_trust(dirs[1].path(), &theirs);
     let with = |at: usize, volume, from, to| {
-        trust(dirs[at].path(), &ours.file_with(ours.issue(volume, from, to)))
+        open_trust(dirs[at].path(), &ours.file_with(ours.issue(volume, from, to)))
     };
     let expired = with(2, VOLUME, -10 * HOUR, -5 * HOUR);
     let early = with(3, VOLUME, 3 * HOUR + 60, 5 * HOUR);
@@ -299,7 +299,7 @@ fn new_certificates_are_taken_for_the_next_connection() {
     let (near, far) = meet(Some(tls.clone()), Some(tls.clone()));
     let (near, far) = (near.expect("welcome"), far.expect("a hello"));
     let before = tls.generation();
-    new.member().save(&CertificateFile::path_in(dir.path())).expect("saved");
+    new.file_of_member().save(&CertificateFile::path_in(dir.path())).expect("saved");
     assert!(tls.generation() != before && tls.generation() == tls.generation());
     let (again, _) = meet(Some(tls.clone()), Some(tls.clone()));
     again.expect("both have the new ones");

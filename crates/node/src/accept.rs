@@ -376,7 +376,7 @@ fn admit_connection(
     if hello.role == Role::Peer {
         let here = ExecutorId { node: shared.settings.node(), index: hello.executor };
         let from = ExecutorId::try_from(hello.slot).map_err(|e| e.to_string())?;
-        let known = from != here && shared.map.current().member(from.node).is_some();
+        let known = from != here && shared.map.current().find_member(from.node).is_some();
         if !peer.is_trusted() || passed_on || !known {
             return Err(format!("executor {from} has nothing to say to executor {here}"));
         }

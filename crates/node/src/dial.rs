@@ -26,7 +26,7 @@ pub(crate) fn connect_node(
     node: NodeId,
 ) -> Result<NetStream, DialError> {
     let map = shared.map.current();
-    let info = map.member(node);
+    let info = map.find_member(node);
     let info = info.ok_or_else(|| DialError::Refused(format!("there is no node {node}")))?;
     let away = |e: io::Error| DialError::Unreachable(format!("{} does not answer: {e}", info.name));
     let endpoint = match node == shared.settings.node() {

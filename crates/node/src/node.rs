@@ -87,7 +87,7 @@ impl NodeDaemon {
             version,
             had_directory,
         } = options;
-        let info = map.member(node).cloned();
+        let info = map.find_member(node).cloned();
         let info = info.ok_or(StartError::UnknownNode(node))?;
         tatami_client::raise_descriptor_limit();
         // Takes the lock of the data directory first: two daemons must never open the same stores.

@@ -103,14 +103,14 @@ impl ClusterMap {
     }
 
     /// Returns a node of the volume; `None` for one that was removed or never added.
-    pub fn member(&self, id: NodeId) -> Option<&NodeInfo> {
+    pub fn find_member(&self, id: NodeId) -> Option<&NodeInfo> {
         let node = self.nodes.get(usize::from(id.0)).filter(|node| node.id == id)?;
         (node.state != NodeState::Removed).then_some(node)
     }
 
     /// Returns whether a node may get new files and shards.
     pub fn is_serving(&self, id: NodeId) -> bool {
-        self.member(id).is_some_and(|node| node.state == NodeState::Serving)
+        self.find_member(id).is_some_and(|node| node.state == NodeState::Serving)
     }
 
     /// Moves a node on to a later state. An earlier state changes nothing: nodes never come back.

@@ -46,8 +46,8 @@ fn main() -> std::process::ExitCode {
     let programs = list_programs();
     print_step("Starting four hosts that share nothing but a network");
     let bed = HostBed::start(&["n1", "n2", "n3", "n4"]);
-    FILES.iter().for_each(|name| bed.install(&tatami_bin().with_file_name(name)));
-    bed.install(&sources().join("../examples/in.melt"));
+    FILES.iter().for_each(|name| bed.install_file(&tatami_bin().with_file_name(name)));
+    bed.install_file(&sources().join("../examples/in.melt"));
     let one = bed.host(0);
     print_step("The same programs on the local disk of one host, to compare");
     for program in &programs {

@@ -51,7 +51,7 @@ impl TestAuthority {
     }
 
     /// Returns the certificates of a healthy member of [`VOLUME`].
-    pub fn member(&self) -> CertificateFile {
+    pub fn file_of_member(&self) -> CertificateFile {
         self.file_with(self.issue(VOLUME, -HOUR, HOUR))
     }
 
@@ -63,7 +63,7 @@ impl TestAuthority {
 }
 
 /// Writes the file to a directory, and reads it as a process of the volume does.
-pub fn trust(dir: &Path, file: &CertificateFile) -> Arc<TlsTrust> {
+pub fn open_trust(dir: &Path, file: &CertificateFile) -> Arc<TlsTrust> {
     let path = CertificateFile::path_in(dir);
     file.save(&path).expect("saved");
     TlsTrust::load(path, VOLUME).expect("loaded")
@@ -71,7 +71,7 @@ pub fn trust(dir: &Path, file: &CertificateFile) -> Arc<TlsTrust> {
 
 /// Returns the certificates of a healthy member, in a directory of their own.
 pub fn member_trust(dir: &Path, authority: &TestAuthority) -> Arc<TlsTrust> {
-    trust(dir, &authority.member())
+    open_trust(dir, &authority.file_of_member())
 }
 
 fn to_entry(certificate: String, key: &KeyPair, (begins, ends): (u64, u64)) -> CertificateEntry {

@@ -398,7 +398,7 @@ impl Housekeeper<'_> {
             return Err(NodeAway);
         }
         let map = self.shared.map.current();
-        let Some(info) = map.member(node) else {
+        let Some(info) = map.find_member(node) else {
             return Err(NodeAway);
         };
         let endpoint = match node == self.shared.settings.node() {

@@ -69,7 +69,7 @@ fn node_troubles(shared: &NodeContext) -> Vec<String> {
         ));
     }
     trouble.extend(disk.describe_trouble());
-    trouble.extend(settings.tls.as_ref().and_then(|tls| describe_end(tls.ends())));
+    trouble.extend(settings.tls.as_ref().and_then(|tls| describe_end(tls.expiry_time())));
     trouble.extend(panics::death_report());
     trouble
 }

@@ -199,7 +199,7 @@ impl Housekeeper<'_> {
 
     fn data_connection(&mut self, node: NodeId) -> Result<Connection, NodeAway> {
         let map = self.shared.map.current();
-        let info = map.member(node).ok_or(NodeAway)?;
+        let info = map.find_member(node).ok_or(NodeAway)?;
         let endpoint = Endpoint::from_address(&info.address);
         let opened = Connection::open(&endpoint, &self.caller, Role::Data, 0, CALL_TIMEOUT);
         opened.map_err(|_| self.mark_away(node))
