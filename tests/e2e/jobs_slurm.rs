@@ -295,8 +295,11 @@ test $(ssh n3 cat $TATAMI_MOUNT/x) = x; echo $TATAMI_DIR";
 
     // All processes of the job are killed, and then those of the volume, and then a machine.
     let held = in_job("tatami job up >&2 && sleep 1000");
-    let start =
-        format!("({held}) >/dev/null 2>up.log & until grep -q mounted up.log; do sleep 0.1; done");
+    // The log of the round before would say that this one is ready.
+    let start = format!(
+        "rm -f up.log; ({held}) >/dev/null 2>up.log & \
+         until grep -q mounted up.log; do sleep 0.1; done"
+    );
     for end in ["pkill -KILL sleep", "pkill -KILL tatami-keeper", "pkill -KILL -x tatami"] {
         run_as_user(one, &start);
         one.run(end);
