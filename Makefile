@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help quickstart quickstart-cluster check test test-libraries fuzz soak bench predict bench-hosts bench-mpi lint install deb tools packages fmt
+.PHONY: help quickstart quickstart-cluster check test test-libraries test-upgrade fuzz soak bench predict bench-hosts bench-mpi lint install deb tools packages fmt
 
 # The compiler is pinned (rust-toolchain.toml). Where rustup has not got it yet, it is fetched; where
 # it cannot be fetched, the default compiler does, and a word says so.
@@ -41,6 +41,9 @@ test: packages tools ## format, clippy, unit, property and end-to-end tests
 test-libraries: packages ## tests of PnetCDF, HDF5, netCDF-C, mpi4py, h5py, MPICH and ROMIO, natively and through the MPI-IO layer
 	@scripts/test-libraries.sh
 
+test-upgrade: packages ## an upgrade one daemon after the other from the release before, which is built from the history
+	@scripts/test-upgrade.sh
+
 fuzz: ## inputs that nobody thought of, for every decoder, SECONDS_EACH (60) seconds each
 	@scripts/fuzz.sh
 
@@ -54,6 +57,7 @@ soak: packages tools lint ## the end-to-end tests, SCALE (20) times as much of e
 	@TATAMI_TEST_SCALE=$(SCALE) scripts/test.sh
 	@scripts/fuzz.sh
 	@scripts/test-libraries.sh
+	@scripts/test-upgrade.sh
 	@$(MAKE) --silent sanitize mutants
 
 bench: packages $(TOOLS)/fsstress ## measure Tatami and the plain disk side by side

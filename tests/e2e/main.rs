@@ -50,5 +50,6 @@ mod terminal;
 mod tiled;
 mod tls;
 mod unlinked;
+mod upgrade;
 mod visibility;
 mod waits;

@@ -40,12 +40,21 @@ pub struct Setup {
     /// `TATAMI_TEST_ENCRYPTION` is `tls`, and those of half of the tests, chosen by their names, if
     /// it is `half`.
     pub encryption: Option<bool>,
+    /// The `tatami` of all daemons, mounts and commands; that of this build by default.
+    pub program: Option<PathBuf>,
 }
 
 impl Setup {
     /// Returns a setup of `nodes` daemons with the default configuration.
     pub fn nodes(nodes: u16) -> Setup {
-        Setup { nodes, config: String::new(), prepare: None, io_uring: None, encryption: None }
+        Setup {
+            nodes,
+            config: String::new(),
+            prepare: None,
+            io_uring: None,
+            encryption: None,
+            program: None,
+        }
     }
 
     /// Adds these lines to the configuration file.
@@ -71,6 +80,12 @@ impl Setup {
         self
     }
 
+    /// Starts daemons, mounts and commands with another `tatami`.
+    pub fn with_program(mut self, program: &Path) -> Setup {
+        self.program = Some(program.to_owned());
+        self
+    }
+
     /// Does this work in the folder before the first start.
     pub fn prepare(mut self, what: impl Fn(&Path) + 'static) -> Setup {
         self.prepare = Some(Box::new(what));
@@ -88,6 +103,7 @@ impl Setup {
 pub struct Cluster {
     test: String,
     dir: PathBuf,
+    program: PathBuf,
     nodes: u16,
     seed: u64,
     plain: bool,
@@ -145,6 +161,7 @@ impl Cluster {
         let cluster = Cluster {
             test,
             dir,
+            program: setup.program.unwrap_or_else(tatami_bin),
             nodes,
             seed,
             plain,
@@ -216,7 +233,7 @@ impl Cluster {
 
     /// Returns the command `tatami VERB --dir …`, to which the caller adds arguments.
     pub fn command(&self, verb: &str) -> Command {
-        let mut command = Command::new(tatami_bin());
+        let mut command = Command::new(&self.program);
         command.args(verb.split_whitespace()).arg("--dir").arg(&self.dir);
         command.env("TATAMI_MOUNT_IO_URING", self.io_uring.to_string());
         command.env("TATAMI_VOLUME_ENCRYPTION", if self.encryption { "tls" } else { "none" });
@@ -269,7 +286,12 @@ impl Cluster {
 
     /// Starts a daemon that is down; returns when it is ready.
     pub fn start_node(&self, node: u16) {
-        self.starter.lock().start(node);
+        self.starter.lock().start(&self.program, node);
+    }
+
+    /// Uses another `tatami` from now on. What runs stays as it is.
+    pub fn set_program(&mut self, program: &Path) {
+        self.program = program.to_owned();
     }
 
     /// Kills a mount process with SIGKILL. Its mount stays, and answers with errors.

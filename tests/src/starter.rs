@@ -5,7 +5,6 @@
 //! with such files open and a dead daemon would wait for itself. Therefore the process that
 //! restarts daemons is created before any file is open.
 
-use crate::command::tatami_bin;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -20,10 +19,9 @@ pub(crate) struct Starter {
 impl Starter {
     /// Starts the process, for the volume in `dir`.
     pub(crate) fn new(dir: &Path) -> Starter {
-        let script = r#"while read -r node; do "$0" node start --dir "$1" "$node" >/dev/null; echo $?; done"#;
+        let script = r#"while read -r node program; do "$program" node start --dir "$0" "$node" >/dev/null; echo $?; done"#;
         let mut process = Command::new("bash")
             .args(["-c", script])
-            .arg(tatami_bin())
             .arg(dir)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -34,12 +32,12 @@ impl Starter {
         Starter { process, orders, answers }
     }
 
-    /// Runs `tatami node start`.
+    /// Runs `node start` of a `tatami`.
     ///
     /// # Panics
     /// If that fails.
-    pub(crate) fn start(&mut self, node: u16) {
-        writeln!(self.orders, "{node}").expect("the process reads");
+    pub(crate) fn start(&mut self, program: &Path, node: u16) {
+        writeln!(self.orders, "{node} {}", program.display()).expect("the process reads");
         let mut code = String::new();
         self.answers.read_line(&mut code).expect("the process answers");
         assert!(code.trim() == "0", "tatami node start {node} ended with {:?}", code.trim());

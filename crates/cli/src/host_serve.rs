@@ -339,6 +339,7 @@ fn describe_self() -> HostHello {
     HostHello {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         wire: tatami_wire::PROTOCOL_VERSION,
+        oldest_wire: Some(tatami_wire::OLDEST_PROTOCOL),
         name: rustix::system::uname().nodename().to_string_lossy().into_owned(),
         machine: read("/etc/machine-id"),
         address: address.map(str::to_owned).or(towards),

@@ -4,8 +4,8 @@
 use std::fmt;
 use std::path::Path;
 use tatami_cluster::Encryption;
-use tatami_wire::EXECUTORS_MAX;
 use tatami_wire::admin::Durability;
+use tatami_wire::{EXECUTORS_MAX, OLDEST_PROTOCOL, PROTOCOL_VERSION};
 
 /// The value of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,6 +86,7 @@ pub mod name {
     pub const NODE_LISTEN: &str = "node.listen";
     pub const NODE_LEASE: &str = "node.lease_sec";
     pub const NODE_RESERVE: &str = "node.reserve_mib";
+    pub const NODE_PROTOCOL: &str = "node.protocol";
     pub const CLIENT_PATIENCE: &str = "client.patience_sec";
     pub const CLIENT_WHEN_FULL: &str = "client.when_full";
     pub const MOUNT_ENABLED: &str = "mount.enabled";
@@ -101,7 +102,7 @@ pub mod name {
 }
 
 /// All keys. Those of one section follow each other.
-pub static KEYS: [ConfigKey; 21] = [
+pub static KEYS: [ConfigKey; 22] = [
     ConfigKey {
         name: name::LOG,
         flag: "log",
@@ -199,6 +200,17 @@ pub static KEYS: [ConfigKey; 21] = [
         doc: "Space on a node's disk that is reserved for names and that the bytes of files \
               cannot take. So names can be created and removed even when files have filled the \
               disk. A sixteenth of the disk at most.",
+    },
+    ConfigKey {
+        name: name::NODE_PROTOCOL,
+        flag: "node-protocol",
+        env: "TATAMI_NODE_PROTOCOL",
+        range: KeyRange::Int(OLDEST_PROTOCOL as u64, PROTOCOL_VERSION as u64),
+        unit: "",
+        default: ["4", "4"],
+        doc: "The newest version of the protocol that daemons, mounts and commands of this machine \
+              speak. Set it to the version of the release before while you try a release: then \
+              the machine does nothing that the release before does not know.",
     },
     ConfigKey {
         name: name::CLIENT_PATIENCE,

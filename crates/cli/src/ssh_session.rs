@@ -19,6 +19,7 @@ use tatami_hosts::host_protocol::{
 };
 use tatami_hosts::machine::check_program;
 use tatami_hosts::network::IpNetwork;
+use tatami_wire::ProtocolRange;
 
 /// Longest wait for the greeting, in which ssh connects and logs in.
 const GREETING_WAIT: Duration = Duration::from_secs(60);
@@ -194,16 +195,19 @@ pub fn is_this_machine(host: &str) -> bool {
     host == own || (may_be_short && short(host) == short(&own))
 }
 
+/// Checks that both sides have a version of the protocol in common, as daemons do.
 fn check_version(hello: &HostHello) -> CommandResult {
-    let own = env!("CARGO_PKG_VERSION");
-    if hello.version == own && hello.wire == tatami_wire::PROTOCOL_VERSION {
+    let ours = ProtocolRange::of_process();
+    // Hosts of version 3 do not state the oldest one.
+    let oldest = hello.oldest_wire.unwrap_or(hello.wire);
+    if ours.includes(hello.wire) || (oldest..=hello.wire).contains(&ours.newest()) {
         return Ok(());
     }
     Err(CommandFailure::new(format!(
-        "tatami there is version {} with protocol {}, and here {own} with protocol {}",
+        "tatami there is version {} with protocol {}, and here {} with protocol {ours}",
         hello.version,
         hello.wire,
-        tatami_wire::PROTOCOL_VERSION
+        env!("CARGO_PKG_VERSION"),
     ))
     .try_this("install the same version on all hosts; or name its path there: --program PATH"))
 }
@@ -452,6 +456,23 @@ fn describe_end(launcher: &str, host: &str, code: Option<i32>, said: &str) -> Co
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tatami_wire::{OLDEST_PROTOCOL, PROTOCOL_VERSION};
+
+    #[test]
+    fn hosts_work_together_if_their_versions_overlap() {
+        let says = |oldest: Option<u32>, newest: u32| {
+            let hello = format!(
+                r#"{{"version":"x","wire":{newest},"oldest_wire":{},"name":"","machine":"",
+                "clock_ms":0,"user":0,"address":null}}"#,
+                oldest.map_or("null".to_owned(), |oldest| oldest.to_string())
+            );
+            check_version(&serde_json::from_str(&hello).expect("a greeting")).is_ok()
+        };
+        assert!(says(Some(OLDEST_PROTOCOL), PROTOCOL_VERSION) && says(None, OLDEST_PROTOCOL));
+        assert!(says(Some(PROTOCOL_VERSION), PROTOCOL_VERSION + 1));
+        assert!(!says(Some(PROTOCOL_VERSION + 1), PROTOCOL_VERSION + 2));
+        assert!(!says(None, PROTOCOL_VERSION + 1) && !says(None, OLDEST_PROTOCOL - 1));
+    }
 
     #[test]
     fn ends_of_ssh_are_explained() {

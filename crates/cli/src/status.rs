@@ -16,6 +16,7 @@ use std::io::Write;
 use std::path::Path;
 use std::time::SystemTime;
 use tatami_cluster::{KeyFile, NodeEntry, VolumeFile};
+use tatami_wire::ProtocolRange;
 use tatami_wire::admin::{AdminCall, AdminReply, NodeStatus, RefusedConnections};
 
 /// Position of the optional column for executors: behind the shards.
@@ -157,7 +158,7 @@ fn collect_report(place: &VolumeDir, volume: &VolumeFile) -> StatusReport {
         id: volume.volume.to_string(),
         dir: place.dir.display().to_string(),
         version: env!("CARGO_PKG_VERSION"),
-        protocol: tatami_wire::PROTOCOL_VERSION,
+        protocol: ProtocolRange::of_process().newest(),
         healthy: true,
         durability: volume.durability.name(),
         encryption: volume.encryption.name(),
@@ -213,6 +214,7 @@ fn collect_report(place: &VolumeDir, volume: &VolumeFile) -> StatusReport {
         report.trouble.extend(node.trouble.iter().chain(&node.error).map(prefixed));
         report.nodes.push(node);
     }
+    report.warnings.extend(describe_upgrade(&report.nodes));
     // A node that is down does not report its mounts, nor does any node report a dead mount.
     for record in MountRecord::list_volume(&place.dir) {
         let path = record.path.display().to_string();
@@ -237,6 +239,21 @@ fn collect_report(place: &VolumeDir, volume: &VolumeFile) -> StatusReport {
     }
     report.healthy = report.trouble.is_empty();
     report
+}
+
+/// Names the nodes that speak an older protocol than others: an upgrade is under way, or somebody
+/// has forgotten them.
+fn describe_upgrade(nodes: &[NodeReport]) -> Option<String> {
+    let newest = nodes.iter().filter_map(|node| node.protocol).max()?;
+    let older = nodes.iter().filter(|node| node.protocol.is_some_and(|spoken| spoken < newest));
+    let older: Vec<&str> = older.map(|node| node.name.as_str()).collect();
+    (!older.is_empty()).then(|| {
+        format!(
+            "{} speak an older protocol than the other nodes, which speak {newest}: upgrade them, \
+             and restart their daemons",
+            older.join(", ")
+        )
+    })
 }
 
 /// Says whether requests of a mount come over io_uring. Most systems switch it off, so this is no

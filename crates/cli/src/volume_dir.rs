@@ -24,7 +24,7 @@ use tatami_cluster::{KeyFile, NodeEntry, SYSTEM_DIR, VolumeFile, resolve_system_
 use tatami_hosts::machine::MachineFile;
 use tatami_wire::admin::{AdminCall, AdminReply, AdminResult};
 use tatami_wire::frame::FrameClass;
-use tatami_wire::{ClientId, ExecutorId, NodeId, VolumeKey};
+use tatami_wire::{ClientId, ExecutorId, NodeId, PROTOCOL_VERSION, VolumeKey};
 
 /// Longest wait for the reply to an administrative request.
 pub const ADMIN_TIMEOUT: Duration = Duration::from_secs(10);
@@ -109,6 +109,9 @@ impl VolumeArgs {
             variable: &|name| std::env::var(name).ok(),
             flags: &self.overrides,
         })?;
+        let protocol = config.int_value(name::NODE_PROTOCOL);
+        // The key's range is that of this program.
+        let _ = tatami_wire::limit_protocol(u32::try_from(protocol).unwrap_or(PROTOCOL_VERSION));
         let at =
             VolumeArgs { dir: Some(dir.clone()), config: named, overrides: self.overrides.clone() };
         Ok(VolumeDir { dir, config, at, machine: Mutex::new(None) })

@@ -204,7 +204,7 @@ fn a_path_through_a_loop_of_links_ends_in_an_error() {
 fn a_client_of_another_version_is_told_ours() {
     let volume = Volume::up(1);
     let mut stream = TcpStream::connect(volume.address(0)).expect("connected");
-    stream.write_all(b"TATAMI\r\n\xe7\x03\x00\x00").expect("sent");
+    stream.write_all(b"TATAMI\r\n\x02\x00\x00\x00").expect("sent");
     let mut answer = [0; 12];
     stream.read_exact(&mut answer).expect("an answer");
     assert_eq!(&answer[..8], b"TATAMI\r\n");
@@ -228,7 +228,7 @@ fn a_daemon_of_another_version_is_told_to_the_user() {
         stream.write_all(&answer).expect("sent");
     });
     let said = volume.run("ls", [":/"]);
-    said.fails(3, &["protocol version 77", "the same version of tatami"]);
+    said.fails(3, &["protocol version 77, this one 3 to 4", "upgrade the older side"]);
     server.join().expect("the server is done");
 }
 

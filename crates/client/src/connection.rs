@@ -11,7 +11,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
-use tatami_net::handshake::introduce_client;
+use tatami_net::handshake::{HandshakeRetry, introduce_client};
 use tatami_net::{FrameBuffer, TlsTrust};
 use tatami_wire::frame::{self, FrameClass, FrameError, FrameHeader, HEADER_LEN};
 use tatami_wire::handshake::{HandshakeError, Hello, Role, Welcome};
@@ -219,16 +219,15 @@ impl Connection {
         timeout: Duration,
         node: &Arc<AwaitedNode>,
     ) -> Result<Connection, ConnectError> {
-        let generation = || caller.tls.as_ref().map(|tls| tls.generation());
-        let mut seen = generation();
+        let mut retry = HandshakeRetry::new(caller.tls.as_deref());
+        let Caller { client, volume, .. } = *caller;
+        let target = endpoint.relay_target();
         loop {
-            match Connection::try_open(endpoint, executor, caller, role, slot, timeout, node) {
-                // New certificates have come meanwhile, and the other side may have them already.
-                Err(ConnectError::Handshake { source: HandshakeError::Encryption(_), .. })
-                    if generation() != seen =>
-                {
-                    seen = generation();
-                }
+            let protocol = retry.protocol();
+            let hello =
+                Hello { protocol, role, client, slot, volume, node: target, executor, user: None };
+            match Connection::try_open(endpoint, caller, &hello, timeout, node) {
+                Err(ConnectError::Handshake { source, .. }) if retry.may_repeat(&source) => {}
                 tried => return tried,
             }
         }
@@ -236,24 +235,19 @@ impl Connection {
 
     fn try_open(
         endpoint: &Endpoint,
-        executor: u8,
         caller: &Caller,
-        role: Role,
-        slot: u32,
+        hello: &Hello,
         timeout: Duration,
         node: &Arc<AwaitedNode>,
     ) -> Result<Connection, ConnectError> {
         let unreachable = |source| ConnectError::Unreachable { endpoint: endpoint.clone(), source };
         let mut socket = ClientSocket::connect(endpoint, caller.tls.as_deref(), timeout, node)
             .map_err(unreachable)?;
-        if role == Role::Data {
+        if hello.role == Role::Data {
             socket.stream.enlarge_buffers();
         }
-        let target = endpoint.relay_target();
-        let Caller { client, volume, .. } = *caller;
-        let hello = Hello { role, client, slot, volume, node: target, executor, user: None };
         let transport = socket.stream.transport();
-        let welcome = introduce_client(&mut socket, transport, &hello, caller.key.as_ref())
+        let welcome = introduce_client(&mut socket, transport, hello, caller.key.as_ref())
             .map_err(|source| ConnectError::Handshake { endpoint: endpoint.clone(), source })?;
         Ok(Connection {
             socket,

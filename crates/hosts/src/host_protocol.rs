@@ -43,8 +43,11 @@ pub enum HostProtocolError {
 pub struct HostHello {
     /// The version of `tatami`.
     pub version: String,
-    /// The version of the protocol between daemons.
+    /// The newest version of the protocol between daemons.
     pub wire: u32,
+    /// The oldest one. A program that speaks one version only does not state it.
+    #[serde(default)]
+    pub oldest_wire: Option<u32>,
     /// The name that the machine gives itself.
     pub name: String,
     /// Its machine id, or an empty text.
@@ -293,6 +296,7 @@ mod tests {
         HostHello {
             version: "0.1.0".into(),
             wire: 2,
+            oldest_wire: None,
             name: "n1".into(),
             machine: "00".into(),
             address: Some("10.0.0.1".into()),

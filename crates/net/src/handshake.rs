@@ -3,13 +3,14 @@
 use crate::random::make_random_id;
 use crate::stream::NetStream;
 use crate::tls_error::{TlsError, lift_tls_error};
+use crate::tls_trust::TlsTrust;
 use crate::transport::Transport;
 use crate::trust::PeerIdentity;
 use std::io::{self, Read, Write};
-use tatami_wire::VolumeKey;
 use tatami_wire::handshake::{
     HandshakeError, Hello, ServerHandshake, ServerIdentity, Welcome, connect_client, refuse_client,
 };
+use tatami_wire::{ProtocolRange, VolumeKey};
 
 /// The answer to a client that has the key and does not encrypt.
 const PLAIN_REFUSAL: &str = "the daemon has volume.encryption = tls, and this side has none: both need the \
@@ -43,6 +44,46 @@ pub fn introduce_client(
 
 fn is_broken(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
+}
+
+/// Decides whether a failed handshake of a client is repeated on a new connection.
+#[derive(Debug)]
+pub struct HandshakeRetry<'a> {
+    tls: Option<&'a TlsTrust>,
+    /// The generation of the certificates of the last attempt.
+    generation: Option<u64>,
+    protocol: ProtocolRange,
+}
+
+impl<'a> HandshakeRetry<'a> {
+    /// Begins with the current certificates, and with all versions of this process.
+    pub fn new(tls: Option<&'a TlsTrust>) -> HandshakeRetry<'a> {
+        let generation = tls.map(TlsTrust::generation);
+        HandshakeRetry { tls, generation, protocol: ProtocolRange::of_process() }
+    }
+
+    /// Returns the versions to offer in the next attempt.
+    pub fn protocol(&self) -> ProtocolRange {
+        self.protocol
+    }
+
+    /// Checks whether another attempt may succeed after this error. Each cause counts once.
+    pub fn may_repeat(&mut self, error: &HandshakeError) -> bool {
+        match *error {
+            // New certificates have come meanwhile, and the other side may have them already.
+            HandshakeError::Encryption(_) => {
+                let current = self.tls.map(TlsTrust::generation);
+                std::mem::replace(&mut self.generation, current) != current
+            }
+            // An older daemon refuses the offer of a newer version.
+            HandshakeError::Version { theirs, .. } => {
+                let older = theirs < self.protocol.newest() && self.protocol.includes(theirs);
+                self.protocol = self.protocol.up_to(theirs);
+                older
+            }
+            _ => false,
+        }
+    }
 }
 
 /// One connection of a server in its handshake.

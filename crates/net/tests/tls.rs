@@ -14,12 +14,13 @@ use tatami_net::dial::{self, PlainWait};
 use tatami_net::handshake::{HandshakeProgress, PendingHandshake, introduce_client};
 use tatami_net::{DeadlineStream, Endpoint, Listener, NetStream, TlsTrust};
 use tatami_wire::handshake::{HandshakeError, Hello, Role, ServerIdentity, admit_client};
-use tatami_wire::{ClientId, NodeId, VolumeId, VolumeKey};
+use tatami_wire::{ClientId, NodeId, ProtocolRange, VolumeId, VolumeKey};
 
 const MODE: rustix::fs::Mode = rustix::fs::Mode::from_raw_mode(0o600);
 
 fn hello() -> Hello {
     Hello {
+        protocol: ProtocolRange::of_process(),
         role: Role::Data,
         client: ClientId([1; 16]),
         slot: 0,

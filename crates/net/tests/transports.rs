@@ -16,7 +16,7 @@ use tatami_net::{DeadlineStream, Endpoint, Listener, NetStream, TlsTrust};
 use tatami_wire::handshake::{
     Authentication, HandshakeError, Hello, Role, ServerIdentity, Welcome, admit_client,
 };
-use tatami_wire::{ClientId, NodeId, VolumeId, VolumeKey};
+use tatami_wire::{ClientId, NodeId, ProtocolRange, VolumeId, VolumeKey};
 
 const MODE: rustix::fs::Mode = rustix::fs::Mode::from_raw_mode(0o600);
 
@@ -89,6 +89,7 @@ fn shake_hands(
     let (volume, node) = (VolumeId([4; 16]), NodeId(3));
     let client = thread::spawn(move || {
         let hello = Hello {
+            protocol: ProtocolRange::of_process(),
             role: Role::Data,
             client: ClientId([1; 16]),
             slot: 0,

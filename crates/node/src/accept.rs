@@ -264,11 +264,12 @@ fn serve_connection(
         // Reached first, admitted second: the client learns from the answer whether its node is
         // there.
         match relay::connect_for_user(shared, hello, &peer, node) {
-            Ok(far) if handshake::admit_client(&mut timed).is_ok() => {
-                tracing::debug!(%peer, client = %hello.client, role = ?hello.role, %node, "passed on");
-                relay::relay_connection(stream, &far, &peer);
+            Ok((far, protocol)) => {
+                if handshake::admit_relayed_client(&mut timed, hello, protocol).is_ok() {
+                    tracing::debug!(%peer, client = %hello.client, role = ?hello.role, %node, "passed on");
+                    relay::relay_connection(stream, &far, &peer);
+                }
             }
-            Ok(_) => {}
             Err(DialError::Unreachable(why)) => {
                 drop(handshake::report_unavailable(&mut timed, &why))
             }

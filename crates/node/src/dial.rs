@@ -4,8 +4,8 @@ use crate::connections::handshakes::HANDSHAKE_TIMEOUT;
 use crate::context::NodeContext;
 use std::io;
 use tatami_net::dial::{self, PlainWait};
-use tatami_net::handshake::introduce_client;
-use tatami_net::{DeadlineStream, Endpoint, NetStream, TlsTrust};
+use tatami_net::handshake::{HandshakeRetry, introduce_client};
+use tatami_net::{DeadlineStream, Endpoint, NetStream};
 use tatami_wire::NodeId;
 use tatami_wire::handshake::{HandshakeError, Hello};
 
@@ -19,12 +19,13 @@ pub(crate) enum DialError {
     Damaged(String),
 }
 
-/// Connects to a node and does the handshake with `hello`.
+/// Connects to a node and does the handshake with `hello`. Returns the version of the protocol on
+/// the connection: at most the newest one of this process and of `hello`.
 pub(crate) fn connect_node(
     shared: &NodeContext,
     hello: &Hello,
     node: NodeId,
-) -> Result<NetStream, DialError> {
+) -> Result<(NetStream, u32), DialError> {
     let map = shared.map.current();
     let info = map.find_member(node);
     let info = info.ok_or_else(|| DialError::Refused(format!("there is no node {node}")))?;
@@ -34,14 +35,12 @@ pub(crate) fn connect_node(
         true => Endpoint::Unix(shared.settings.socket_path()),
         false => Endpoint::from_address(&info.address),
     };
-    let tls = shared.settings.tls.as_deref();
-    let generation = || tls.map(TlsTrust::generation);
-    let mut seen = generation();
+    let mut retry = HandshakeRetry::new(shared.settings.tls.as_deref());
     loop {
-        match shake_hands(shared, hello, &endpoint) {
-            // New certificates have come meanwhile, and the other node may have them already.
-            Err(HandshakeError::Encryption(_)) if generation() != seen => seen = generation(),
-            Ok(stream) => return Ok(stream),
+        let protocol = retry.protocol().up_to(hello.protocol.newest());
+        match shake_hands(shared, &Hello { protocol, ..hello.clone() }, &endpoint) {
+            Ok(connected) => return Ok(connected),
+            Err(e) if retry.may_repeat(&e) => {}
             Err(e) => {
                 return Err(match e {
                     HandshakeError::Io(e) => away(e),
@@ -59,12 +58,12 @@ fn shake_hands(
     shared: &NodeContext,
     hello: &Hello,
     endpoint: &Endpoint,
-) -> Result<NetStream, HandshakeError> {
+) -> Result<(NetStream, u32), HandshakeError> {
     let stream = dial::connect(endpoint, shared.settings.tls.as_deref(), &PlainWait)?;
     stream.prepare_for_daemon()?;
     // One deadline for the whole handshake: a peer that sends a byte at a time gets no more time.
     let mut timed = DeadlineStream::new(&stream, HANDSHAKE_TIMEOUT);
     let key = Some(&shared.settings.identity.key);
-    introduce_client(&mut timed, stream.transport(), hello, key)?;
-    Ok(stream)
+    let welcome = introduce_client(&mut timed, stream.transport(), hello, key)?;
+    Ok((stream, welcome.protocol))
 }

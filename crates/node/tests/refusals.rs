@@ -56,7 +56,7 @@ fn another_version_reads_ours_from_the_answer() {
     let volume = Volume::new(1);
     let _node = volume.start(0);
     let mut stream = volume.raw_tcp(0);
-    stream.write_all(b"TATAMI\r\n\x63\0\0\0 whatever version 99 says next").expect("sent");
+    stream.write_all(b"TATAMI\r\n\x02\0\0\0 whatever version 2 says next").expect("sent");
     let answer = rest(&mut stream);
     assert_eq!(&answer[..8], b"TATAMI\r\n");
     assert_eq!(answer[8..12], tatami_wire::PROTOCOL_VERSION.to_le_bytes());
@@ -85,9 +85,11 @@ fn garbage_and_half_messages_end_their_connection_and_nothing_else() {
 
 /// A connection after a good handshake, as a bare stream; that of a node is node 7's.
 fn greeted(volume: &Volume, role: Role) -> std::net::TcpStream {
+    use tatami_wire::ProtocolRange;
     use tatami_wire::handshake::{self, Authentication, Hello};
     let mut stream = volume.raw_tcp(0);
     let hello = Hello {
+        protocol: ProtocolRange::of_process(),
         role,
         client: ClientId([0xaa; 16]),
         slot: 7,
@@ -453,7 +455,7 @@ fn each_reason_to_turn_somebody_away_is_counted_by_itself() {
         assert!(try_connect(&volume.tcp(0), &wrong_key, Role::Meta).is_err());
     }
     let mut stream = volume.raw_tcp(0);
-    stream.write_all(b"TATAMI\r\n\x63\0\0\0").expect("sent");
+    stream.write_all(b"TATAMI\r\n\x02\0\0\0").expect("sent");
     rest(&mut stream);
     // The node itself must not be a peer of its own.
     assert!(try_connect(&volume.tcp(0), &caller(1), Role::Peer).is_err());

@@ -11,7 +11,7 @@ use tatami_wire::handshake::{self, Authentication, HandshakeError, Hello, Role};
 use tatami_wire::meta::{MetaOp, MetaReply};
 use tatami_wire::object::ObjectOp;
 use tatami_wire::tiles::PieceUpdate;
-use tatami_wire::{Access, ClientId, Cred, Errno, Ino, NodeId, SetAttr};
+use tatami_wire::{Access, ClientId, Cred, Errno, Ino, NodeId, ProtocolRange, SetAttr};
 
 /// Two nodes; the shard and the files of these tests are on node 0.
 fn two() -> (Volume, [Running; 2]) {
@@ -106,7 +106,9 @@ fn whoever_has_no_key_acts_as_himself_on_other_nodes_too() {
         assert!(matches!(handshake_error(recalls.err()), HandshakeError::Refused(_)));
         for node in [None, Some(NodeId(0))] {
             let (role, client, user) = (Role::Admin, ClientId([2; 16]), Some(Cred::ROOT));
-            let hello = Hello { role, client, slot: 0, volume: None, node, executor: 0, user };
+            let (protocol, slot) = (ProtocolRange::of_process(), 0);
+            let hello =
+                Hello { protocol, role, client, slot, volume: None, node, executor: 0, user };
             let mut stream = volume.raw_unix(1);
             let met = handshake::connect_client(
                 &mut stream,

@@ -282,7 +282,7 @@ pub struct NodeStatus {
     pub name: String,
     /// Version of the program.
     pub version: String,
-    /// [`crate::PROTOCOL_VERSION`] it speaks.
+    /// The newest version of the protocol that it speaks.
     pub protocol: u32,
     /// Process id.
     pub pid: u32,

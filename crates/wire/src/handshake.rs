@@ -1,5 +1,5 @@
-//! The handshake of a connection. It checks that both sides speak the same protocol version and
-//! mean the same volume, and that the client is authorized.
+//! The handshake of a connection. Both sides agree on a version of the protocol. They check that
+//! they mean the same volume, and that the client is authorized.
 //!
 //! ```text
 //! client → Hello     magic, version, role, client id, slot, volume (or zeros), nonce, the meant
@@ -9,17 +9,24 @@
 //! server → Verdict   one byte and a text
 //! ```
 //!
-//! Messages have fixed lengths. So each side recognises another version, or another protocol, by
-//! the first bytes, and can report it. A proof is a MAC over both nonces with the volume's key.
+//! Messages have fixed lengths, and all versions from 3 on have the same ones. So each side
+//! recognises another version, or another protocol, by the first bytes, and can report it. A hello
+//! states the newest version of the client, and a challenge the version for this connection: the
+//! lower one of both sides. A server of version 3 refuses other clients, so a client calls it again
+//! with that version. The proofs from version 4 on include the version of the challenge.
+//!
+//! A proof is a MAC over both nonces with the volume's key.
 //! Each side thus proves that it has the key, and a replayed handshake is useless. On a UNIX socket
 //! the kernel identifies the client, and no proof is needed.
 //!
 //! A client without the key reaches other nodes through its local daemon. The client names the
 //! node. The daemon does the handshake there with the key, states the user, and forwards all bytes
-//! that follow.
+//! that follow. The other node may be older than the daemon: then the verdict states the version on
+//! which the daemon and that node have agreed.
 
+use crate::protocol_range::FIRST_AGREEING;
 use crate::{
-    ClientId, Cred, EXECUTORS_MAX, GROUPS_MAX, NodeId, PROTOCOL_VERSION, VolumeId, VolumeKey,
+    ClientId, Cred, EXECUTORS_MAX, GROUPS_MAX, NodeId, ProtocolRange, VolumeId, VolumeKey,
 };
 use std::io::{self, Read, Write};
 
@@ -56,6 +63,9 @@ pub enum Role {
 /// The client's first message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
+    /// From a client, the versions that it offers. A server gets the range up to the version on
+    /// which both sides agree.
+    pub protocol: ProtocolRange,
     /// Purpose of the connection.
     pub role: Role,
     /// Id of the client.
@@ -88,10 +98,10 @@ pub enum HandshakeError {
     #[error("the other side does not speak Tatami's protocol: is this the right port?")]
     NotTatami,
     #[error(
-        "the other side speaks protocol version {theirs}, this one {ours}: \
-         use the same version of tatami on both"
+        "the other side speaks protocol version {theirs}, this one {ours}: upgrade the older side \
+         to the same version of tatami, or to the release before it"
     )]
-    Version { ours: u32, theirs: u32 },
+    Version { ours: ProtocolRange, theirs: u32 },
     #[error(
         "the daemon serves volume {theirs}, not {ours}: check the address or the configuration"
     )]
@@ -117,6 +127,8 @@ pub struct Welcome {
     pub volume: VolumeId,
     /// The node.
     pub node: NodeId,
+    /// The version of the protocol on this connection.
+    pub protocol: u32,
 }
 
 /// The identity of the server.
@@ -139,10 +151,14 @@ pub enum Authentication {
     Key,
 }
 
-fn build_transcript(nonces: &[u8; 32], side: u8, hello: &[u8]) -> Vec<u8> {
-    // The hello is included, so that none of its fields can be changed on the way. The side
+fn build_transcript(nonces: &[u8; 32], side: u8, hello: &[u8], version: u32) -> Vec<u8> {
+    // The hello and the version are included, so that nobody can change them on the way. The side
     // prevents that a proof is reflected.
-    [&nonces[..], &[side], hello].concat()
+    let mut transcript = [&nonces[..], &[side], hello].concat();
+    if version >= FIRST_AGREEING {
+        transcript.extend(version.to_le_bytes());
+    }
+    transcript
 }
 
 /// Runs the client's side. `key` may be `None` on a UNIX socket. `nonce` is 16 fresh random bytes.
@@ -159,7 +175,7 @@ pub fn connect_client(
     let bytes = encode_hello(hello, nonce, authentication).ok_or_else(too_many_groups_error)?;
     stream.write_all(&bytes)?;
     let mut b = [0; CHALLENGE_LEN];
-    read_versioned(stream, &mut b)?;
+    let version = read_challenge(stream, hello.protocol, &mut b)?;
     let mut nonces = [0; 32];
     nonces[..16].copy_from_slice(&nonce);
     nonces[16..].copy_from_slice(&b[31..47]);
@@ -175,7 +191,7 @@ pub fn connect_client(
         let mut theirs = [0; PROOF_LEN];
         theirs.copy_from_slice(&b[47..63]);
         let fits = |key: &&VolumeKey| {
-            key.verify_mac("server", &build_transcript(&nonces, 1, &bytes), &theirs)
+            key.verify_mac("server", &build_transcript(&nonces, 1, &bytes, version), &theirs)
         };
         let Some(key) = key.filter(fits) else {
             // Still send a proof, so that the server counts and logs a client with another key. The
@@ -183,7 +199,7 @@ pub fn connect_client(
             let _ = stream.write_all(&proof);
             return Err(HandshakeError::Key);
         };
-        proof = key.compute_mac("client", &build_transcript(&nonces, 2, &bytes));
+        proof = key.compute_mac("client", &build_transcript(&nonces, 2, &bytes, version));
     }
     stream.write_all(&proof)?;
     let mut verdict = [0; 2];
@@ -191,7 +207,17 @@ pub fn connect_client(
     let mut text = vec![0; usize::from(verdict[1])];
     stream.read_exact(&mut text)?;
     match verdict[0] {
-        0 => Ok(Welcome { volume, node: NodeId(u16::from_le_bytes([b[29], b[30]])) }),
+        0 => {
+            let node = NodeId(u16::from_le_bytes([b[29], b[30]]));
+            // The node behind the daemon may be older than the daemon.
+            let lower = text[..].try_into().ok().map(u32::from_le_bytes);
+            let protocol = lower.map_or(version, |lower| lower.min(version));
+            if !hello.protocol.includes(protocol) {
+                let (ours, theirs) = (hello.protocol, protocol);
+                return Err(HandshakeError::Version { ours, theirs });
+            }
+            Ok(Welcome { volume, node, protocol })
+        }
         1 => Err(HandshakeError::Key),
         3 => Err(HandshakeError::Unavailable(String::from_utf8_lossy(&text).into_owned())),
         4 => Err(HandshakeError::Damaged(String::from_utf8_lossy(&text).into_owned())),
@@ -229,6 +255,8 @@ pub fn accept_client(
 /// received bytes and returns the bytes to send.
 #[derive(Debug)]
 pub struct ServerHandshake {
+    /// The versions of this side; once known, up to the version for the client.
+    protocol: ProtocolRange,
     authentication: Authentication,
     nonce: [u8; 16],
     stage: HandshakeStage,
@@ -252,10 +280,19 @@ enum HandshakeStage {
 }
 
 impl ServerHandshake {
-    /// Starts a handshake. `nonce` is 16 fresh random bytes.
+    /// Starts a handshake for the versions of this process. `nonce` is 16 fresh random bytes.
     pub fn new(authentication: Authentication, nonce: [u8; 16]) -> ServerHandshake {
+        ServerHandshake::with_protocol(ProtocolRange::of_process(), authentication, nonce)
+    }
+
+    /// As [`ServerHandshake::new`], for other versions.
+    pub fn with_protocol(
+        protocol: ProtocolRange,
+        authentication: Authentication,
+        nonce: [u8; 16],
+    ) -> ServerHandshake {
         let (stage, received) = (HandshakeStage::Version, Vec::new());
-        ServerHandshake { authentication, nonce, stage, received, needed: VERSION_END }
+        ServerHandshake { protocol, authentication, nonce, stage, received, needed: VERSION_END }
     }
 
     /// Returns the number of bytes that the next call of [`ServerHandshake::receive_bytes`]
@@ -299,11 +336,11 @@ impl ServerHandshake {
     ) -> Result<Option<Hello>, HandshakeError> {
         match &self.stage {
             HandshakeStage::Version => {
-                if let Err(e) = check_version(&self.received) {
+                if let Err(e) = self.agree_on_version() {
                     if matches!(e, HandshakeError::Version { .. } | HandshakeError::Encrypted) {
                         // The other version finds our version in these bytes and reports it to its
                         // user. A client that encrypts recognizes that this side does not.
-                        answer.extend(build_challenge_head());
+                        answer.extend(build_challenge_head(self.protocol.newest()));
                     }
                     return Err(e);
                 }
@@ -315,22 +352,22 @@ impl ServerHandshake {
             }
             HandshakeStage::UserIds => {
                 let bytes = std::mem::take(&mut self.received);
+                let version = self.protocol.newest();
                 let (hello, client_nonce) =
-                    decode_hello(&bytes).ok_or(HandshakeError::NotTatami)?;
+                    decode_hello(&bytes, self.protocol).ok_or(HandshakeError::NotTatami)?;
                 let mut nonces = [0; 32];
                 nonces[..16].copy_from_slice(&client_nonce);
                 nonces[16..].copy_from_slice(&self.nonce);
-                let mut b = build_challenge_head();
+                let mut b = build_challenge_head(version);
                 b[13..29].copy_from_slice(&identity.volume.0);
                 b[29..31].copy_from_slice(&identity.node.0.to_le_bytes());
                 b[31..47].copy_from_slice(&self.nonce);
                 if self.authentication == Authentication::Key {
-                    let ours =
-                        identity.key.compute_mac("server", &build_transcript(&nonces, 1, &bytes));
-                    b[47..63].copy_from_slice(&ours);
+                    let transcript = build_transcript(&nonces, 1, &bytes, version);
+                    b[47..63].copy_from_slice(&identity.key.compute_mac("server", &transcript));
                 }
                 answer.extend(b);
-                let transcript = build_transcript(&nonces, 2, &bytes);
+                let transcript = build_transcript(&nonces, 2, &bytes, version);
                 self.stage = HandshakeStage::Proof { transcript, hello: Box::new(hello) };
                 self.needed = PROOF_LEN;
             }
@@ -348,13 +385,22 @@ impl ServerHandshake {
         }
         Ok(None)
     }
+
+    /// Lowers the range to the version for this client.
+    fn agree_on_version(&mut self) -> Result<(), HandshakeError> {
+        let theirs = read_version(&self.received)?;
+        let ours = self.protocol;
+        let version = ours.agree_with(theirs).ok_or(HandshakeError::Version { ours, theirs })?;
+        self.protocol = ours.up_to(version);
+        Ok(())
+    }
 }
 
 /// Returns a challenge with only the fields that are at the same place in every version.
-fn build_challenge_head() -> [u8; CHALLENGE_LEN] {
+fn build_challenge_head(version: u32) -> [u8; CHALLENGE_LEN] {
     let mut b = [0; CHALLENGE_LEN];
     b[..8].copy_from_slice(&MAGIC);
-    b[8..12].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
+    b[8..12].copy_from_slice(&version.to_le_bytes());
     b
 }
 
@@ -364,6 +410,22 @@ fn build_challenge_head() -> [u8; CHALLENGE_LEN] {
 /// Those of the stream.
 pub fn admit_client(stream: &mut impl Write) -> io::Result<()> {
     stream.write_all(&[0, 0])
+}
+
+/// Ends a handshake successfully, for a client of another node behind this one. `protocol` is the
+/// version on which this daemon and the other node have agreed: at most that of the hello.
+///
+/// # Errors
+/// Those of the stream.
+pub fn admit_relayed_client(
+    stream: &mut impl Write,
+    hello: &Hello,
+    protocol: u32,
+) -> io::Result<()> {
+    if protocol == hello.protocol.newest() {
+        return admit_client(stream);
+    }
+    stream.write_all(&[&[0, 4][..], &protocol.to_le_bytes()].concat())
 }
 
 /// Ends a handshake with the reason of a refusal.
@@ -408,7 +470,7 @@ fn encode_hello(hello: &Hello, nonce: [u8; 16], authentication: Authentication) 
     let ids = hello.user.as_ref().map_or(0, |user| 2 + user.groups.len());
     let mut b = vec![0; HELLO_LEN];
     b[..8].copy_from_slice(&MAGIC);
-    b[8..12].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
+    b[8..12].copy_from_slice(&hello.protocol.newest().to_le_bytes());
     b[12] = hello.role as u8;
     b[13..29].copy_from_slice(&hello.client.0);
     b[29..33].copy_from_slice(&hello.slot.to_le_bytes());
@@ -432,7 +494,7 @@ fn count_user_ids(b: &[u8]) -> usize {
     if ids > 2 + GROUPS_MAX { 0 } else { ids }
 }
 
-fn decode_hello(b: &[u8]) -> Option<(Hello, [u8; 16])> {
+fn decode_hello(b: &[u8], protocol: ProtocolRange) -> Option<(Hello, [u8; 16])> {
     let id = |at: usize| {
         let mut id = [0; 16];
         id.copy_from_slice(&b[at..at + 16]);
@@ -460,23 +522,33 @@ fn decode_hello(b: &[u8]) -> Option<(Hello, [u8; 16])> {
     let told = usize::from(u16::from_le_bytes([b[68], b[69]]));
     let whole = rest.is_empty() && told == ids.len();
     let executor = b[70];
-    let hello = Hello { role, client: ClientId(id(13)), slot, volume, node, executor, user };
+    let client = ClientId(id(13));
+    let hello = Hello { protocol, role, client, slot, volume, node, executor, user };
     let known = executor < EXECUTORS_MAX && (role == Role::Peer || slot < SLOTS_MAX);
     (whole && known).then_some((hello, id(49)))
 }
 
-/// Reads a handshake message: first magic and version, which are at the same place in every
-/// version, then the rest.
-fn read_versioned(stream: &mut impl Read, b: &mut [u8]) -> Result<(), HandshakeError> {
+/// Reads a challenge: first magic and version, which are at the same place in every version, then
+/// the rest. Returns the version.
+fn read_challenge(
+    stream: &mut impl Read,
+    ours: ProtocolRange,
+    b: &mut [u8; CHALLENGE_LEN],
+) -> Result<u32, HandshakeError> {
     let (head, rest) = b.split_at_mut(VERSION_END);
     stream.read_exact(head)?;
-    check_version(head)?;
+    let theirs = read_version(head)?;
+    // An older server has refused the offer of a newer version, and closes.
+    let is_refused = theirs < FIRST_AGREEING && theirs != ours.newest();
+    if is_refused || !ours.includes(theirs) {
+        return Err(HandshakeError::Version { ours, theirs });
+    }
     stream.read_exact(rest)?;
-    Ok(())
+    Ok(theirs)
 }
 
-/// Checks the first [`VERSION_END`] bytes of a message.
-fn check_version(head: &[u8]) -> Result<(), HandshakeError> {
+/// Reads the version in the first [`VERSION_END`] bytes of a message.
+fn read_version(head: &[u8]) -> Result<u32, HandshakeError> {
     // The header of TLS: a message of the handshake, in any version.
     if head[..2] == [0x16, 3] {
         return Err(HandshakeError::Encrypted);
@@ -484,8 +556,5 @@ fn check_version(head: &[u8]) -> Result<(), HandshakeError> {
     if head[..8] != MAGIC {
         return Err(HandshakeError::NotTatami);
     }
-    match u32::from_le_bytes([head[8], head[9], head[10], head[11]]) {
-        PROTOCOL_VERSION => Ok(()),
-        theirs => Err(HandshakeError::Version { ours: PROTOCOL_VERSION, theirs }),
-    }
+    Ok(u32::from_le_bytes([head[8], head[9], head[10], head[11]]))
 }

@@ -25,6 +25,7 @@ pub mod object;
 pub mod operation_table;
 pub mod partition;
 pub mod partition_map;
+pub mod protocol_range;
 pub mod repair;
 pub mod shards;
 pub mod tiles;
@@ -35,12 +36,13 @@ pub use cap::{Access, Cap};
 pub use errno::Errno;
 pub use ids::{ClientId, EXECUTORS_MAX, ExecutorId, Ino, ShardId, VolumeId};
 pub use key::VolumeKey;
+pub use protocol_range::{OLDEST_PROTOCOL, ProtocolRange, limit_protocol};
 pub use shards::{SHARDS_MAX, ShardMap};
 pub use tatami_layout::{Layout, NodeId, Piece};
 
-/// The version of everything in this crate. Two sides that differ refuse each
-/// other in the handshake and say so.
-pub const PROTOCOL_VERSION: u32 = 3;
+/// The newest version of everything in this crate. Two sides agree on one in the handshake, or say
+/// that they cannot; see [`protocol_range`].
+pub const PROTOCOL_VERSION: u32 = 4;
 
 /// Longest name of a directory entry, in bytes: the limit of every Linux file system.
 pub const NAME_MAX: usize = 255;

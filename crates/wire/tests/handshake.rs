@@ -8,7 +8,10 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::thread;
 use tatami_wire::handshake::*;
-use tatami_wire::{ClientId, EXECUTORS_MAX, NodeId, PROTOCOL_VERSION, VolumeId, VolumeKey};
+use tatami_wire::{
+    ClientId, EXECUTORS_MAX, NodeId, OLDEST_PROTOCOL, PROTOCOL_VERSION, ProtocolRange, VolumeId,
+    VolumeKey,
+};
 
 fn identity() -> ServerIdentity {
     ServerIdentity { volume: VolumeId([9; 16]), node: NodeId(3), key: VolumeKey::new([1; 32]) }
@@ -16,6 +19,7 @@ fn identity() -> ServerIdentity {
 
 fn hello() -> Hello {
     Hello {
+        protocol: ProtocolRange::of_process(),
         role: Role::Data,
         client: ClientId([4; 16]),
         slot: 17,
@@ -49,7 +53,8 @@ fn meet(
 fn a_client_with_the_key_is_let_in() {
     let key = Some(VolumeKey::new([1; 32]));
     let (client, server) = meet(Authentication::Key, hello(), key);
-    assert_eq!(client.unwrap(), Welcome { volume: VolumeId([9; 16]), node: NodeId(3) });
+    let (volume, node) = (VolumeId([9; 16]), NodeId(3));
+    assert_eq!(client.unwrap(), Welcome { volume, node, protocol: PROTOCOL_VERSION });
     assert_eq!(server.unwrap(), hello());
 }
 
@@ -157,28 +162,135 @@ fn another_volume_is_another_volume() {
 }
 
 #[test]
-fn both_sides_name_the_versions_when_they_differ() {
-    // A client of version 99 connects to this server.
+fn both_sides_name_the_versions_when_they_have_none_in_common() {
+    // A client of version 2 connects to this server.
     let (mut ours, mut theirs) = UnixStream::pair().unwrap();
     let server = thread::spawn(move || {
         accept_client(&mut theirs, Authentication::Kernel, &identity(), [2; 16])
     });
-    let mut bytes = b"TATAMI\r\n".to_vec();
-    bytes.extend_from_slice(&99u32.to_le_bytes());
-    ours.write_all(&bytes).unwrap();
+    let start_of = |version: u32| [&b"TATAMI\r\n"[..], &version.to_le_bytes()].concat();
+    ours.write_all(&start_of(2)).unwrap();
     let mut start = [0; 12];
     ours.read_exact(&mut start).unwrap();
     assert_eq!(&start[..8], b"TATAMI\r\n");
     assert_eq!(start[8..12], PROTOCOL_VERSION.to_le_bytes());
     let e = server.join().unwrap().unwrap_err();
-    assert!(matches!(e, HandshakeError::Version { theirs: 99, .. }));
+    assert!(matches!(e, HandshakeError::Version { theirs: 2, .. }));
+    assert!(e.to_string().contains("version 2, this one 3 to 4"), "{e}");
 
     // This client connects to a server of version 99.
     let (mut ours, mut theirs) = UnixStream::pair().unwrap();
-    theirs.write_all(&bytes).unwrap();
+    theirs.write_all(&start_of(99)).unwrap();
     let e = connect_client(&mut ours, Authentication::Kernel, &hello(), None, [1; 16]).unwrap_err();
     assert!(matches!(e, HandshakeError::Version { theirs: 99, .. }), "{e}");
     assert!(e.to_string().contains("99"));
+}
+
+/// Runs both sides with the key and with these newest versions. A server of version 3 is one that
+/// accepts only that version, as the daemons of that time.
+fn agree(client: u32, server: u32) -> (Result<u32, HandshakeError>, Result<u32, HandshakeError>) {
+    let range = |newest| ProtocolRange::of_process().up_to(newest);
+    let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+    let served = thread::spawn(move || {
+        let key = Authentication::Key;
+        let mut handshake = ServerHandshake::with_protocol(range(server), key, [2; 16]);
+        loop {
+            let mut bytes = vec![0; handshake.bytes_needed()];
+            theirs.read_exact(&mut bytes)?;
+            if server == 3 && bytes.starts_with(b"TATAMI\r\n") && bytes[8..12] != [3, 0, 0, 0] {
+                let mut head = [0; 63];
+                head[..12].copy_from_slice(b"TATAMI\r\n\x03\0\0\0");
+                theirs.write_all(&head)?;
+                return Err(HandshakeError::NotTatami);
+            }
+            let mut answer = Vec::new();
+            let hello = handshake.receive_bytes(&bytes, &identity(), &mut answer);
+            theirs.write_all(&answer)?;
+            if let Some(hello) = hello? {
+                admit_client(&mut theirs)?;
+                return Ok(hello.protocol.newest());
+            }
+        }
+    });
+    let (key, hello) = (VolumeKey::new([1; 32]), Hello { protocol: range(client), ..hello() });
+    let met = connect_client(&mut ours, Authentication::Key, &hello, Some(&key), [1; 16]);
+    drop(ours);
+    (met.map(|welcome| welcome.protocol), served.join().unwrap())
+}
+
+#[test]
+fn both_sides_agree_on_the_lower_version() {
+    for (client, server) in [(4, 4), (3, 4), (3, 3)] {
+        let (near, far) = agree(client, server);
+        assert_eq!((near.unwrap(), far.unwrap()), (client.min(server), client.min(server)));
+    }
+    // The older server accepts the next call, with its own version.
+    let (near, _) = agree(4, 3);
+    assert!(matches!(near, Err(HandshakeError::Version { theirs: 3, .. })), "{near:?}");
+}
+
+#[test]
+fn a_newer_client_gets_the_version_of_this_server() {
+    let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+    let server = thread::spawn(move || {
+        accept_client(&mut theirs, Authentication::Kernel, &identity(), [2; 16])
+    });
+    let mut bytes = [0; 71];
+    bytes[..8].copy_from_slice(b"TATAMI\r\n");
+    bytes[8..12].copy_from_slice(&99u32.to_le_bytes());
+    bytes[12] = Role::Admin as u8;
+    ours.write_all(&bytes).unwrap();
+    let mut challenge = [0; 63];
+    ours.read_exact(&mut challenge).unwrap();
+    assert_eq!(challenge[8..12], PROTOCOL_VERSION.to_le_bytes());
+    ours.write_all(&[0; 16]).unwrap();
+    assert_eq!(server.join().unwrap().unwrap().protocol.newest(), PROTOCOL_VERSION);
+}
+
+#[test]
+fn nobody_on_the_way_lowers_the_version() {
+    // A machine in the middle that changes the version of the challenge breaks the proof.
+    let (mut ours, mut middle) = UnixStream::pair().unwrap();
+    let (mut middle_far, mut theirs) = UnixStream::pair().unwrap();
+    let server = thread::spawn(move || {
+        accept_client(&mut theirs, Authentication::Key, &identity(), [2; 16])
+    });
+    let changer = thread::spawn(move || {
+        let mut hello = [0; 71];
+        middle.read_exact(&mut hello).unwrap();
+        hello[8..12].copy_from_slice(&99u32.to_le_bytes());
+        middle_far.write_all(&hello).unwrap();
+        let mut challenge = [0; 63];
+        middle_far.read_exact(&mut challenge).unwrap();
+        middle.write_all(&challenge).unwrap();
+        let mut proof = [0; 16];
+        middle.read_exact(&mut proof).unwrap();
+        middle_far.write_all(&proof).unwrap();
+    });
+    let key = VolumeKey::new([1; 32]);
+    let met = connect_client(&mut ours, Authentication::Key, &hello(), Some(&key), [1; 16]);
+    assert!(matches!(met, Err(HandshakeError::Key)), "{met:?}");
+    changer.join().unwrap();
+    assert!(server.join().unwrap().is_err());
+}
+
+#[test]
+fn the_version_of_a_node_behind_the_daemon_comes_with_the_verdict() {
+    let relayed = |protocol: u32| {
+        let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+        let server = thread::spawn(move || {
+            let hello = accept_client(&mut theirs, Authentication::Kernel, &identity(), [2; 16]);
+            admit_relayed_client(&mut theirs, &hello.unwrap(), protocol).unwrap();
+        });
+        let met = connect_client(&mut ours, Authentication::Kernel, &hello(), None, [1; 16]);
+        server.join().unwrap();
+        met.map(|welcome| welcome.protocol)
+    };
+    for protocol in OLDEST_PROTOCOL..=PROTOCOL_VERSION {
+        assert_eq!(relayed(protocol).unwrap(), protocol);
+    }
+    let older = relayed(OLDEST_PROTOCOL - 1);
+    assert!(matches!(older, Err(HandshakeError::Version { theirs: 2, .. })), "{older:?}");
 }
 
 #[test]

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use tatami_net::{NetStream, make_random_id};
 use tatami_wire::handshake::{Hello, Role};
 use tatami_wire::transaction::PeerMessage;
-use tatami_wire::{ClientId, ExecutorId};
+use tatami_wire::{ClientId, ExecutorId, ProtocolRange};
 
 /// First pause, and the longest one, before the next try to connect to an executor that refused.
 const RETRY_PAUSE: Duration = Duration::from_millis(10);
@@ -197,6 +197,7 @@ fn connect_link(
     // A new id for each connection: it names no client, so no session depends on it.
     let id = make_random_id().map_err(|e| away(&e))?;
     let hello = Hello {
+        protocol: ProtocolRange::of_process(),
         role: Role::Peer,
         client: ClientId(id),
         slot: here.into(),
@@ -205,7 +206,7 @@ fn connect_link(
         executor: to.index,
         user: None,
     };
-    let stream = dial::connect_node(shared, &hello, to.node)?;
+    let (stream, _) = dial::connect_node(shared, &hello, to.node)?;
     // Only after the handshake, which blocks with a deadline.
     stream.set_nonblocking().map_err(|e| away(&e))?;
     Ok(stream)

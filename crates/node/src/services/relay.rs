@@ -17,13 +17,14 @@ use tatami_wire::handshake::Hello;
 /// Most bytes that are copied at a time.
 const CHUNK: usize = 256 << 10;
 
-/// Connects to the given node, on behalf of the user that the peer is bound to.
+/// Connects to the given node, on behalf of the user that the peer is bound to. Returns the version
+/// of the protocol on the connection, too.
 pub(crate) fn connect_for_user(
     shared: &NodeContext,
     hello: &Hello,
     peer: &PeerIdentity,
     node: NodeId,
-) -> Result<NetStream, DialError> {
+) -> Result<(NetStream, u32), DialError> {
     // `node` is cleared: the other node is the end of the way, and never relays again. The user is
     // the one that the kernel reported, not one that the client names.
     let hello = Hello { node: None, user: peer.bound_user().cloned(), ..hello.clone() };

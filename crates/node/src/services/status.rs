@@ -4,7 +4,7 @@ use crate::clock::{self, current_time};
 use crate::context::NodeContext;
 use crate::panics;
 use std::time::Duration;
-use tatami_wire::PROTOCOL_VERSION;
+use tatami_wire::ProtocolRange;
 use tatami_wire::admin::NodeStatus;
 
 /// The status warns of the end of certificates this long before.
@@ -17,7 +17,7 @@ pub(crate) fn report_status(shared: &NodeContext) -> NodeStatus {
         id: settings.node(),
         name: settings.info.name.clone(),
         version: settings.version.clone(),
-        protocol: PROTOCOL_VERSION,
+        protocol: ProtocolRange::of_process().newest(),
         pid: std::process::id(),
         uptime_sec: shared.started.elapsed().as_secs(),
         clock_ms: clock::read_milliseconds(),
