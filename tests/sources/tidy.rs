@@ -158,13 +158,28 @@ fn crates_depend_downwards_only() {
         ("net", &["wire", "cluster"]),
         ("client", &["wire", "layout", "tables", "net"]),
         ("node", &["wire", "layout", "cluster", "meta", "object", "client", "tables", "net"]),
-        ("tiled", &["wire", "layout", "cluster", "client"]),
+        ("remote", &["wire"]),
+        ("tiled", &["wire", "layout", "cluster", "client", "remote"]),
+        ("gateway", &["wire", "layout", "remote", "tiled"]),
         ("capi", &["layout", "tiled"]),
         ("preload", &["wire", "net", "client", "cluster"]),
         ("mount", &["wire", "layout", "client", "fuse", "tiled"]),
         ("bench-args", &["wire"]),
         ("bench", &["bench-args", "wire", "cluster", "client", "fuse", "mount", "net", "sim"]),
-        ("cli", &["wire", "client", "cluster", "hosts", "node", "mount", "bench-args", "tiled"]),
+        (
+            "cli",
+            &[
+                "wire",
+                "client",
+                "cluster",
+                "hosts",
+                "node",
+                "mount",
+                "bench-args",
+                "tiled",
+                "gateway",
+            ],
+        ),
     ]);
     let mut wrong = Vec::new();
     for entry in fs::read_dir(root().join("crates")).expect("crates") {

@@ -327,6 +327,9 @@ at the same path on each. docs/operating/jobs.md has more.")]
         #[command(subcommand)]
         command: host_serve::HostCommand,
     },
+    /// Serve a program of another site: started by ssh
+    #[command(hide = true)]
+    Gateway,
     /// Find what may stand at the cursor of a command line: for completion scripts
     #[command(hide = true)]
     Complete(completion::CompleteArgs),

@@ -27,6 +27,7 @@ mod evacuation;
 mod exec;
 mod files;
 mod fsck_cmd;
+mod gateway_cmd;
 mod host_args;
 mod host_group;
 mod host_serve;
@@ -157,6 +158,7 @@ fn run(command: &CliCommand) -> CommandResult {
         CliCommand::Config(args) => config_cmd::run(args),
         CliCommand::Job { command } => job_cmd::run(command),
         CliCommand::Host { command } => host_serve::run(command),
+        CliCommand::Gateway => gateway_cmd::run(),
         CliCommand::Complete(args) => completion::print_candidates(args, Cli::command()),
         CliCommand::Completions(args) => manual::print_completions(args, Cli::command()),
         CliCommand::Man(args) => manual::write_pages(args, Cli::command()),

@@ -103,7 +103,7 @@ fn serve(mut stream: UnixStream, asked: &Mutex<Asked>) -> Result<(), FrameError>
                 };
                 frame::encode_frame(&mut out, FrameClass::Recall, header.seq, &note, 0);
             }
-            FrameClass::Object | FrameClass::Peer => {
+            FrameClass::Object | FrameClass::Peer | FrameClass::Remote => {
                 panic!("this is about names, and we are no node")
             }
         }

@@ -127,7 +127,7 @@ fn serve(
                 let answer = object(&mut world, &call, &payload, &mut data);
                 frame::encode_frame(&mut out, FrameClass::Object, header.seq, &answer, data.len());
             }
-            FrameClass::Recall | FrameClass::Peer => {
+            FrameClass::Recall | FrameClass::Peer | FrameClass::Remote => {
                 panic!("nobody asked for delegations, and we are no node")
             }
         }

@@ -50,6 +50,8 @@ impl TiledError {
         let system = std::io::Error::from(self.errno);
         match self.detail.as_str() {
             "" => system.to_string(),
+            // Another site reports its system's own words.
+            detail if detail.ends_with(&system.to_string()) => detail.to_owned(),
             detail => format!("{detail} ({system})"),
         }
     }

@@ -41,6 +41,9 @@ pub enum FrameClass {
     Recall = 5,
     /// [`crate::transaction::PeerMessage`].
     Peer = 6,
+    /// Messages to the I/O process of another site: `tatami_remote::RemoteCall` and `RemoteReply`.
+    /// Daemons refuse it.
+    Remote = 7,
 }
 
 /// The fixed start of a frame.
@@ -103,6 +106,7 @@ impl FrameHeader {
             4 => FrameClass::Admin,
             5 => FrameClass::Recall,
             6 => FrameClass::Peer,
+            7 => FrameClass::Remote,
             other => return Err(FrameError::Class(other)),
         };
         let (body_len, payload_len) = (u32_at(4), u32_at(8));

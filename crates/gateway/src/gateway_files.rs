@@ -1,0 +1,184 @@
+//! The files that the process at the other site has open, and its calls on them.
+
+use crate::lock_watch::LockWatch;
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use tatami_layout::{Shape, View};
+use tatami_remote::{
+    BYTES_MAX, FileOpen, RemoteCall, RemoteFailure, RemoteReply, SiteStat, sum_bytes,
+};
+use tatami_tiled::{
+    Buffer, CollectiveOpen, Environment, Flags, Hints, OpenToken, RankFile, TiledError, begin_open,
+    machine, stat,
+};
+
+/// Most files that one process at the other site may have open here.
+const FILES_MAX: usize = 65_536;
+
+/// The open files, by the numbers that the other side has chosen.
+pub(crate) struct GatewayFiles {
+    watch: LockWatch,
+    files: HashMap<u64, RankFile>,
+}
+
+fn refuse(errno: Errno, what: &str) -> RemoteFailure {
+    RemoteFailure { errno: errno.raw_os_error(), what: what.to_owned() }
+}
+
+fn failure(error: TiledError) -> RemoteFailure {
+    RemoteFailure { errno: error.errno.raw_os_error(), what: error.to_string() }
+}
+
+fn path_of(bytes: &[u8]) -> Result<&Path, RemoteFailure> {
+    match bytes.is_empty() || bytes.contains(&0) {
+        true => Err(refuse(Errno::INVAL, "no path of a file")),
+        false => Ok(Path::new(OsStr::from_bytes(bytes))),
+    }
+}
+
+/// The hints of an open: the file is an ordinary one, also on a mount of a volume.
+fn hints_of(open: &FileOpen) -> Hints {
+    let read_buffer = (open.read_buffer as usize).clamp(4096, 1 << 30);
+    Hints { plain: Some(true), read_buffer, sieve: open.sieve, ..Hints::default() }
+}
+
+impl GatewayFiles {
+    /// Returns an empty table. Waits for locks end with the input that `watch` watches.
+    pub(crate) fn new(watch: LockWatch) -> GatewayFiles {
+        GatewayFiles { watch, files: HashMap::new() }
+    }
+
+    /// Carries out a call. The bytes of a read go to `out`.
+    pub(crate) fn carry_out(
+        &mut self,
+        call: RemoteCall,
+        payload: &mut [u8],
+        out: &mut Vec<u8>,
+    ) -> RemoteReply {
+        out.clear();
+        self.try_call(call, payload, out).unwrap_or_else(RemoteReply::Failed)
+    }
+
+    fn try_call(
+        &mut self,
+        call: RemoteCall,
+        payload: &mut [u8],
+        out: &mut Vec<u8>,
+    ) -> Result<RemoteReply, RemoteFailure> {
+        let done = |result: Result<(), TiledError>| match result {
+            Ok(()) => Ok(RemoteReply::Done),
+            Err(error) => Err(failure(error)),
+        };
+        match call {
+            RemoteCall::Begin { open, mode, ranks } => begin(&open, mode, ranks),
+            RemoteCall::Open { file, open, rank, token } => {
+                if self.files.len() >= FILES_MAX {
+                    return Err(refuse(Errno::MFILE, "too many open files"));
+                }
+                let path = path_of(&open.path)?;
+                let token = OpenToken::decode(&token, path).map_err(failure)?;
+                let (flags, hints) = (Flags(open.flags), hints_of(&open));
+                let opened = RankFile::open(path, flags, &hints, rank, token).map_err(failure)?;
+                self.files.insert(file, opened);
+                Ok(RemoteReply::Done)
+            }
+            RemoteCall::SetView { file, view } => {
+                let mut rest = &view[..];
+                let view = View::decode(&mut rest).ok().filter(|_| rest.is_empty());
+                let view = view.ok_or_else(|| refuse(Errno::INVAL, "no view"))?;
+                self.find(file)?.set_view(view);
+                Ok(RemoteReply::Done)
+            }
+            RemoteCall::Write { file, stream, sum } => {
+                if sum != sum_bytes(payload) {
+                    return Err(refuse(Errno::IO, "bytes were damaged on the way"));
+                }
+                let byte = one_byte()?;
+                let written = self.find(file)?.write(stream, &Buffer::from_slice(payload, &byte));
+                done(written.map(|_| ()))
+            }
+            RemoteCall::Read { file, stream, len } => {
+                let len = (len as usize).min(BYTES_MAX);
+                out.resize(len, 0);
+                let byte = one_byte()?;
+                let read = self.find(file)?.read(stream, &mut Buffer::from_slice(out, &byte));
+                out.truncate(read.map_err(failure)? as usize);
+                Ok(RemoteReply::Bytes { sum: sum_bytes(out) })
+            }
+            RemoteCall::Size { file } => {
+                self.find(file)?.file_size().map(RemoteReply::Size).map_err(failure)
+            }
+            RemoteCall::SetSize { file, size } => done(self.find(file)?.set_size(size)),
+            RemoteCall::Preallocate { file, size } => done(self.find(file)?.preallocate(size)),
+            RemoteCall::Seal { file, durable } => {
+                done(self.find(file)?.seal_piece(durable).map(|_| ()))
+            }
+            RemoteCall::Publish { file, durable, closing } => {
+                done(self.find(file)?.publish_pieces(&[], durable, closing))
+            }
+            RemoteCall::Lock { file } => {
+                let file = self.find(file)?;
+                done(self.watch.run_wait(|| file.lock()))
+            }
+            RemoteCall::Unlock { file } => done(self.find(file)?.unlock()),
+            RemoteCall::AddToPointer { file, delta } => {
+                let before = self.find(file)?.shared_add(delta).map_err(failure)?;
+                Ok(RemoteReply::Pointer(before))
+            }
+            RemoteCall::SetPointer { file, value } => done(self.find(file)?.shared_set(value)),
+            RemoteCall::Close { file } => {
+                self.files.remove(&file);
+                Ok(RemoteReply::Done)
+            }
+            RemoteCall::Delete { path } => {
+                let path = path_of(&path)?;
+                done(stat::delete_file(path))
+            }
+            RemoteCall::Look { path, len } => {
+                let path = path_of(&path)?;
+                let from = |e: std::io::Error| {
+                    let errno = Errno::from_io_error(&e).unwrap_or(Errno::IO);
+                    refuse(errno, &format!("open {}: {e}", path.display()))
+                };
+                let file = File::open(path).map_err(from)?;
+                file.take(u64::from(len).min(BYTES_MAX as u64)).read_to_end(out).map_err(from)?;
+                Ok(RemoteReply::Bytes { sum: sum_bytes(out) })
+            }
+            RemoteCall::Stat { path } => {
+                let found = stat::stat_file(path_of(&path)?).map_err(failure)?;
+                let (size, mode, modified) = (found.size, found.mode, found.modified);
+                Ok(RemoteReply::Stat(SiteStat { size, mode, modified }))
+            }
+        }
+    }
+
+    fn find(&self, file: u64) -> Result<&RankFile, RemoteFailure> {
+        self.files.get(&file).ok_or_else(|| refuse(Errno::BADF, "the file is not open"))
+    }
+}
+
+fn one_byte() -> Result<Shape, RemoteFailure> {
+    Shape::bytes(1).map_err(|_| refuse(Errno::NOMEM, "no memory"))
+}
+
+fn begin(open: &FileOpen, mode: u32, ranks: u32) -> Result<RemoteReply, RemoteFailure> {
+    let path = PathBuf::from(path_of(&open.path)?);
+    let open = CollectiveOpen {
+        path: &path,
+        flags: Flags(open.flags),
+        mode,
+        hints: &hints_of(open),
+        environment: &Environment::default(),
+        ranks,
+        // Each rank has an I/O process of its own, all on this machine.
+        machine: machine::machine_id(),
+        nodes: &[],
+    };
+    let token = begin_open(&open).map_err(failure)?;
+    Ok(RemoteReply::Token(token.encode().into()))
+}

@@ -1,0 +1,9 @@
+//! The I/O process for programs of another site (`tatami gateway`). It carries out the calls of one
+//! process there on ordinary files here, one after the other. It runs as the user who logged in,
+//! and can do no more than that user. It ends with its input, and then nothing of it is left.
+
+mod gateway_files;
+mod gateway_loop;
+mod lock_watch;
+
+pub use gateway_loop::{GatewayError, serve_gateway};

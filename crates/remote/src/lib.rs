@@ -1,0 +1,26 @@
+//! Files of another site. A program here names a file on a machine there, and an *I/O process* on
+//! that machine, which the user's own ssh starts, reads and writes it as that user.
+//!
+//! ```text
+//! one process of a job                                the other site
+//!   SiteAddress ─▶ RemoteSession ─── ssh, one stream ───▶ I/O process ─▶ an ordinary file
+//!                    RemoteCall ─▶          ◀─ RemoteReply
+//! ```
+//!
+//! This crate has the address of a site, the messages, and the near side of a session. The far side
+//! is `crates/gateway`.
+
+mod remote_message;
+mod remote_session;
+mod session_turn;
+mod site_address;
+mod site_ticket;
+mod ssh_link;
+
+pub use remote_message::{
+    BYTES_MAX, FileOpen, GREETING, REMOTE_PROTOCOL, RemoteCall, RemoteFailure, RemoteReply,
+    SiteGreeting, SiteStat, format_greeting, sum_bytes,
+};
+pub use remote_session::{RemoteError, RemoteSession};
+pub use site_address::{SiteAddress, SiteFile, SiteMap};
+pub use site_ticket::SiteTicket;

@@ -1,0 +1,222 @@
+//! The messages between a process here and its I/O process at the other site: frames over one
+//! stream, after a greeting line of the I/O process. Each call has one reply, in the order of the
+//! calls. A caller need not wait for a reply before it sends the next call.
+
+use serde::{Deserialize, Serialize};
+use tatami_wire::meta::Bytes;
+
+/// The version of these messages.
+pub const REMOTE_PROTOCOL: u32 = 1;
+/// The first word of the greeting line. Lines before it come from the login shell.
+pub const GREETING: &str = "tatami-gateway";
+/// Most bytes of a file in one call or reply.
+pub const BYTES_MAX: usize = 1 << 20;
+
+/// The facts in the greeting line, as JSON.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SiteGreeting {
+    /// The version of `tatami` there.
+    pub version: String,
+    /// [`REMOTE_PROTOCOL`] there.
+    pub protocol: u32,
+    /// The name that the machine gives itself.
+    pub name: String,
+}
+
+/// Returns the greeting line.
+pub fn format_greeting(greeting: &SiteGreeting) -> String {
+    let facts = serde_json::to_string(greeting).unwrap_or_default();
+    format!("{GREETING} {facts}\n")
+}
+
+/// The checksum of bytes of a file, from the memory of one side to that of the other.
+pub fn sum_bytes(bytes: &[u8]) -> u32 {
+    crc32c::crc32c(bytes)
+}
+
+/// A collective open of a file there, as one rank takes part in it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileOpen {
+    /// The path there.
+    pub path: Bytes,
+    /// The flags of the open, those of `tio_open`.
+    pub flags: u32,
+    /// Bytes that are read at a time for scattered requests.
+    pub read_buffer: u64,
+    /// Whether a gap may be read to save a call.
+    pub sieve: bool,
+}
+
+/// A call to the I/O process. `file` is a number that the caller chooses for an open file. Stream
+/// positions and lengths are in bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RemoteCall {
+    /// Begins a collective open as rank 0: makes or finds the file. → `Token`
+    Begin {
+        /// The open.
+        open: FileOpen,
+        /// Permissions of a new file, before the umask there.
+        mode: u32,
+        /// Ranks that take part.
+        ranks: u32,
+    },
+    /// Opens the file as one rank. → `Done`
+    Open {
+        /// The number of the file.
+        file: u64,
+        /// The open.
+        open: FileOpen,
+        /// The rank.
+        rank: u32,
+        /// The token that rank 0 got.
+        token: Bytes,
+    },
+    /// Sets the view of the file. → `Done`
+    SetView {
+        /// The file.
+        file: u64,
+        /// The encoded view.
+        view: Bytes,
+    },
+    /// Writes the bytes of the payload through the view. → `Done`
+    Write {
+        /// The file.
+        file: u64,
+        /// The stream position.
+        stream: u64,
+        /// The checksum of the payload.
+        sum: u32,
+    },
+    /// Reads through the view, at most [`BYTES_MAX`]. → `Bytes`, fewer at the end of the file
+    Read {
+        /// The file.
+        file: u64,
+        /// The stream position.
+        stream: u64,
+        /// The number of bytes.
+        len: u32,
+    },
+    /// Asks for the size of the file. → `Size`
+    Size {
+        /// The file.
+        file: u64,
+    },
+    /// Truncates or extends the file. → `Done`
+    SetSize {
+        /// The file.
+        file: u64,
+        /// Its new size.
+        size: u64,
+    },
+    /// Makes the file at least that long, with room on the disk. → `Done`
+    Preallocate {
+        /// The file.
+        file: u64,
+        /// Its least size.
+        size: u64,
+    },
+    /// Completes the writes of this rank. → `Done`
+    Seal {
+        /// The file.
+        file: u64,
+        /// Whether the bytes must be on the disk.
+        durable: bool,
+    },
+    /// Ends a sync or an open as rank 0, after all ranks have sealed. → `Done`
+    Publish {
+        /// The file.
+        file: u64,
+        /// Whether the bytes must be on the disk.
+        durable: bool,
+        /// Whether the open ends.
+        closing: bool,
+    },
+    /// Waits for the lock of atomic mode. → `Done`
+    Lock {
+        /// The file.
+        file: u64,
+    },
+    /// Gives up the lock of atomic mode. → `Done`
+    Unlock {
+        /// The file.
+        file: u64,
+    },
+    /// Adds to the shared pointer. → `Pointer`, the value before
+    AddToPointer {
+        /// The file.
+        file: u64,
+        /// The summand.
+        delta: i64,
+    },
+    /// Sets the shared pointer. → `Done`
+    SetPointer {
+        /// The file.
+        file: u64,
+        /// The new value.
+        value: i64,
+    },
+    /// Ends this rank's part in the open. → `Done`
+    Close {
+        /// The file.
+        file: u64,
+    },
+    /// Removes a file by its path. → `Done`
+    Delete {
+        /// The path.
+        path: Bytes,
+    },
+    /// Reads from the start of a file by its path, at most [`BYTES_MAX`]. → `Bytes`
+    Look {
+        /// The path.
+        path: Bytes,
+        /// The number of bytes.
+        len: u32,
+    },
+    /// Asks for the metadata of a file by its path. → `Stat`
+    Stat {
+        /// The path.
+        path: Bytes,
+    },
+}
+
+/// The reply to a call.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RemoteReply {
+    /// It is done.
+    Done,
+    /// The open has begun: the token for all ranks.
+    Token(Bytes),
+    /// The bytes of the payload, with their checksum.
+    Bytes {
+        /// The checksum.
+        sum: u32,
+    },
+    /// A size, in bytes.
+    Size(u64),
+    /// A value of the shared pointer.
+    Pointer(i64),
+    /// The metadata of a file.
+    Stat(SiteStat),
+    /// It failed.
+    Failed(RemoteFailure),
+}
+
+/// The metadata of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SiteStat {
+    /// Bytes.
+    pub size: u64,
+    /// Type and permissions, as in `st_mode`.
+    pub mode: u32,
+    /// Last change of the bytes: seconds since 1970, nanoseconds.
+    pub modified: (i64, i64),
+}
+
+/// Why a call failed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RemoteFailure {
+    /// The error number of the system there.
+    pub errno: i32,
+    /// A sentence of the other side.
+    pub what: String,
+}

@@ -1,0 +1,665 @@
+//! The session of this process with a site: one stream for all files that it has open there.
+//!
+//! Writes are sent behind: their replies are received later, and a bounded number of them is under
+//! way. The stream keeps the order of the calls, so a later read sees them. An error of such a
+//! write is reported by the next call for the file, and by the sync or close at the latest.
+//!
+//! If the link breaks, the session starts a new I/O process, opens all files there again, and sends
+//! the calls without a reply once more. They have the same effect when they are repeated, but for
+//! two: a step of the shared pointer, and the making of a file that must not exist. These fail.
+
+use crate::remote_message::{
+    BYTES_MAX, FileOpen, RemoteCall, RemoteFailure, RemoteReply, SiteStat, sum_bytes,
+};
+use crate::session_turn::SessionTurn;
+use crate::site_address::SiteAddress;
+use crate::ssh_link::SshLink;
+use parking_lot::Mutex;
+use rustix::io::Errno;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::io::{self, Read};
+use std::sync::{Arc, LazyLock};
+use std::time::{Duration, Instant};
+use tatami_wire::frame::{self, FrameClass, FrameError};
+
+/// Most bytes of writes whose replies have not come.
+const WINDOW_BYTES: usize = 32 << 20;
+/// Most calls whose replies have not come.
+const WINDOW_CALLS: usize = 128;
+/// Calls of one read that are under way at once.
+const READ_DEPTH: usize = 16;
+/// How long a broken link is repaired before calls fail.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// The first pause before another attempt. It doubles each time.
+const RETRY_PAUSE: Duration = Duration::from_millis(200);
+
+/// The flag of an open that refuses a file that exists (`TIO_EXCL`).
+const EXCLUSIVE: u32 = 0x10;
+
+/// A failed call.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what}")]
+pub struct RemoteError {
+    /// The error number of the system there; `EHOSTDOWN` where the other side is not reached.
+    pub errno: Errno,
+    /// A sentence with the site.
+    pub what: String,
+}
+
+/// A call without a reply.
+#[derive(Debug)]
+struct SentCall {
+    seq: u64,
+    file: Option<u64>,
+    /// Frame and payload; `None` where a repetition could have another effect.
+    bytes: Option<Vec<u8>>,
+    len: usize,
+    /// It removes a file. If it was repeated, a missing file is its success.
+    removes: bool,
+    repeated: bool,
+}
+
+/// A file that is open there.
+#[derive(Debug)]
+struct KnownFile {
+    /// The call that opens it.
+    open: RemoteCall,
+    /// The view in force.
+    view: Option<RemoteCall>,
+    /// Whether it has the lock of atomic mode.
+    is_locked: bool,
+    /// The first error of a write that was sent behind.
+    error: Option<RemoteError>,
+}
+
+#[derive(Debug, Default)]
+struct SessionState {
+    link: Option<SshLink>,
+    seq: u64,
+    pending: VecDeque<SentCall>,
+    pending_bytes: usize,
+    files: BTreeMap<u64, KnownFile>,
+    body: Vec<u8>,
+}
+
+/// The session with a site.
+#[derive(Debug)]
+pub struct RemoteSession {
+    site: SiteAddress,
+    turn: SessionTurn,
+    state: Mutex<SessionState>,
+}
+
+/// The sessions of this process. Each lasts until the process ends, so that a job that opens many
+/// files logs in once.
+static SESSIONS: LazyLock<Mutex<HashMap<SiteAddress, Arc<RemoteSession>>>> =
+    LazyLock::new(Mutex::default);
+
+impl RemoteSession {
+    /// Returns the session of this process with a site. The first call starts it.
+    ///
+    /// # Errors
+    /// The site cannot be reached, or has no Tatami.
+    pub fn with_site(site: &SiteAddress) -> Result<Arc<RemoteSession>, RemoteError> {
+        let new = || {
+            let (turn, state) = (SessionTurn::default(), Mutex::default());
+            Arc::new(RemoteSession { site: site.clone(), turn, state })
+        };
+        let session = SESSIONS.lock().entry(site.clone()).or_insert_with(new).clone();
+        session.with_state(|state| session.ensure_link(state))?;
+        Ok(session)
+    }
+
+    fn ensure_link(&self, state: &mut SessionState) -> Result<(), RemoteError> {
+        if state.link.is_none() {
+            state.link = Some(SshLink::open(&self.site).map_err(|why| self.lost(&why))?);
+            if let Err(why) = self.restore(state) {
+                state.link = None;
+                return Err(self.lost(&why));
+            }
+        }
+        Ok(())
+    }
+
+    fn lost(&self, why: &str) -> RemoteError {
+        RemoteError { errno: Errno::HOSTDOWN, what: format!("{}: {why}", self.site) }
+    }
+
+    fn refused(&self, failure: RemoteFailure) -> RemoteError {
+        let errno = Errno::from_raw_os_error(failure.errno);
+        RemoteError { errno, what: format!("{}: {}", self.site, failure.what) }
+    }
+
+    fn odd(&self) -> RemoteError {
+        RemoteError { errno: Errno::PROTO, what: format!("{}: an odd reply", self.site) }
+    }
+
+    /// Keeps other threads away from the session until [`RemoteSession::end_turn`] by this thread:
+    /// the calls in between belong together.
+    pub fn begin_turn(&self) {
+        self.turn.enter();
+    }
+
+    /// See [`RemoteSession::begin_turn`].
+    pub fn end_turn(&self) {
+        self.turn.leave();
+    }
+
+    /// Runs `work` with the session.
+    fn with_state<T>(&self, work: impl FnOnce(&mut SessionState) -> T) -> T {
+        self.turn.enter();
+        let result = work(&mut self.state.lock());
+        self.turn.leave();
+        result
+    }
+
+    /// Sends a call and waits for its reply.
+    ///
+    /// # Errors
+    /// The call failed there; `EHOSTDOWN`: the link is broken.
+    fn call(&self, call: &RemoteCall) -> Result<RemoteReply, RemoteError> {
+        self.with_state(|state| {
+            let seq = self.send(state, call, &[])?;
+            self.receive_until(state, seq, &mut [])?.map(|(reply, _)| reply)
+        })
+    }
+
+    fn done(&self, call: &RemoteCall) -> Result<(), RemoteError> {
+        match self.call(call)? {
+            RemoteReply::Done => Ok(()),
+            _ => Err(self.odd()),
+        }
+    }
+
+    /// Begins a collective open as rank 0. Returns the token for all ranks.
+    ///
+    /// # Errors
+    /// As for open(2), and those of the link.
+    pub fn begin(&self, open: FileOpen, mode: u32, ranks: u32) -> Result<Vec<u8>, RemoteError> {
+        match self.call(&RemoteCall::Begin { open, mode, ranks })? {
+            RemoteReply::Token(token) => Ok(token.into_vec()),
+            _ => Err(self.odd()),
+        }
+    }
+
+    /// Opens a file as one rank. Returns its number.
+    ///
+    /// # Errors
+    /// As for open(2), and those of the link.
+    pub fn open(&self, open: FileOpen, rank: u32, token: Vec<u8>) -> Result<u64, RemoteError> {
+        let file = self.with_state(|state| {
+            state.seq += 1;
+            state.seq
+        });
+        let call = RemoteCall::Open { file, open, rank, token: token.into() };
+        self.done(&call)?;
+        self.with_state(|state| {
+            state
+                .files
+                .insert(file, KnownFile { open: call, view: None, is_locked: false, error: None })
+        });
+        Ok(file)
+    }
+
+    /// Sets the view of a file.
+    ///
+    /// # Errors
+    /// Those of the link.
+    pub fn set_view(&self, file: u64, view: Vec<u8>) -> Result<(), RemoteError> {
+        let call = RemoteCall::SetView { file, view: view.into() };
+        self.with_state(|state| {
+            self.post(state, &call, &[])?;
+            if let Some(known) = state.files.get_mut(&file) {
+                known.view = Some(call);
+            }
+            Ok(())
+        })
+    }
+
+    /// Sends bytes to be written, at most [`BYTES_MAX`], and does not wait until they are.
+    ///
+    /// # Errors
+    /// Those of the link, and those of earlier writes.
+    pub fn write_behind(&self, file: u64, stream: u64, bytes: &[u8]) -> Result<(), RemoteError> {
+        let call = RemoteCall::Write { file, stream, sum: sum_bytes(bytes) };
+        self.with_state(|state| {
+            self.post(state, &call, bytes)?;
+            match state.files.get(&file).and_then(|known| known.error.clone()) {
+                Some(error) => Err(error),
+                None => Ok(()),
+            }
+        })
+    }
+
+    /// Waits until all writes of a file have been made.
+    ///
+    /// # Errors
+    /// The first error of the writes since the last call.
+    pub fn await_writes(&self, file: u64) -> Result<(), RemoteError> {
+        self.with_state(|state| {
+            while !state.pending.is_empty() {
+                self.receive_oldest(state)?;
+            }
+            match state.files.get_mut(&file).and_then(|known| known.error.take()) {
+                Some(error) => Err(error),
+                None => Ok(()),
+            }
+        })
+    }
+
+    /// Reads into `into`; returns the bytes read, fewer at the end of the file.
+    ///
+    /// # Errors
+    /// Those of reading, and of the link.
+    pub fn read(&self, file: u64, stream: u64, into: &mut [u8]) -> Result<u64, RemoteError> {
+        self.with_state(|state| {
+            let mut sent = VecDeque::new();
+            let (mut asked, mut done, mut result) = (0, 0, Ok(()));
+            while asked < into.len() || !sent.is_empty() {
+                while result.is_ok() && asked < into.len() && sent.len() < READ_DEPTH {
+                    let len = (into.len() - asked).min(BYTES_MAX);
+                    let stream = stream + asked as u64;
+                    let call = RemoteCall::Read { file, stream, len: len as u32 };
+                    sent.push_back((self.send(state, &call, &[])?, asked, len));
+                    asked += len;
+                }
+                let Some((seq, at, len)) = sent.pop_front() else { break };
+                let part = &mut into[at..at + len];
+                match self.receive_until(state, seq, part)? {
+                    Ok((RemoteReply::Bytes { .. }, got)) => {
+                        // A part at the end of the file is short, and those behind it are empty.
+                        done += got as u64;
+                    }
+                    Ok(_) => return Err(self.odd()),
+                    Err(error) => result = Err(error),
+                }
+            }
+            result.map(|()| done)
+        })
+    }
+
+    /// Returns the size of a file, in bytes.
+    ///
+    /// # Errors
+    /// Those of the call.
+    pub fn size(&self, file: u64) -> Result<u64, RemoteError> {
+        match self.call(&RemoteCall::Size { file })? {
+            RemoteReply::Size(size) => Ok(size),
+            _ => Err(self.odd()),
+        }
+    }
+
+    /// Truncates or extends a file.
+    ///
+    /// # Errors
+    /// Those of the call.
+    pub fn set_size(&self, file: u64, size: u64) -> Result<(), RemoteError> {
+        self.done(&RemoteCall::SetSize { file, size })
+    }
+
+    /// Makes a file at least `size` bytes long, with room on the disk.
+    ///
+    /// # Errors
+    /// Those of the call.
+    pub fn preallocate(&self, file: u64, size: u64) -> Result<(), RemoteError> {
+        self.done(&RemoteCall::Preallocate { file, size })
+    }
+
+    /// Waits until all writes to a file have been made; with `durable`, until they are on the disk.
+    ///
+    /// # Errors
+    /// The first error of the writes since the last call.
+    pub fn seal(&self, file: u64, durable: bool) -> Result<(), RemoteError> {
+        let sealed = self.done(&RemoteCall::Seal { file, durable });
+        let earlier =
+            self.with_state(|state| state.files.get_mut(&file).and_then(|k| k.error.take()));
+        earlier.map_or(sealed, Err)
+    }
+
+    /// Ends a sync or an open as rank 0.
+    ///
+    /// # Errors
+    /// Those of the call.
+    pub fn publish(&self, file: u64, durable: bool, closing: bool) -> Result<(), RemoteError> {
+        self.done(&RemoteCall::Publish { file, durable, closing })
+    }
+
+    /// Waits for the lock of atomic mode. This thread has the session to itself until
+    /// [`RemoteSession::unlock`]: the other side serves one call after the other, so a call that
+    /// another thread needs to give up its lock must not wait behind this one.
+    ///
+    /// # Errors
+    /// Those of the call.
+    pub fn lock(&self, file: u64) -> Result<(), RemoteError> {
+        self.begin_turn();
+        self.done(&RemoteCall::Lock { file }).inspect_err(|_| self.end_turn())?;
+        self.record_lock(file, true);
+        Ok(())
+    }
+
+    /// Gives up the lock, after all writes under it.
+    ///
+    /// # Errors
+    /// Those of the call.
+    pub fn unlock(&self, file: u64) -> Result<(), RemoteError> {
+        let unlocked = self.done(&RemoteCall::Unlock { file });
+        self.record_lock(file, false);
+        self.end_turn();
+        unlocked
+    }
+
+    fn record_lock(&self, file: u64, is_locked: bool) {
+        self.with_state(|state| {
+            if let Some(known) = state.files.get_mut(&file) {
+                known.is_locked = is_locked;
+            }
+        });
+    }
+
+    /// Adds to the shared pointer; returns its value before.
+    ///
+    /// # Errors
+    /// Those of the call.
+    pub fn add_to_pointer(&self, file: u64, delta: i64) -> Result<i64, RemoteError> {
+        match self.call(&RemoteCall::AddToPointer { file, delta })? {
+            RemoteReply::Pointer(value) => Ok(value),
+            _ => Err(self.odd()),
+        }
+    }
+
+    /// Sets the shared pointer.
+    ///
+    /// # Errors
+    /// Those of the call.
+    pub fn set_pointer(&self, file: u64, value: i64) -> Result<(), RemoteError> {
+        self.done(&RemoteCall::SetPointer { file, value })
+    }
+
+    /// Ends this rank's part in an open, and does not wait for it.
+    pub fn close(&self, file: u64) {
+        self.with_state(|state| {
+            state.files.remove(&file);
+            // Without a link the other side has closed it.
+            let _ = self.post(state, &RemoteCall::Close { file }, &[]);
+        });
+    }
+
+    /// Removes a file by its path.
+    ///
+    /// # Errors
+    /// As for unlink(2), and those of the link.
+    pub fn delete(&self, path: &[u8]) -> Result<(), RemoteError> {
+        self.done(&RemoteCall::Delete { path: path.to_vec().into() })
+    }
+
+    /// Reads from the start of a file by its path; returns the bytes read.
+    ///
+    /// # Errors
+    /// As for open(2), and those of the link.
+    pub fn look(&self, path: &[u8], into: &mut [u8]) -> Result<usize, RemoteError> {
+        let len = into.len().min(BYTES_MAX);
+        let call = RemoteCall::Look { path: path.to_vec().into(), len: len as u32 };
+        self.with_state(|state| {
+            let seq = self.send(state, &call, &[])?;
+            match self.receive_until(state, seq, &mut into[..len])?? {
+                (RemoteReply::Bytes { .. }, got) => Ok(got),
+                _ => Err(self.odd()),
+            }
+        })
+    }
+
+    /// Returns the metadata of a file by its path.
+    ///
+    /// # Errors
+    /// As for stat(2), and those of the link.
+    pub fn stat(&self, path: &[u8]) -> Result<SiteStat, RemoteError> {
+        match self.call(&RemoteCall::Stat { path: path.to_vec().into() })? {
+            RemoteReply::Stat(stat) => Ok(stat),
+            _ => Err(self.odd()),
+        }
+    }
+
+    /// Sends a call whose reply is received later.
+    fn post(
+        &self,
+        state: &mut SessionState,
+        call: &RemoteCall,
+        payload: &[u8],
+    ) -> Result<(), RemoteError> {
+        self.send(state, call, payload)?;
+        while state.pending.len() > WINDOW_CALLS || state.pending_bytes > WINDOW_BYTES {
+            self.receive_oldest(state)?;
+        }
+        Ok(())
+    }
+
+    /// Sends a call; returns its number.
+    fn send(
+        &self,
+        state: &mut SessionState,
+        call: &RemoteCall,
+        payload: &[u8],
+    ) -> Result<u64, RemoteError> {
+        self.ensure_link(state)?;
+        state.seq += 1;
+        let (seq, mut bytes) = (state.seq, Vec::with_capacity(128 + payload.len()));
+        frame::encode_frame(&mut bytes, FrameClass::Remote, seq, call, payload.len());
+        bytes.extend_from_slice(payload);
+        let sent = state.write_to_link(&bytes);
+        let (file, len) = (file_of(call), bytes.len());
+        let bytes = is_repeatable(call).then_some(bytes);
+        let (removes, repeated) = (removes_a_file(call), false);
+        state.pending_bytes += len;
+        state.pending.push_back(SentCall { seq, file, bytes, len, removes, repeated });
+        match sent {
+            Ok(()) => Ok(seq),
+            Err(e) => self.repair(state, &e).map(|()| seq),
+        }
+    }
+
+    /// Receives replies up to that of call `seq`, whose payload goes to `into`. Errors of earlier
+    /// calls are kept with their files.
+    fn receive_until(
+        &self,
+        state: &mut SessionState,
+        seq: u64,
+        into: &mut [u8],
+    ) -> Result<Result<(RemoteReply, usize), RemoteError>, RemoteError> {
+        while state.pending.front().is_some_and(|oldest| oldest.seq < seq) {
+            self.receive_oldest(state)?;
+        }
+        loop {
+            match state.receive_reply(seq, into) {
+                Ok((RemoteReply::Failed(failure), _)) => return Ok(Err(self.refused(failure))),
+                Ok(reply) => return Ok(Ok(reply)),
+                Err(e) => self.repair(state, &e)?,
+            }
+        }
+    }
+
+    /// Receives the reply to the oldest call that was sent behind.
+    fn receive_oldest(&self, state: &mut SessionState) -> Result<(), RemoteError> {
+        let Some(oldest) = state.pending.front() else { return Ok(()) };
+        let (seq, file) = (oldest.seq, oldest.file);
+        loop {
+            match state.receive_reply(seq, &mut []) {
+                Ok((RemoteReply::Failed(failure), _)) => {
+                    let known = file.and_then(|file| state.files.get_mut(&file));
+                    if let Some(known) = known.filter(|known| known.error.is_none()) {
+                        known.error = Some(self.refused(failure));
+                    }
+                    return Ok(());
+                }
+                Ok(_) => return Ok(()),
+                Err(e) => self.repair(state, &e)?,
+            }
+        }
+    }
+
+    /// Replaces a broken link: opens all files again and repeats the calls without a reply.
+    fn repair(&self, state: &mut SessionState, error: &io::Error) -> Result<(), RemoteError> {
+        let mut why = match state.link.take() {
+            Some(mut link) => link.explain_end(error),
+            None => error.to_string(),
+        };
+        if state.pending.iter().any(|call| call.bytes.is_none()) {
+            why.push_str("; a call was under way, and its result is unknown");
+            return Err(self.give_up(state, &why));
+        }
+        let (start, mut pause) = (Instant::now(), RETRY_PAUSE);
+        loop {
+            match SshLink::open(&self.site) {
+                Ok(link) => {
+                    state.link = Some(link);
+                    match self.restore(state) {
+                        Ok(()) => return Ok(()),
+                        Err(again) => why = again,
+                    }
+                }
+                Err(again) => why = again,
+            }
+            if start.elapsed() > PATIENCE {
+                return Err(self.give_up(state, &why));
+            }
+            // Nothing tells when the other side can be reached again.
+            #[allow(clippy::disallowed_methods)]
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(PATIENCE / 8);
+        }
+    }
+
+    /// Forgets the calls under way after a link that is lost for good. Their files report it.
+    fn give_up(&self, state: &mut SessionState, why: &str) -> RemoteError {
+        let error = self.lost(why);
+        for call in state.pending.drain(..) {
+            let known = call.file.and_then(|file| state.files.get_mut(&file));
+            if let Some(known) = known {
+                known.error.get_or_insert_with(|| error.clone());
+            }
+        }
+        state.pending_bytes = 0;
+        error
+    }
+
+    fn restore(&self, state: &mut SessionState) -> Result<(), String> {
+        let calls: Vec<RemoteCall> = state
+            .files
+            .values()
+            .flat_map(|known| {
+                let file = file_of(&known.open).filter(|_| known.is_locked);
+                let lock = file.map(|file| RemoteCall::Lock { file });
+                [Some(known.open.clone()), known.view.clone(), lock].into_iter().flatten()
+            })
+            .collect();
+        for call in &calls {
+            state.seq += 1;
+            let (seq, mut bytes) = (state.seq, Vec::new());
+            frame::encode_frame(&mut bytes, FrameClass::Remote, seq, call, 0);
+            state.write_to_link(&bytes).map_err(|e| e.to_string())?;
+            let reply = state.receive_frame(seq, &mut []).map_err(|e| e.to_string())?.0;
+            if let RemoteReply::Failed(failure) = reply {
+                return Err(failure.what);
+            }
+        }
+        let mut pending = std::mem::take(&mut state.pending);
+        pending.iter_mut().for_each(|call| call.repeated = true);
+        let sent = pending
+            .iter()
+            .filter_map(|call| call.bytes.as_ref())
+            .try_for_each(|bytes| state.write_to_link(bytes));
+        state.pending = pending;
+        sent.map_err(|e| e.to_string())
+    }
+}
+
+/// The file that a call concerns.
+fn file_of(call: &RemoteCall) -> Option<u64> {
+    use RemoteCall::*;
+    match call {
+        Begin { .. } | Delete { .. } | Look { .. } | Stat { .. } => None,
+        Open { file, .. }
+        | SetView { file, .. }
+        | Write { file, .. }
+        | Read { file, .. }
+        | Size { file }
+        | SetSize { file, .. }
+        | Preallocate { file, .. }
+        | Seal { file, .. }
+        | Publish { file, .. }
+        | Lock { file }
+        | Unlock { file }
+        | AddToPointer { file, .. }
+        | SetPointer { file, .. }
+        | Close { file } => Some(*file),
+    }
+}
+
+/// Whether a repetition of the call has the same effect and the same reply.
+fn is_repeatable(call: &RemoteCall) -> bool {
+    use RemoteCall::*;
+    match call {
+        Begin { open, .. } => open.flags & EXCLUSIVE == 0,
+        AddToPointer { .. } => false,
+        Open { .. } | SetView { .. } | Write { .. } | Read { .. } | Size { .. } | Seal { .. } => {
+            true
+        }
+        SetSize { .. } | Preallocate { .. } | Publish { .. } | SetPointer { .. } => true,
+        // A lock ends with the process that holds it, and is taken again with the file.
+        Lock { .. } | Unlock { .. } | Close { .. } | Delete { .. } => true,
+        Look { .. } | Stat { .. } => true,
+    }
+}
+
+/// Whether the call may remove a file.
+fn removes_a_file(call: &RemoteCall) -> bool {
+    matches!(call, RemoteCall::Delete { .. } | RemoteCall::Publish { closing: true, .. })
+}
+
+impl SessionState {
+    fn write_to_link(&mut self, bytes: &[u8]) -> io::Result<()> {
+        use std::io::Write;
+        match &mut self.link {
+            Some(link) => link.stream.get_mut().write_all(bytes),
+            None => Err(io::ErrorKind::NotConnected.into()),
+        }
+    }
+
+    /// Receives the reply to the oldest call, which is call `seq`.
+    fn receive_reply(&mut self, seq: u64, into: &mut [u8]) -> io::Result<(RemoteReply, usize)> {
+        let (reply, len) = self.receive_frame(seq, into)?;
+        let Some(call) = self.pending.pop_front() else { return Ok((reply, len)) };
+        self.pending_bytes -= call.len;
+        match reply {
+            RemoteReply::Failed(failure)
+                if call.repeated
+                    && call.removes
+                    && failure.errno == Errno::NOENT.raw_os_error() =>
+            {
+                Ok((RemoteReply::Done, 0))
+            }
+            reply => Ok((reply, len)),
+        }
+    }
+
+    fn receive_frame(&mut self, seq: u64, into: &mut [u8]) -> io::Result<(RemoteReply, usize)> {
+        let link = self.link.as_mut().ok_or(io::ErrorKind::NotConnected)?;
+        let broken = |e: FrameError| match e {
+            FrameError::Io(e) => e,
+            FrameError::Closed => io::ErrorKind::UnexpectedEof.into(),
+            other => io::Error::other(other.to_string()),
+        };
+        let header = frame::read_frame(&mut link.stream, &mut self.body).map_err(broken)?;
+        let reply: RemoteReply = frame::decode_body(&self.body).map_err(broken)?;
+        let len = header.payload_len as usize;
+        if header.class != FrameClass::Remote || header.seq != seq || len > into.len() {
+            return Err(io::Error::other("a reply that fits no call"));
+        }
+        link.stream.read_exact(&mut into[..len])?;
+        match reply {
+            RemoteReply::Bytes { sum } if sum != sum_bytes(&into[..len]) => {
+                Err(io::Error::other("bytes were damaged on the way"))
+            }
+            reply => Ok((reply, len)),
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! The stream to an I/O process that the user's own ssh starts on the other site. ssh logs in,
+//! proves both sides and encrypts; this process only passes bytes.
+
+use crate::remote_message::{GREETING, REMOTE_PROTOCOL, SiteGreeting};
+use crate::site_address::SiteAddress;
+use rustix::fs::MemfdFlags;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Longest wait for the greeting, in which ssh connects and logs in.
+const GREETING_WAIT: Duration = Duration::from_secs(60);
+/// Most bytes that are skipped before the greeting.
+const NOISE_MAX: u64 = 64 << 10;
+/// Bytes that are received at a time where a reply is short.
+const BUFFER: usize = 64 << 10;
+/// How long a login that sshd turned away for want of room is repeated.
+const CROWD_WAIT: Duration = Duration::from_secs(30);
+/// The first pause before that. It doubles each time.
+const CROWD_PAUSE: Duration = Duration::from_millis(100);
+/// Most bytes of the messages of ssh that are reported.
+const SAID_MAX: u64 = 2000;
+/// What ssh prints where sshd drops a connection because too many logins are under way.
+const CROWDED: [&str; 3] =
+    ["kex_exchange_identification", "Connection reset by", "Connection closed by"];
+
+/// A running ssh, and the stream through it.
+#[derive(Debug)]
+pub(crate) struct SshLink {
+    pub(crate) stream: BufReader<UnixStream>,
+    child: Child,
+    said: File,
+}
+
+impl SshLink {
+    /// Starts the I/O process and waits for its greeting.
+    ///
+    /// # Errors
+    /// A sentence with the messages of ssh.
+    pub(crate) fn open(site: &SiteAddress) -> Result<SshLink, String> {
+        if !site.is_valid() {
+            return Err(format!("{:?} is no name of a host or user", site.host));
+        }
+        let (start, mut pause) = (Instant::now(), CROWD_PAUSE);
+        loop {
+            match SshLink::try_open(site) {
+                // The ranks of a job log in at once, and sshd drops some of so many.
+                Err(why)
+                    if CROWDED.iter().any(|words| why.contains(words))
+                        && start.elapsed() < CROWD_WAIT =>
+                {
+                    // Nothing tells when sshd has room again.
+                    #[allow(clippy::disallowed_methods)]
+                    std::thread::sleep(pause);
+                    pause *= 2;
+                }
+                opened => return opened,
+            }
+        }
+    }
+
+    fn try_open(site: &SiteAddress) -> Result<SshLink, String> {
+        let failed = |e: io::Error| format!("cannot start ssh: {e}");
+        // A socket in the place of pipes: a write to a process that has ended must not send SIGPIPE
+        // to the program in which this code lives.
+        let (near, far) = UnixStream::pair().map_err(failed)?;
+        let said = rustix::fs::memfd_create("tatami-ssh", MemfdFlags::CLOEXEC);
+        let said = File::from(said.map_err(|e| failed(e.into()))?);
+        let input = OwnedFd::from(far.try_clone().map_err(failed)?);
+        let mut command = ssh_command(site);
+        command.stdin(Stdio::from(input)).stdout(Stdio::from(OwnedFd::from(far)));
+        command.stderr(Stdio::from(said.try_clone().map_err(failed)?));
+        let child = command.spawn().map_err(failed)?;
+        // Its copies of the far end must not outlive the start, or its end would go unnoticed.
+        drop(command);
+        near.set_read_timeout(Some(GREETING_WAIT)).map_err(failed)?;
+        let mut link = SshLink { stream: BufReader::with_capacity(BUFFER, near), child, said };
+        match link.read_greeting() {
+            Ok(greeting) if greeting.protocol == REMOTE_PROTOCOL => {
+                link.stream.get_ref().set_read_timeout(None).map_err(failed)?;
+                Ok(link)
+            }
+            Ok(greeting) => Err(format!(
+                "tatami {} there speaks version {} of the protocol between sites, and this one \
+                 {REMOTE_PROTOCOL}: install the same version on both",
+                greeting.version, greeting.protocol
+            )),
+            Err(e) => Err(link.explain_end(&e)),
+        }
+    }
+
+    fn read_greeting(&mut self) -> io::Result<SiteGreeting> {
+        let mut lines = (&mut self.stream).take(NOISE_MAX);
+        let mut line = Vec::new();
+        loop {
+            line.clear();
+            if lines.read_until(b'\n', &mut line)? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            let facts = line.strip_prefix(GREETING.as_bytes()).and_then(|f| f.strip_prefix(b" "));
+            if let Some(facts) = facts {
+                return serde_json::from_slice(facts).map_err(io::Error::other);
+            }
+        }
+    }
+
+    /// Explains why the stream has ended, with the last words of ssh.
+    pub(crate) fn explain_end(&mut self, error: &io::Error) -> String {
+        // Without its input the far side ends, and then ssh, which may have more to say.
+        let _ = self.stream.get_ref().shutdown(std::net::Shutdown::Both);
+        let late = matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut);
+        if late {
+            let _ = self.child.kill();
+        }
+        let code = self.child.wait().ok().and_then(|status| status.code());
+        let mut said = String::new();
+        let length = self.said.seek(SeekFrom::End(0)).unwrap_or(0);
+        let start = SeekFrom::Start(length.saturating_sub(SAID_MAX));
+        let read = self.said.seek(start).and_then(|_| {
+            let mut bytes = Vec::new();
+            (&mut self.said).take(SAID_MAX).read_to_end(&mut bytes).map(|_| bytes)
+        });
+        if let Ok(bytes) = read {
+            said = String::from_utf8_lossy(&bytes).trim().replace(['\n', '\r'], "; ");
+        }
+        match (late, code, said.as_str()) {
+            (true, ..) => format!("no answer within {} s", GREETING_WAIT.as_secs()),
+            (_, Some(127), _) => "tatami is not found there: install it, or name its directory by \
+                                  the hint path"
+                .to_owned(),
+            (.., "") => "the connection has ended".to_owned(),
+            (.., said) => said.to_owned(),
+        }
+    }
+}
+
+impl Drop for SshLink {
+    fn drop(&mut self) {
+        // The end of its input ends the far side, and ssh with it. If ssh has not ended by now, the
+        // system collects it at the end of this process.
+        let _ = self.stream.get_ref().shutdown(std::net::Shutdown::Both);
+        let _ = self.child.try_wait();
+    }
+}
+
+fn ssh_command(site: &SiteAddress) -> Command {
+    let mut command = Command::new("ssh");
+    // A password cannot be asked for inside a program. A host that no longer answers is given up
+    // after a minute.
+    let options =
+        ["BatchMode=yes", "ConnectTimeout=20", "ServerAliveInterval=15", "ServerAliveCountMax=4"];
+    command.args(options.iter().flat_map(|option| ["-o", option]));
+    if let Some(user) = &site.user {
+        command.args(["-l", user]);
+    }
+    if let Some(port) = site.port {
+        command.args(["-p", &port.to_string()]);
+    }
+    command.args(["-T", "--", &site.host, &far_line(site)]);
+    // The libraries of this program are not for ssh.
+    command.env_remove("LD_PRELOAD");
+    command
+}
+
+/// Returns the command line for the login shell there, of whatever kind it is.
+fn far_line(site: &SiteAddress) -> String {
+    match &site.program {
+        Some(program) => format!("exec '{program}' gateway"),
+        // A login shell without a terminal may have a short search path.
+        None => "exec sh -c 'PATH=$PATH:/usr/local/bin:$HOME/.local/bin:$HOME/bin; \
+                 exec tatami gateway'"
+            .to_owned(),
+    }
+}
