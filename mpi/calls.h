@@ -44,7 +44,7 @@ typedef void (*tatami_function)(void);
 
 /* The version of the interface between front and backend, raised when the list above, the structure
  * below or the meaning of a call changes. Both files of a process must have the same version. */
-#define TATAMI_BACKEND_VERSION 1
+#define TATAMI_BACKEND_VERSION 2
 /* A longer or shorter list does not compile before a developer has come here to raise the version. */
 _Static_assert(TATAMI_CALL_COUNT == 84, "the list of calls changed: raise TATAMI_BACKEND_VERSION");
 
@@ -61,6 +61,9 @@ struct tatami_backend {
    * and stays valid. Returns 0, or -1 if this backend does not fit the library. */
   int (*start)(const tatami_function *real);
   const tatami_function *ours; /* the functions that replace them, by call number; no entry is NULL */
+  /* Returns a descriptor of a file in memory with the first bytes of a file of another site, or -1.
+   * `info` is a word with the MPI_Info of the open, if has_info is not 0. */
+  int (*look)(const char *path, int has_info, uintptr_t info);
 };
 #define TATAMI_BACKEND "tatami_backend"
 /* Fronts of all versions read these three fields of backends of all versions: they never move. */

@@ -25,6 +25,14 @@ static int start(const tatami_function *real)
   return 0;
 }
 
+static int look(const char *path, int has_info, uintptr_t info)
+{
+  const char **hints = hints_of(has_info ? (MPI_Info)info : MPI_INFO_NULL);
+  int found = tio_look(path, hints);
+  hints_free(hints);
+  return found;
+}
+
 static const tatami_function ours[] = {
 #define OURS(name) [CALL_##name] = (tatami_function)our_##name,
 #define OURS_BOTH(name) OURS(name) OURS(name##_c)
@@ -39,4 +47,5 @@ const struct tatami_backend tatami_backend = {
     .count = COUNT,
     .start = start,
     .ours = ours,
+    .look = look,
 };

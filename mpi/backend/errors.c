@@ -54,11 +54,20 @@ static bool is_verbose(void)
   return wanted;
 }
 
+/* Whether a failure is printed even if nobody asked for it: another machine is not reached, and the
+ * class of the MPI error cannot say which and why. */
+static int is_news(int64_t result)
+{
+  const char *value = getenv("TATAMI_MPI_VERBOSE");
+  int is_silent = value != NULL && value[0] == '0';
+  return !is_silent && (result == -EHOSTDOWN || result == -EPROTO);
+}
+
 int class_of(int64_t result)
 {
   if (result >= 0)
     return MPI_SUCCESS;
-  if (is_verbose())
+  if (is_verbose() || is_news(result))
     fprintf(stderr, "tatami: %s\n", tio_error());
   return class_of_errno((int)-result);
 }

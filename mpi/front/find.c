@@ -14,6 +14,7 @@
 #include "front.h"
 
 static tatami_function real[TATAMI_CALL_COUNT];
+static int (*backend_look)(const char *, int, uintptr_t);
 
 static const char *const names[TATAMI_CALL_COUNT] = {
 #define NAME(name) [CALL_##name] = "MPI_" #name,
@@ -177,7 +178,14 @@ static void find_backend(void *library)
     return;
   }
   memcpy(tatami_target, backend->ours, sizeof tatami_target);
+  backend_look = backend->look;
   report(strcmp(which, "openmpi") == 0 ? "active with Open MPI" : "active with MPICH");
+}
+
+int tatami_front_look(const char *path, int has_info, uintptr_t info)
+{
+  tatami_front_ready();
+  return backend_look != NULL ? backend_look(path, has_info, info) : -1;
 }
 
 void tatami_front_find(void)

@@ -17,9 +17,14 @@ typedef int (*six_words)(uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, 
 
 static pthread_once_t found = PTHREAD_ONCE_INIT;
 
-static six_words target(enum tatami_call call)
+void tatami_front_ready(void)
 {
   pthread_once(&found, tatami_front_find);
+}
+
+static six_words target(enum tatami_call call)
+{
+  tatami_front_ready();
   return (six_words)tatami_target[call];
 }
 

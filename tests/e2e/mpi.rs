@@ -235,8 +235,8 @@ fn backends_of_another_build_are_refused() {
     for mpi in MPIS {
         let program = compiled("fortran_mpi", mpi);
         for (other, theirs) in [
-            ("other_version", "(version 2, 84 functions)"),
-            ("other_count", "(version 1, 83 functions)"),
+            ("other_version", "(version 3, 84 functions)"),
+            ("other_count", "(version 2, 83 functions)"),
             ("other_table", "(no version)"),
         ] {
             let dir = folder();
@@ -249,7 +249,7 @@ fn backends_of_another_build_are_refused() {
             command.env("TATAMI_MPI_LIBRARY", &front);
             let said = run(command.arg(&program).arg(at("file")));
             let sentence = format!(
-                "tatami: MPI-IO goes to the MPI library, because {} (version 1, 84 functions) and \
+                "tatami: MPI-IO goes to the MPI library, because {} (version 2, 84 functions) and \
                  {} {theirs} are not of one build: install both from the same build\n",
                 front.display(),
                 backend.display()

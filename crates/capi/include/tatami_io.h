@@ -61,19 +61,27 @@ typedef struct tio_shape tio_shape; /* a datatype without basic types; counted, 
  *                      is the default
  *   tatami_plain       "true": claim an ordinary file, too (the engine `plain`: same calls, one
  *                      file, nothing tiled)
+ *   host               the file lies on that machine of another site, which ssh reaches; with
+ *   user, port         the user and the port for ssh, and
+ *   path               the directory of the program `tatami` there
+ *   tatami_write_behind  "true": writes to another site may wait for the next sync or close, also
+ *                      where several processes have the file open
  *   ind_rd_buffer_size bytes read at a time where a request is scattered (data sieving); default
  *                      4 MiB
  *   romio_ds_read      "disable": never read a gap to save a call
  * Environment: TATAMI_CONTAINER = colon-separated directories. New files in them become containers;
  *                                 "1": all new files do;
  *              TATAMI_PLAIN     = the same for ordinary files that the engine `plain` claims;
+ *              TATAMI_SITES     = /DIR=tatami://[user@]host[:port]/DIR, separated by commas: paths
+ *                                 here that stand for paths of other sites
  *              TATAMI_TILED     = "0": as tatami_tiled "false" for all files without a hint.
+ * A path tatami://[user@]host[:port]/PATH names a file of another site, too.
  * The library claims a path that starts with "tatami:" in any case, and opens it without that
  * prefix. Other prefixes of the kind "ufs:", "nfs:" ask for another driver: not claimed.
  */
 
-/* Returns 1 or 2: open this path here (2 where a file of a volume is named by a link); 0: leave it
- * to the MPI library; < 0: an error that the open should report. Cheap for paths that are not
+/* Returns 1, 2 or 3: open this path here (2 where a file of a volume is named by a link, 3 for a file
+ * of another site); 0: leave it to the MPI library; < 0: an error that the open should report. Cheap for paths that are not
  * claimed (a statx of the path, or of its directory, and a poll of the mount table).
  * A file on a mount of a Tatami volume is claimed where this process may read the volume's key.
  * Paths may be relative, and may lead through symbolic links. One rank must call it and send the
@@ -229,6 +237,10 @@ typedef struct tio_stat {
   int64_t mtime_nsec;
 } tio_stat;
 int tio_stat_path(const char *path, tio_stat *out);
+/* Returns a descriptor of a file in memory with the first bytes (at most 64 KiB) of a file of another
+ * site, which the caller closes. For libraries that look at a file before they open it. -EREMOTE for
+ * a file of this site; -ENOENT, -EACCES and others of opening the file. */
+int tio_look(const char *path, const char *const *hints);
 /* The calling thread's last error: the operation, the path, and the system's message. Never NULL;
  * valid until the thread's next call. */
 const char *tio_error(void);

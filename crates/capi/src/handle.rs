@@ -7,14 +7,17 @@ use crate::guard::{CallFailure, last_error, run_counted, run_status};
 use crate::shapes::{buffer_argument, shape_ref, tio_shape};
 use crate::text;
 use parking_lot::Mutex;
+use rustix::io::Errno;
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
+use std::os::fd::IntoRawFd;
 use std::path::Path;
 use std::sync::Arc;
 use tatami_layout::Shape;
 use tatami_tiled::claim::{self, Claim};
 use tatami_tiled::volume::{WaitReporter, set_wait_reporter};
 use tatami_tiled::{
-    Buffer, CollectiveOpen, Environment, Flags, OpenToken, RankFile, file, machine, stat, volume,
+    Buffer, CollectiveOpen, Environment, Flags, OpenToken, RankFile, TiledError, file, machine,
+    stat, volume,
 };
 
 const VERSION: u32 = 1;
@@ -73,6 +76,8 @@ pub extern "C" fn tio_report_waits(report: Option<extern "C" fn(*const c_char)>)
 
 /// The result of [`tio_claims`] for a file of a volume that is named by a link.
 const CLAIMED_LINK: c_int = 2;
+/// The result of [`tio_claims`] for a file of another site.
+const CLAIMED_REMOTE: c_int = 3;
 
 /// See the header.
 #[unsafe(no_mangle)]
@@ -88,6 +93,7 @@ pub unsafe extern "C" fn tio_claims(
         Ok(match claim {
             Claim::NotOurs => 0,
             Claim::Volume { linked: true, .. } => CLAIMED_LINK,
+            Claim::Remote(_) => CLAIMED_REMOTE,
             _ => 1,
         })
     })
@@ -105,7 +111,11 @@ pub unsafe extern "C" fn tio_node(
         // SAFETY: the caller's.
         let path = unsafe { text::path_argument(path) }?;
         let (has_claimed, path) = (file::has_claimed(path), claim::without_prefix(path).0);
-        let number = volume::node_of(path, claim == CLAIMED_LINK, has_claimed);
+        let number = match claim {
+            // No volume of this site.
+            CLAIMED_REMOTE => None,
+            _ => volume::node_of(path, claim == CLAIMED_LINK, has_claimed),
+        };
         if !inbox.is_null() {
             let own = number.map_or(0, |_| volume::inbox_number());
             // SAFETY: the caller's.
@@ -470,7 +480,20 @@ pub unsafe extern "C" fn tio_hints(file: *mut tio_file, buf: *mut c_char, len: u
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tio_delete(path: *const c_char) -> c_int {
     // SAFETY: the caller's.
-    run_status(|| Ok(stat::delete_file(unsafe { text::path_argument(path) }?).map(|()| 0)?))
+    run_status(|| Ok(file::delete_file(unsafe { text::path_argument(path) }?).map(|()| 0)?))
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tio_look(path: *const c_char, hints: *const *const c_char) -> c_int {
+    run_status(|| {
+        // SAFETY: the caller's.
+        let (path, hints) = unsafe { (text::path_argument(path)?, text::hints_argument(hints)) };
+        match file::look_at_file(path, &hints, &Environment::read())? {
+            Some(copy) => Ok(copy.into_raw_fd()),
+            None => Err(TiledError::new("look at", path, Errno::REMOTE).into()),
+        }
+    })
 }
 
 /// `tio_stat`: the attributes of a file, shown as one ordinary file.

@@ -9,6 +9,7 @@ use rustix::io::Errno;
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use tatami_remote::SiteFile;
 
 /// The decision about a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,6 +27,8 @@ pub enum Claim {
         /// Whether the path itself is a link, which may lead to another file system.
         linked: bool,
     },
+    /// A file of another site.
+    Remote(SiteFile),
     /// A container to be made, in place of an empty ordinary file if there is one.
     NewContainer(PathBuf),
 }
@@ -84,6 +87,29 @@ pub fn resolve_links(path: &Path) -> Result<PathBuf> {
     Err(TiledError::new("resolve", &path, Errno::LOOP))
 }
 
+/// Returns the file of another site that the program means, by a hint, a URL or the environment.
+///
+/// # Errors
+/// `EINVAL` for an address that is none.
+pub fn find_on_site(path: &Path, hints: &Hints, env: &Environment) -> Result<Option<SiteFile>> {
+    let invalid = |why: String| TiledError::with_detail("open", path, Errno::INVAL, why);
+    if let Some(url) = SiteFile::parse_url(path) {
+        return url.map(Some).map_err(invalid);
+    }
+    let path_there = without_prefix(path).0;
+    if let Some(site) = &hints.site {
+        if !site.is_valid() {
+            return Err(invalid(format!("{:?}: a hint of it is no word for ssh", site.host)));
+        }
+        return Ok(Some(SiteFile { site: site.clone(), path: path_there.to_path_buf() }));
+    }
+    if let Some(why) = &env.sites_error {
+        return Err(invalid(why.clone()));
+    }
+    let absolute = std::path::absolute(path_there).context("resolve", path)?;
+    Ok(env.sites.find_file(&absolute))
+}
+
 /// The state of a path.
 struct PathStatus {
     /// The file, if it is there.
@@ -132,6 +158,9 @@ fn find_on_volume(path: &Path, seen: &PathStatus) -> Result<Option<PathBuf>> {
 /// A container that cannot be read; for requested paths also the reason why they cannot be
 /// examined.
 pub fn decide_claim(path: &Path, flags: Flags, hints: &Hints, env: &Environment) -> Result<Claim> {
+    if let Some(file) = find_on_site(path, hints, env)? {
+        return Ok(Claim::Remote(file));
+    }
     if names_other_driver(path) {
         return Ok(Claim::NotOurs);
     }

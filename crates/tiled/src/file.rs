@@ -12,15 +12,20 @@ use crate::memory::Buffer;
 use crate::plain::{self, PlainEngine};
 use crate::pointer::{self, SharedPointer};
 use crate::rank_table::OpenHeader;
+use crate::remote_engine::{self, RemoteEngine, RemoteFile, RemoteTurn, begin_remote_open};
 use crate::tiled_engine::TiledEngine;
 use crate::token::{EngineKind, OpenToken};
 use crate::unordered;
 use crate::volume::{self, VolumeBacking};
 use crate::wholelock::WholeLock;
-use crate::{machine, marker};
-use parking_lot::Mutex;
+use crate::{machine, marker, stat};
+use parking_lot::{Mutex, MutexGuard};
+use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
 use std::cell::RefCell;
+use std::fs::File;
+use std::ops::{Deref, DerefMut};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use tatami_client::JobMember;
@@ -52,6 +57,7 @@ pub fn begin_open(open: &CollectiveOpen<'_>) -> Result<OpenToken> {
         first: 0,
         nodes: 0,
         volume: None,
+        remote: None,
     };
     let container = |real: &Path, exists: bool| {
         let of = OpenHeader { open: number, ranks: open.ranks, machine: open.machine };
@@ -79,6 +85,9 @@ pub fn begin_open(open: &CollectiveOpen<'_>) -> Result<OpenToken> {
                 let token = token(EngineKind::Volume, 0, 0);
                 volume::begin_volume_open(open, &place, linked, token)
             }
+            Claim::Remote(file) => {
+                begin_remote_open(open, file, token(EngineKind::Remote, 0, machine::now()))
+            }
             Claim::Container(real) => container(&real, true),
             Claim::NewContainer(real) => container(&real, false),
         };
@@ -105,8 +114,9 @@ thread_local! {
 /// As for [`place::decide_claim`].
 pub fn claim_path(path: &Path, flags: Flags, hints: &Hints, env: &Environment) -> Result<Claim> {
     let claim = claim::decide_claim(path, flags, hints, env)?;
-    let of_volume = matches!(claim, Claim::Volume { .. });
-    let kept = of_volume.then(|| (path.to_path_buf(), flags, hints.clone(), claim.clone()));
+    // The path of a removal has no hints, so the claim tells which site is meant.
+    let is_kept = matches!(claim, Claim::Volume { .. } | Claim::Remote(_));
+    let kept = is_kept.then(|| (path.to_path_buf(), flags, hints.clone(), claim.clone()));
     CLAIMED.set(kept);
     Ok(claim)
 }
@@ -114,7 +124,42 @@ pub fn claim_path(path: &Path, flags: Flags, hints: &Hints, env: &Environment) -
 /// Reports whether the last claim of this thread was for the file at `path`, as a file of a volume.
 /// This holds for rank 0 of an open that is to begin.
 pub fn has_claimed(path: &Path) -> bool {
-    CLAIMED.with_borrow(|claimed| claimed.as_ref().is_some_and(|(of, ..)| of == path))
+    CLAIMED.with_borrow(|claimed| {
+        let of_volume = |claim: &Claim| matches!(claim, Claim::Volume { .. });
+        claimed.as_ref().is_some_and(|(of, .., claim)| of == path && of_volume(claim))
+    })
+}
+
+/// Returns a file in memory with the first bytes of a file of another site; `None` for a file of
+/// this site.
+///
+/// # Errors
+/// As for open(2).
+pub fn look_at_file(path: &Path, hints: &Hints, env: &Environment) -> Result<Option<File>> {
+    let Some(file) = claim::find_on_site(path, hints, env)? else { return Ok(None) };
+    let mut bytes = vec![0; LOOK_MAX];
+    let got = remote_engine::look_at_remote_file(path, &file, &mut bytes)?;
+    let copy = rustix::fs::memfd_create("tatami-look", MemfdFlags::CLOEXEC);
+    let copy = File::from(copy.context("open", path)?);
+    copy.write_all_at(&bytes[..got], 0).context("open", path)?;
+    Ok(Some(copy))
+}
+
+/// Removes the file at a path, here or on another site. After [`claim_path`] by the same thread the
+/// hints of that call count.
+///
+/// # Errors
+/// As for unlink(2); `EISDIR` for a directory that is no container.
+pub fn delete_file(path: &Path) -> Result<()> {
+    let claimed = CLAIMED.take().filter(|(of, ..)| of == path);
+    let file = match claimed {
+        Some((.., Claim::Remote(file))) => Some(file),
+        _ => claim::find_on_site(path, &Hints::default(), &Environment::read())?,
+    };
+    match file {
+        Some(file) => remote_engine::delete_remote_file(path, &file),
+        None => stat::delete_file(path),
+    }
 }
 
 /// Returns the claim that this thread made for this very open, once.
@@ -124,6 +169,8 @@ fn take_last_claim(open: &CollectiveOpen<'_>) -> Option<Claim> {
     same.then_some(claim)
 }
 
+/// Most bytes that [`look_at_file`] reads.
+const LOOK_MAX: usize = 64 << 10;
 /// Attempts to begin an open while other processes replace the file.
 const TRIES: usize = 10;
 
@@ -143,6 +190,8 @@ pub struct RankFile {
     pointer: OnceLock<SharedPointer>,
     /// The ranks' shared state at the shard that owns the file, if the ranks are on several mounts.
     job: Option<Arc<JobMember>>,
+    /// The file at the other site, which has the lock and the pointer, too.
+    remote: Option<Arc<RemoteFile>>,
 }
 
 /// Returns the view of a program's arguments.
@@ -160,10 +209,39 @@ fn resolve_file_path(path: &Path, kind: EngineKind) -> Result<PathBuf> {
     match kind {
         EngineKind::Volume => std::path::absolute(path).context("resolve", path),
         EngineKind::Plain | EngineKind::Container => claim::resolve_links(path),
+        EngineKind::Remote => Ok(path.to_path_buf()),
+    }
+}
+
+/// The state of a handle, locked.
+struct LockedState<'a> {
+    state: MutexGuard<'a, RankFileState>,
+    /// Given up after the lock.
+    _turn: Option<RemoteTurn<'a>>,
+}
+
+impl Deref for LockedState<'_> {
+    type Target = RankFileState;
+
+    fn deref(&self) -> &RankFileState {
+        &self.state
+    }
+}
+
+impl DerefMut for LockedState<'_> {
+    fn deref_mut(&mut self) -> &mut RankFileState {
+        &mut self.state
     }
 }
 
 impl RankFile {
+    /// Locks the state of this handle. On a session with another site the turn comes first: a
+    /// thread with the lock of atomic mode has the turn, and takes this lock next.
+    fn lock_state(&self) -> LockedState<'_> {
+        let _turn = self.remote.as_deref().map(RemoteFile::take_turn);
+        LockedState { state: self.inner.lock(), _turn }
+    }
+
     /// Opens a file that rank 0 has begun to open.
     ///
     /// # Errors
@@ -201,7 +279,7 @@ impl RankFile {
                 "no such rank in this open",
             ));
         }
-        let mut job = None;
+        let (mut job, mut remote) = (None, None);
         let engine: Box<dyn Engine> = match token.kind {
             EngineKind::Plain => Box::new(PlainEngine::open(&real, flags, hints)?),
             EngineKind::Container => {
@@ -213,6 +291,11 @@ impl RankFile {
                 job = token.is_across().then(|| Arc::new(backing.job_member(&token, rank)));
                 Box::new(TiledEngine::new(backing, &real, hints, rank, &token))
             }
+            EngineKind::Remote => {
+                let engine = RemoteEngine::open(&real, flags, hints, rank, &token)?;
+                remote = Some(engine.file());
+                Box::new(engine)
+            }
         };
         Ok(RankFile {
             path: real,
@@ -223,6 +306,7 @@ impl RankFile {
             lock: OnceLock::new(),
             pointer: OnceLock::new(),
             job,
+            remote,
         })
     }
 
@@ -238,7 +322,7 @@ impl RankFile {
 
     /// Returns a stamp for a new view epoch; the caller sends it to all ranks.
     pub fn next_stamp(&self) -> u64 {
-        self.inner.lock().engine.next_stamp()
+        self.lock_state().engine.next_stamp()
     }
 
     /// Begins a view epoch.
@@ -246,12 +330,12 @@ impl RankFile {
     /// # Errors
     /// Those of the disk.
     pub fn begin_epoch(&self, stamp: u64) -> Result<()> {
-        self.inner.lock().engine.begin_epoch(stamp)
+        self.lock_state().engine.begin_epoch(stamp)
     }
 
     /// Sets this rank's view.
     pub fn set_view(&self, view: impl Into<ProgramView>) {
-        self.inner.lock().view = view.into();
+        self.lock_state().view = view.into();
     }
 
     /// Writes all of `data` from stream position `stream` on.
@@ -267,7 +351,7 @@ impl RankFile {
         if data.is_empty() {
             return Ok(0);
         }
-        let mut inner = self.inner.lock();
+        let mut inner = self.lock_state();
         let RankFileState { engine, view } = &mut *inner;
         if stream.checked_add(data.len()).is_none() {
             return Err(TiledError::new("write", &self.path, Errno::FBIG));
@@ -292,7 +376,7 @@ impl RankFile {
         if into.is_empty() {
             return Ok(0);
         }
-        let mut inner = self.inner.lock();
+        let mut inner = self.lock_state();
         let RankFileState { engine, view } = &mut *inner;
         match view.direct_view(stream, into.len()) {
             Some(view) => engine.read(view, stream, into),
@@ -302,7 +386,7 @@ impl RankFile {
 
     /// The file offset of a stream position.
     pub fn offset_of(&self, stream: u64) -> u64 {
-        self.inner.lock().view.offset_of(stream)
+        self.lock_state().view.offset_of(stream)
     }
 
     /// The stream position of the first etype that begins at or past the end of the file.
@@ -310,7 +394,7 @@ impl RankFile {
     /// # Errors
     /// Those of the disk.
     pub fn stream_at_end(&self) -> Result<u64> {
-        let mut inner = self.inner.lock();
+        let mut inner = self.lock_state();
         let size = inner.engine.file_size()?;
         let etype = inner.view.etype_size().max(1);
         Ok(inner.view.stream_before(size).div_ceil(etype) * etype)
@@ -321,7 +405,7 @@ impl RankFile {
     /// # Errors
     /// Those of the disk.
     pub fn file_size(&self) -> Result<u64> {
-        self.inner.lock().engine.file_size()
+        self.lock_state().engine.file_size()
     }
 
     /// Truncates or extends the file. One rank calls this, after all have sealed and it has
@@ -331,7 +415,7 @@ impl RankFile {
     /// `EBADF` for a file not open for writing; those of the disk.
     pub fn set_size(&self, size: u64) -> Result<()> {
         self.check_writes("truncate")?;
-        self.inner.lock().engine.set_size(size)
+        self.lock_state().engine.set_size(size)
     }
 
     /// Makes the file at least `size` bytes long; as [`RankFile::set_size`].
@@ -340,7 +424,7 @@ impl RankFile {
     /// `EBADF`, `ENOSPC`; those of the disk.
     pub fn preallocate(&self, size: u64) -> Result<()> {
         self.check_writes("allocate")?;
-        self.inner.lock().engine.preallocate(size)
+        self.lock_state().engine.preallocate(size)
     }
 
     fn check_writes(&self, operation: &'static str) -> Result<()> {
@@ -355,7 +439,7 @@ impl RankFile {
     /// # Errors
     /// Those of the disk.
     pub fn seal_piece(&self, durable: bool) -> Result<Vec<u8>> {
-        self.inner.lock().engine.seal_piece(durable)
+        self.lock_state().engine.seal_piece(durable)
     }
 
     /// Publishes the sealed pieces of all ranks; rank 0 calls this.
@@ -363,20 +447,20 @@ impl RankFile {
     /// # Errors
     /// Those of the disk.
     pub fn publish_pieces(&self, sealed: &[&[u8]], durable: bool, closing: bool) -> Result<()> {
-        if closing {
+        if closing && self.remote.is_none() {
             pointer::remove_pointer(&self.pointer_path(), &self.token);
         }
-        self.inner.lock().engine.publish_pieces(sealed, durable, closing)
+        self.lock_state().engine.publish_pieces(sealed, durable, closing)
     }
 
     /// Records that the sealed bytes have been published.
     pub fn mark_published(&self) {
-        self.inner.lock().engine.mark_published();
+        self.lock_state().engine.mark_published();
     }
 
     /// Switches atomic mode.
     pub fn set_atomic(&self, on: bool) {
-        self.inner.lock().engine.set_atomic(on);
+        self.lock_state().engine.set_atomic(on);
     }
 
     /// Acquires the whole-file lock.
@@ -384,7 +468,14 @@ impl RankFile {
     /// # Errors
     /// Those of flock(2), of the shard, and of opening the file that is locked.
     pub fn lock(&self) -> Result<()> {
-        self.whole_lock()?.lock()
+        match &self.remote {
+            // The bytes that are gathered here belong to before the lock.
+            Some(remote) => {
+                self.lock_state().engine.seal_piece(false)?;
+                remote.lock()
+            }
+            None => self.whole_lock()?.lock(),
+        }
     }
 
     /// Releases the whole-file lock.
@@ -392,7 +483,14 @@ impl RankFile {
     /// # Errors
     /// `EPERM` where this handle does not hold the lock.
     pub fn unlock(&self) -> Result<()> {
-        self.whole_lock()?.unlock()
+        match &self.remote {
+            Some(remote) => {
+                let sealed = self.lock_state().engine.seal_piece(false);
+                let unlocked = remote.unlock();
+                sealed.and(unlocked)
+            }
+            None => self.whole_lock()?.unlock(),
+        }
     }
 
     fn whole_lock(&self) -> Result<&WholeLock> {
@@ -403,7 +501,7 @@ impl RankFile {
             return Ok(self.lock.get_or_init(|| WholeLock::at_shard(job.clone(), &self.path)));
         }
         let path = match self.token.kind {
-            EngineKind::Plain | EngineKind::Volume => self.path.clone(),
+            EngineKind::Plain | EngineKind::Volume | EngineKind::Remote => self.path.clone(),
             EngineKind::Container => self.path.join(marker::ATOMIC),
         };
         // Read access is enough for flock(2), so a handle without write permission still gets the
@@ -427,7 +525,10 @@ impl RankFile {
     /// # Errors
     /// `EOVERFLOW`; those of the disk.
     pub fn shared_add(&self, delta: i64) -> Result<i64> {
-        self.shared_pointer()?.add_delta(delta)
+        match &self.remote {
+            Some(remote) => remote.add_to_pointer(delta),
+            None => self.shared_pointer()?.add_delta(delta),
+        }
     }
 
     /// Sets the shared pointer.
@@ -435,7 +536,10 @@ impl RankFile {
     /// # Errors
     /// Those of the disk.
     pub fn shared_set(&self, value: i64) -> Result<()> {
-        self.shared_pointer()?.set_value(value)
+        match &self.remote {
+            Some(remote) => remote.set_pointer(value),
+            None => self.shared_pointer()?.set_value(value),
+        }
     }
 
     fn shared_pointer(&self) -> Result<&SharedPointer> {
@@ -452,7 +556,7 @@ impl RankFile {
     fn pointer_path(&self) -> PathBuf {
         match self.token.kind {
             EngineKind::Plain => self.token.pointer_beside(&self.path),
-            EngineKind::Volume => self.path.clone(),
+            EngineKind::Volume | EngineKind::Remote => self.path.clone(),
             EngineKind::Container => self.path.join(marker::pointer_name(self.token.open)),
         }
     }

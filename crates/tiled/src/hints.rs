@@ -2,6 +2,7 @@
 
 use crate::token::EngineKind;
 use std::path::PathBuf;
+use tatami_remote::{SiteAddress, SiteMap};
 
 /// The requests of a program. Unknown keys and meaningless values are ignored, as MPI demands.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,26 +17,48 @@ pub struct Hints {
     pub read_buffer: usize,
     /// `romio_ds_read` is not `disable`: a gap may be read to save a call.
     pub sieve: bool,
+    /// `tatami_write_behind`: whether writes to another site may wait for the next sync. By default
+    /// they do if one process alone has the file open.
+    pub write_behind: Option<bool>,
+    /// `host`, with `user`, `port` and `path`: the file lies on another site. `path` is the
+    /// directory of the program `tatami` there.
+    pub site: Option<SiteAddress>,
 }
 
 const READ_BUFFER: usize = 4 << 20;
 
 impl Default for Hints {
     fn default() -> Hints {
-        Hints { container: None, tiled: None, plain: None, read_buffer: READ_BUFFER, sieve: true }
+        Hints {
+            container: None,
+            tiled: None,
+            plain: None,
+            read_buffer: READ_BUFFER,
+            sieve: true,
+            write_behind: None,
+            site: None,
+        }
     }
 }
 
 impl Hints {
     /// Reads the known keys of `pairs`.
     pub fn new<'a>(pairs: impl IntoIterator<Item = (&'a str, &'a str)>) -> Hints {
-        let mut hints = Hints::default();
+        let (mut hints, mut site) = (Hints::default(), SiteAddress::default());
         for (key, value) in pairs {
             let value = value.trim();
             match key {
+                "host" => site.host = value.to_owned(),
+                "user" => site.user = Some(value.to_owned()),
+                // 0 is no port, so the address is refused at the open.
+                "port" => site.port = Some(value.parse().unwrap_or(0)),
+                "path" => site.program = Some(format!("{}/tatami", value.trim_end_matches('/'))),
                 "tatami_container" => hints.container = parse_bool(value).or(hints.container),
                 "tatami_tiled" => hints.tiled = parse_bool(value).or(hints.tiled),
                 "tatami_plain" => hints.plain = parse_bool(value).or(hints.plain),
+                "tatami_write_behind" => {
+                    hints.write_behind = parse_bool(value).or(hints.write_behind);
+                }
                 "ind_rd_buffer_size" => {
                     if let Ok(bytes) = value.parse::<usize>() {
                         hints.read_buffer = bytes.clamp(4096, 1 << 30);
@@ -45,6 +68,7 @@ impl Hints {
                 _ => {}
             }
         }
+        hints.site = (!site.host.is_empty()).then_some(site);
         hints
     }
 
@@ -113,6 +137,10 @@ pub struct Environment {
     pub plain: PathSelection,
     /// `TATAMI_TILED`.
     pub tiled: Option<bool>,
+    /// `TATAMI_SITES`: directories here that stand for directories of other sites.
+    pub sites: SiteMap,
+    /// What is wrong with that variable.
+    pub sites_error: Option<String>,
 }
 
 impl Environment {
@@ -121,7 +149,12 @@ impl Environment {
         let variable = |name| PathSelection::new(std::env::var(name).ok().as_deref());
         let tiled = std::env::var("TATAMI_TILED").ok().and_then(|value| parse_bool(&value));
         let (container, plain) = (variable("TATAMI_CONTAINER"), variable("TATAMI_PLAIN"));
-        Environment { container, plain, tiled }
+        let sites = std::env::var("TATAMI_SITES").unwrap_or_default();
+        let (sites, sites_error) = match SiteMap::parse(&sites) {
+            Ok(sites) => (sites, None),
+            Err(why) => (SiteMap::default(), Some(format!("TATAMI_SITES: {why}"))),
+        };
+        Environment { container, plain, tiled, sites, sites_error }
     }
 }
 

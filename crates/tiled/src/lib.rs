@@ -13,6 +13,7 @@
 //!
 //! ```text
 //! one rank of one open: view, pointer, lock ─▶ engine ─┬─ plain: an ordinary file
+//!                                                      ├─ remote: a file of another site
 //!                                                      └─ tiled: the rank's piece, stamps, reads
 //!                                                          ├─ container: a directory
 //!                                                          └─ volume: over tatami-client
@@ -53,6 +54,7 @@ mod pointer;
 mod ranges;
 mod rank_table;
 mod reader;
+mod remote_engine;
 mod sharing;
 mod tiled_engine;
 mod unordered;

@@ -58,7 +58,7 @@ impl SharedPointer {
         let here = token.machine == machine::machine_id();
         // Beside a volume's file there is no file that all its ranks could map.
         let made = match token.kind {
-            EngineKind::Volume => Err(Errno::NODEV.into()),
+            EngineKind::Volume | EngineKind::Remote => Err(Errno::NODEV.into()),
             EngineKind::Plain | EngineKind::Container => open_pointer_file(path),
         };
         let (file, path) = match made {

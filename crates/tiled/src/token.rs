@@ -4,6 +4,7 @@ use crate::error::{Result, TiledError};
 use crate::machine;
 use rustix::io::Errno;
 use std::path::{Path, PathBuf};
+use tatami_remote::SiteTicket;
 use tatami_wire::cap::CAP_LEN;
 use tatami_wire::{Cap, ClientId, NodeId};
 
@@ -19,6 +20,8 @@ pub enum EngineKind {
     Container,
     /// A file of a Tatami volume, with pieces on the nodes of the ranks.
     Volume,
+    /// A file of another site.
+    Remote,
 }
 
 /// An open that has begun.
@@ -44,6 +47,8 @@ pub struct OpenToken {
     /// The facts of a volume's file that rank 0 has from the shard, so that the other ranks need no
     /// request.
     pub volume: Option<OpenedVolumeFile>,
+    /// The file of another site, and its open there.
+    pub remote: Option<SiteTicket>,
 }
 
 /// A file of a volume, as rank 0 has it open.
@@ -135,6 +140,7 @@ impl OpenToken {
             EngineKind::Plain => 1,
             EngineKind::Container => 2,
             EngineKind::Volume => 3,
+            EngineKind::Remote => 4,
         };
         let counts = u64::from(self.ranks) << 32 | u64::from(self.machine);
         let pieces = u64::from(self.first) << 32 | u64::from(self.nodes);
@@ -142,6 +148,9 @@ impl OpenToken {
         let mut bytes: Vec<u8> = words.iter().flat_map(|w: &u64| w.to_le_bytes()).collect();
         if let Some(opened) = &self.volume {
             opened.encode(&mut bytes);
+        }
+        if let Some(ticket) = &self.remote {
+            bytes.extend(ticket.encode());
         }
         bytes.extend(crc32c::crc32c(&bytes).to_le_bytes());
         bytes
@@ -169,15 +178,20 @@ impl OpenToken {
             1 => EngineKind::Plain,
             2 => EngineKind::Container,
             3 => EngineKind::Volume,
+            4 => EngineKind::Remote,
             _ => return Err(bad()),
         };
         let (ranks, machine) = ((counts >> 32) as u32, counts as u32);
         let (first, nodes) = ((pieces >> 32) as u32, pieces as u32);
-        let volume = match rest {
-            [] => None,
-            rest => Some(OpenedVolumeFile::decode(rest, ranks).ok_or_else(bad)?),
-        };
-        Ok(OpenToken { kind, open, stamp, ranks, machine, id, first, nodes, volume })
+        let (mut volume, mut remote) = (None, None);
+        match (kind, rest) {
+            (EngineKind::Remote, rest) => {
+                remote = Some(SiteTicket::decode(rest).ok_or_else(bad)?);
+            }
+            (_, []) => {}
+            (_, rest) => volume = Some(OpenedVolumeFile::decode(rest, ranks).ok_or_else(bad)?),
+        }
+        Ok(OpenToken { kind, open, stamp, ranks, machine, id, first, nodes, volume, remote })
     }
 
     /// The path of the shared pointer of an open of an ordinary file: beside it.
@@ -199,7 +213,8 @@ mod tests {
         let (ranks, machine, first, nodes) = (7, 8, 10, 11);
         let of = |kind, volume| {
             let (open, stamp, id) = (5, 6, 9);
-            OpenToken { kind, open, stamp, ranks, machine, id, first, nodes, volume }
+            let remote = None;
+            OpenToken { kind, open, stamp, ranks, machine, id, first, nodes, volume, remote }
         };
         for kind in [EngineKind::Plain, EngineKind::Container, EngineKind::Volume] {
             assert_eq!(OpenToken::decode(&of(kind, None).encode(), path), Ok(of(kind, None)));
