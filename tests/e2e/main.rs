@@ -3,6 +3,7 @@
 //!
 //! `cargo test -p tatami-tests --test e2e -- MODULE::` runs those of one module.
 
+mod another_site;
 mod away;
 mod bulk;
 mod completion;
