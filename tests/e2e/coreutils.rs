@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::Path;
 use tatami_tests::Cluster;
-use tatami_tests::command::{ask, program, run, shell, sources, tatami_bin};
+use tatami_tests::command::{ask, program, run, shell, sources};
 
 /// How an option compares.
 enum Comparison {
@@ -293,7 +293,7 @@ fn print_page() -> String {
 fn file_commands_are_as_their_page_says() {
     let cluster = Cluster::start(2);
     let mount = cluster.mount(0);
-    let tatami = tatami_bin();
+    let tatami = cluster.program();
     let tatami = tatami.to_str().expect("UTF-8");
     let root = mount.to_str().expect("UTF-8");
     let mut wrong = Vec::new();
@@ -347,7 +347,7 @@ fn a_terminal_gets_columns() {
     let mount = cluster.mount(0);
     run(&mut shell(&mount, "touch file-{1..40} .hidden"));
     let on_terminal = |options: &str| {
-        let tatami = tatami_bin();
+        let tatami = cluster.program();
         // util-linux's script(1) runs a command on a terminal of its own.
         let line = format!("stty cols 60; {} ls {options}", tatami.display());
         let mut command = program("script -qe /dev/null -c");

@@ -436,7 +436,8 @@ fn who_was_away_for_too_long_is_told() {
 
 /// Returns the lines about `EIO` in the logs of the mounts.
 fn lines_of_eio(cluster: &Cluster) -> Vec<String> {
-    let logs = std::fs::read_dir(cluster.dir().join("mount-logs")).expect("readdir");
+    let logs = cluster.mount_logs().into_iter();
+    let logs = logs.flat_map(|logs| std::fs::read_dir(logs).expect("readdir"));
     let text = |log: std::io::Result<std::fs::DirEntry>| {
         std::fs::read_to_string(log.expect("an entry").path()).expect("a log")
     };

@@ -1,17 +1,25 @@
 //! Real programs and libraries that write shared files by MPI-IO, unmodified. Each runs natively on
 //! the local disk, and with the layer, into containers. Read back as one stream, every byte must be
 //! the same. HDF5's own tools compare the contents, too.
+//!
+//! On hosts (`TATAMI_TEST_HOSTS`) the layer writes files of a volume instead, a rank on each host.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use tatami_tests::Cluster;
+use tatami_tests::cluster_hosts::{ClusterHosts, are_hosts_wanted, skip_on_hosts};
 use tatami_tests::command::{ask, program, run, sources, target_dir, tatami_bin};
 use tatami_tests::files::{get, names};
-use tatami_tests::mpi::on_this_machine;
+use tatami_tests::mpi::{on_several_hosts, on_this_machine};
 use tempfile::TempDir;
 
 const RANKS: u32 = 4;
+/// Why no test with MPICH runs on hosts.
+const MPICH: &str = "MPICH 4.0.2 of Debian hangs in MPI_Finalize over TCP at times";
 
+/// The layer on hosts.
+const INSTALLED: &str = "/usr/local/bin/libtatami_mpi.so";
 /// The marker of a container.
 const MARKER: &str = ".tatami-container";
 
@@ -42,15 +50,31 @@ fn multiarch() -> String {
 struct Job {
     mpi: &'static str,
     base: TempDir,
+    /// A volume with a node for each rank, on hosts.
+    cluster: Option<Cluster>,
 }
 
 impl Job {
     fn new(mpi: &'static str) -> Job {
-        let job = Job { mpi, base: tempfile::tempdir().expect("a temporary folder") };
+        let cluster = are_hosts_wanted().then(|| Cluster::start(RANKS as u16));
+        let base = match &cluster {
+            // A directory of the first host.
+            Some(cluster) => tempfile::tempdir_in(cluster.dir().canonicalize().expect("it is")),
+            None => tempfile::tempdir(),
+        };
+        let job = Job { mpi, base: base.expect("a temporary folder"), cluster };
         for folder in [job.native(), job.tiled()] {
             fs::create_dir(folder).expect("mkdir");
         }
+        let library = |name: &str| target_dir().join("mpi").join(name);
+        for name in ["libtatami_mpi.so", "libtatami_mpi_openmpi.so", "libtatami_io.so"] {
+            job.install(&library(name));
+        }
         job
+    }
+
+    fn hosts(&self) -> Option<&ClusterHosts> {
+        self.cluster.as_ref().and_then(Cluster::hosts)
     }
 
     fn native(&self) -> PathBuf {
@@ -58,7 +82,17 @@ impl Job {
     }
 
     fn tiled(&self) -> PathBuf {
-        self.base.path().join("tiled")
+        match &self.cluster {
+            Some(cluster) => cluster.mount(0).join("tiled"),
+            None => self.base.path().join("tiled"),
+        }
+    }
+
+    /// Returns the path of a file for the ranks: hosts get a copy.
+    fn install(&self, file: &Path) -> PathBuf {
+        let Some(hosts) = self.hosts() else { return file.to_owned() };
+        hosts.bed().install_file(file);
+        Path::new("/usr/local/bin").join(file.file_name().expect("a name"))
     }
 
     /// Compiles a C program, beside the two folders.
@@ -66,19 +100,45 @@ impl Job {
         let to = self.base.path().join(from.file_stem().expect("a C file"));
         let mut command = program(&format!("mpicc.{} -O1 -o", self.mpi));
         run(command.arg(&to).arg(from).args(line.split_whitespace()));
-        to
+        self.install(&to)
     }
 
     /// Returns `mpirun` of `ranks` processes in one of the folders; with the layer in the other.
     fn mpirun(&self, folder: &Path, ranks: u32) -> Command {
-        let mut command = program(&format!("mpirun.{} -n {ranks}", self.mpi));
+        let line = format!("mpirun.{} -n {ranks}", self.mpi);
+        let with_layer = folder == self.tiled();
+        let mut command = match self.hosts() {
+            None => program(&line),
+            Some(hosts) => hosts.command(&line),
+        };
         command.current_dir(folder);
-        on_this_machine(&mut command);
-        if folder == self.tiled() {
-            command.arg("env").arg(format!("LD_PRELOAD={}", layer().display()));
-            command.arg(format!("TATAMI_CONTAINER={}", folder.display()));
+        match self.hosts() {
+            None => _ = on_this_machine(&mut command),
+            Some(hosts) => {
+                on_several_hosts(&mut command);
+                if with_layer {
+                    let names: Vec<_> =
+                        hosts.bed().hosts().iter().map(|host| host.name()).collect();
+                    command.args(["--map-by", "node", "--host", &names.join(",")]);
+                }
+            }
+        }
+        if with_layer {
+            let layer = self.hosts().map_or_else(layer, |_| INSTALLED.into());
+            command.arg("env").arg(format!("LD_PRELOAD={}", layer.display()));
+            if self.cluster.is_none() {
+                command.arg(format!("TATAMI_CONTAINER={}", folder.display()));
+            }
         }
         command
+    }
+
+    /// Checks the volume, if there is one, and removes all.
+    fn finish(self) {
+        drop(self.base);
+        if let Some(cluster) = self.cluster {
+            cluster.finish();
+        }
     }
 
     /// The same command in both folders.
@@ -95,13 +155,20 @@ impl Job {
     fn flatten(&self) -> Vec<String> {
         let tiled = self.tiled();
         let mut all = names(&tiled);
-        all.retain(|name| tiled.join(name).join(MARKER).exists());
+        match &self.cluster {
+            None => all.retain(|name| tiled.join(name).join(MARKER).exists()),
+            Some(cluster) => all.retain(|name| is_tiled(cluster, &tiled.join(name))),
+        }
         let copy = self.compile(&source("copy.c"), "");
         let read = self.base.path().join("read");
         for name in &all {
             let file = tiled.join(name);
             run(self.mpirun(&tiled, 1).arg(&copy).arg(&file).arg(&read));
-            run(Command::new(tatami_bin()).args(["relayout", "--to", "whole"]).arg(&file));
+            let mut relayout = match &self.cluster {
+                Some(cluster) => cluster.command("relayout"),
+                None => program(&format!("{} relayout", tatami_bin().display())),
+            };
+            run(relayout.args(["--to", "whole"]).arg(&file));
             assert!(file.is_file(), "{} is one plain file", file.display());
             assert!(get(&file) == get(&read), "{name} is not what was read of it");
         }
@@ -123,12 +190,22 @@ impl Job {
     }
 }
 
+/// Returns whether the ranks have written a file of a volume to the disks of several hosts.
+fn is_tiled(cluster: &Cluster, file: &Path) -> bool {
+    let said = cluster.tatami("where --json", &[file.to_str().expect("UTF-8")]);
+    let report: serde_json::Value = serde_json::from_str(&said.out).expect("JSON");
+    report["files"][0]["nodes"].as_array().is_some_and(|nodes| nodes.len() > 1)
+}
+
 fn says_all_is_right(command: &mut Command) {
     let said = run(command);
     assert!(said.out.contains("all values right"), "{}\n{}", said.out, said.err);
 }
 
 fn hdf5(mpi: &'static str) {
+    if mpi == "mpich" && skip_on_hosts(MPICH) {
+        return;
+    }
     let job = Job::new(mpi);
     let line = format!("-I/usr/include/hdf5/{mpi} -L/usr/lib/{}/hdf5/{mpi} -lhdf5", multiarch());
     let shared = job.compile(&source("hdf5_shared.c"), &line);
@@ -150,6 +227,7 @@ fn hdf5(mpi: &'static str) {
     };
     assert!(dump(&native) == dump(&tiled), "h5dump tells of two different files");
     says_all_is_right(job.mpirun(&job.native(), 3).arg(&shared).arg("read").arg(&tiled));
+    job.finish();
 }
 
 #[test]
@@ -178,6 +256,7 @@ fn netcdf4_writes_the_same_file() {
     job.same(&["shared.nc"]);
     let dump = |folder: &Path| run(program("ncdump shared.nc").current_dir(folder)).out;
     assert!(dump(&job.native()) == dump(&job.tiled()), "ncdump tells of two different files");
+    job.finish();
 }
 
 /// PnetCDF inspects an existing file with open(2), for which a container is a directory. So it only
@@ -189,14 +268,17 @@ fn pnetcdf_writes_the_same_file() {
     job.both(|command| {
         command.arg(&shared).args(["shared.nc", "300", "write"]);
     });
-    let shown = job.base.path().join("shown");
-    fs::create_dir(&shown).expect("mkdir");
-    let mut overlay = program(&tatami_bin().display().to_string());
-    run(overlay.args(["mount", "--overlay"]).arg(job.tiled()).arg(&shown));
-    let mut read = job.mpirun(&job.native(), RANKS);
-    let said = ask(read.arg(&shared).arg(shown.join("shared.nc")).args(["300", "read"]));
-    run(program("umount -l").arg(&shown));
-    assert!(said.out.contains("all values right"), "{said:?}");
+    // In a volume it is an ordinary file, as the end of this test reads it.
+    if job.cluster.is_none() {
+        let shown = job.base.path().join("shown");
+        fs::create_dir(&shown).expect("mkdir");
+        let mut overlay = program(&tatami_bin().display().to_string());
+        run(overlay.args(["mount", "--overlay"]).arg(job.tiled()).arg(&shown));
+        let mut read = job.mpirun(&job.native(), RANKS);
+        let said = ask(read.arg(&shared).arg(shown.join("shared.nc")).args(["300", "read"]));
+        run(program("umount -l").arg(&shown));
+        assert!(said.out.contains("all values right"), "{said:?}");
+    }
     assert_eq!(job.flatten(), ["shared.nc"]);
     job.same(&["shared.nc"]);
     let tiled = job.tiled().join("shared.nc");
@@ -205,19 +287,22 @@ fn pnetcdf_writes_the_same_file() {
     );
     run(program("ncvalidator -q").arg(&tiled));
     run(program("ncmpidiff -q").arg(&tiled).arg(job.native().join("shared.nc")));
+    job.finish();
 }
 
 #[test]
 fn mpi4py_writes_the_same_file() {
     let job = Job::new("openmpi");
+    let script = job.install(&source("mpi4py_shared.py"));
     for folder in [job.native(), job.tiled()] {
         let mut command = job.mpirun(&folder, RANKS);
         // Debian's own Python: its mpi4py is built for it.
-        command.arg("/usr/bin/python3").arg(source("mpi4py_shared.py")).arg("shared.dat");
+        command.arg("/usr/bin/python3").arg(&script).arg("shared.dat");
         says_all_is_right(&mut command);
     }
     assert_eq!(job.flatten(), ["shared.dat"]);
     job.same(&["shared.dat"]);
+    job.finish();
 }
 
 /// LAMMPS dumps all steps into one file. It writes the first part of its restart files with fwrite:
@@ -225,8 +310,9 @@ fn mpi4py_writes_the_same_file() {
 #[test]
 fn lammps_writes_the_same_files() {
     let job = Job::new("openmpi");
+    let input = job.install(&example("in.melt"));
     job.both(|command| {
-        command.arg("lmp").arg("-in").arg(example("in.melt"));
+        command.arg("lmp").arg("-in").arg(&input);
         command
             .args(["-log", "none", "-screen", "none", "-var", "edge", "6", "-var", "steps", "100"]);
     });
@@ -239,6 +325,7 @@ fn lammps_writes_the_same_files() {
     let all: Vec<&str> = all.iter().map(String::as_str).collect();
     assert_eq!(all.len(), 3, "{all:?}");
     job.same(&all);
+    job.finish();
 }
 
 /// ABINIT computes two hydrogen atoms; its wave functions are written by MPI-IO.
@@ -253,11 +340,15 @@ fn abinit_writes_the_same_wave_functions() {
     }
     job.flatten();
     job.same(&["hydrogeno_WFK", "hydrogeno_DEN"]);
+    job.finish();
 }
 
 /// The programs of `mpi-bench` verify the bytes that they read; plain read(2) verifies the bytes
 /// that they write.
 fn workloads(mpi: &'static str) {
+    if mpi == "mpich" && skip_on_hosts(MPICH) {
+        return;
+    }
     let job = Job::new(mpi);
     let programs = job.base.path().join("programs");
     let folder = sources().parent().expect("the workspace").join("mpi-bench");
@@ -283,8 +374,9 @@ fn workloads(mpi: &'static str) {
         ("btio_f shared S 3", "--size 207360"),
     ] {
         let (name, args) = line.split_once(' ').expect("a program and its arguments");
+        let file = job.install(&programs.join(mpi).join(name));
         job.both(|command| {
-            command.arg(programs.join(mpi).join(name)).args(args.split(' '));
+            command.arg(&file).args(args.split(' '));
             if name != "btio_f" {
                 command.args(["--file", "shared"]);
             }
@@ -297,6 +389,7 @@ fn workloads(mpi: &'static str) {
             fs::remove_file(folder.join("shared")).expect("it can go");
         }
     }
+    job.finish();
 }
 
 #[test]

@@ -1,7 +1,8 @@
 //! A file system under test: real daemons and real mounts in a folder of their own, started and
 //! stopped with the users' command.
 
-use crate::command::{Said, ask, run, tatami_bin};
+use crate::cluster_hosts::{ClusterHosts, are_hosts_wanted};
+use crate::command::{Said, as_user, ask, run, tatami_bin};
 use crate::process::{self, kill_hard};
 use crate::starter::Starter;
 use crate::{evidence, seed};
@@ -9,6 +10,7 @@ use parking_lot::Mutex;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::time::{Duration, Instant};
 
@@ -42,6 +44,8 @@ pub struct Setup {
     pub encryption: Option<bool>,
     /// The `tatami` of all daemons, mounts and commands; that of this build by default.
     pub program: Option<PathBuf>,
+    /// Whether each node is on a host of its own: see `cluster_hosts`.
+    pub on_hosts: bool,
 }
 
 impl Setup {
@@ -54,6 +58,7 @@ impl Setup {
             io_uring: None,
             encryption: None,
             program: None,
+            on_hosts: are_hosts_wanted(),
         }
     }
 
@@ -71,6 +76,12 @@ impl Setup {
     /// Lets the kernel's requests come over io_uring, if the kernel offers it.
     pub fn with_io_uring(mut self) -> Setup {
         self.io_uring = Some(true);
+        self
+    }
+
+    /// Gives each node a host of its own, as `TATAMI_TEST_HOSTS=1` does for all tests.
+    pub fn on_hosts(mut self) -> Setup {
+        self.on_hosts = true;
         self
     }
 
@@ -111,7 +122,51 @@ pub struct Cluster {
     encryption: bool,
     starter: Mutex<Starter>,
     finished: bool,
+    /// Whether `up` has created the volume.
+    created: AtomicBool,
+    places: Places,
     watchdog: Option<Sender<()>>,
+    /// The last part: it ends what the others use.
+    hosts: Option<ClusterHosts>,
+}
+
+/// What belongs to a cluster outside of this process.
+#[derive(Clone)]
+struct Places {
+    dir: PathBuf,
+    /// The directories with logs: of each host, or the one of this machine.
+    logs: Vec<PathBuf>,
+    /// The directories with the mounts.
+    mounts: Vec<PathBuf>,
+    /// The command `tatami`.
+    tatami: PathBuf,
+}
+
+impl Places {
+    fn of(dir: &Path, hosts: Option<&ClusterHosts>, nodes: u16) -> Places {
+        let of_all = |of: &dyn Fn(u16) -> PathBuf| (0..nodes).map(of).collect();
+        let (logs, mounts) = match hosts {
+            Some(hosts) => {
+                (of_all(&|node| hosts.dir_of(node)), of_all(&|node| hosts.mounts_of(node)))
+            }
+            None => (vec![dir.to_owned()], vec![dir.join("mnt")]),
+        };
+        let tatami = hosts.map_or_else(tatami_bin, ClusterHosts::program);
+        Places { dir: dir.to_owned(), logs, mounts, tatami }
+    }
+
+    fn collect_evidence(&self, test: &str) -> PathBuf {
+        evidence::collect(test, &self.dir, &self.logs, &self.tatami)
+    }
+
+    /// Returns the mounts of the nodes.
+    fn find_mounts(&self) -> Vec<PathBuf> {
+        let mut found: Vec<_> =
+            self.mounts.iter().flat_map(|dir| process::mounts_below(dir)).collect();
+        // On hosts, the directories are mounts themselves.
+        found.retain(|mount| !self.mounts.contains(mount));
+        found
+    }
 }
 
 impl Cluster {
@@ -130,6 +185,18 @@ impl Cluster {
         let short: String = test.rsplit("::").next().unwrap_or(&test).chars().take(24).collect();
         // The path of a UNIX socket has at most 107 bytes.
         let dir = base.join(format!("tatami-{}-{short}", std::process::id()));
+        // The tests themselves run on the disk below: they must expect nothing that a local disk
+        // does not do.
+        let plain = std::env::var_os("TATAMI_TEST_PLAIN").is_some();
+        let wanted = setup.on_hosts && !plain;
+        // A host can write to its /tmp, and not to all places of the machine.
+        let mut dir =
+            if wanted { Path::new("/tmp").join(dir.file_name().expect("a name")) } else { dir };
+        // Tests of two modules may have one name.
+        while wanted && dir.symlink_metadata().is_ok() {
+            dir.as_mut_os_string().push("-");
+        }
+        let hosts = wanted.then(|| ClusterHosts::start(&dir, setup.nodes));
         fs::create_dir_all(&dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display()));
         // Other users need access to the mounts below.
         let open = <fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o755);
@@ -139,13 +206,12 @@ impl Cluster {
                 .expect("the configuration is written");
         }
         if let Some(prepare) = setup.prepare {
+            assert!(hosts.is_none(), "what a test prepares is on one machine: skip it on hosts");
             prepare(&dir);
         }
-        let watchdog = Some(watch(test.clone(), dir.clone()));
+        let places = Places::of(&dir, hosts.as_ref(), setup.nodes);
+        let watchdog = Some(watch(test.clone(), places.clone()));
         let seed = seed::root_seed();
-        // The tests themselves run on the disk below: they must expect nothing that a local disk
-        // does not do.
-        let plain = std::env::var_os("TATAMI_TEST_PLAIN").is_some();
         let nodes = setup.nodes;
         let starter = Mutex::new(Starter::new(&dir));
         // By the name, so that a test does the same each time.
@@ -161,7 +227,7 @@ impl Cluster {
         let cluster = Cluster {
             test,
             dir,
-            program: setup.program.unwrap_or_else(tatami_bin),
+            program: setup.program.unwrap_or_else(|| places.tatami.clone()),
             nodes,
             seed,
             plain,
@@ -169,6 +235,9 @@ impl Cluster {
             encryption,
             starter,
             finished: false,
+            created: AtomicBool::new(false),
+            hosts,
+            places,
             watchdog,
         };
         cluster.up();
@@ -183,7 +252,14 @@ impl Cluster {
             fs::create_dir_all(&mount).expect("a folder in the place of all mounts");
             return;
         }
-        run(self.command("up").args(["--nodes", &nodes]).arg("--mount").arg(mount));
+        let mut command = self.command("up");
+        match &self.hosts {
+            None => _ = command.args(["--nodes", &nodes]).arg("--mount").arg(mount),
+            Some(_) if self.created.load(Ordering::Relaxed) => {}
+            Some(hosts) => _ = command.args(hosts.arguments_of_up()),
+        }
+        run(&mut command);
+        self.created.store(true, Ordering::Relaxed);
     }
 
     /// Runs `tatami down`. A program that another test of this process starts at the same moment
@@ -224,6 +300,9 @@ impl Cluster {
     /// Returns the path of a node's mount.
     pub fn mount(&self, node: u16) -> PathBuf {
         assert!(node < self.nodes, "the cluster has {} nodes", self.nodes);
+        if let Some(hosts) = &self.hosts {
+            return hosts.mount_point(node);
+        }
         match self.nodes {
             1 => self.dir.join("mnt"),
             _ if self.plain => self.dir.join("mnt"),
@@ -233,12 +312,46 @@ impl Cluster {
 
     /// Returns the command `tatami VERB --dir …`, to which the caller adds arguments.
     pub fn command(&self, verb: &str) -> Command {
-        let mut command = Command::new(&self.program);
+        let mut command = Command::new(self.program());
         command.args(verb.split_whitespace()).arg("--dir").arg(&self.dir);
         command.env("TATAMI_MOUNT_IO_URING", self.io_uring.to_string());
         command.env("TATAMI_VOLUME_ENCRYPTION", if self.encryption { "tls" } else { "none" });
         command.stdin(std::process::Stdio::null()).env("LC_ALL", "C");
         command
+    }
+
+    /// As [`Cluster::command`], of another user: `uid` and the group of the same number.
+    pub fn command_as(&self, uid: u32, verb: &str) -> Command {
+        let mut command = self.command(verb);
+        match &self.hosts {
+            // Root alone gets to a host, and becomes the user there.
+            Some(_) => _ = command.env("TATAMI_TEST_USER", uid.to_string()),
+            None => command = as_user_of(uid, &command),
+        }
+        command
+    }
+
+    /// Returns the number here of a process that a command on a node's host knows as `pid`.
+    ///
+    /// # Panics
+    /// If the host has no such process.
+    pub fn pid_outside(&self, node: u16, pid: i32) -> i32 {
+        self.hosts.as_ref().map_or(pid, |hosts| hosts.pid_outside(node, pid))
+    }
+
+    /// Returns the program `tatami` for this cluster. On hosts it is one that root alone can run.
+    pub fn program(&self) -> &Path {
+        &self.program
+    }
+
+    /// Returns the hosts, if each node has one of its own.
+    pub fn hosts(&self) -> Option<&ClusterHosts> {
+        self.hosts.as_ref()
+    }
+
+    /// Returns the directories with logs of mounts.
+    pub fn mount_logs(&self) -> Vec<PathBuf> {
+        self.places.logs.iter().map(|dir| dir.join("mount-logs")).collect()
     }
 
     /// Runs `tatami VERB --dir … ARGS`, which must succeed.
@@ -255,22 +368,27 @@ impl Cluster {
 
     /// Returns the process number of a daemon.
     pub fn node_pid(&self, node: u16) -> i32 {
-        self.find(&["node", "run"], &format!("node{node}"))
+        self.find(&["node", "run"], node)
     }
 
     /// Returns the process number of a node's mount.
     pub fn mount_pid(&self, node: u16) -> i32 {
-        self.find(&["mount"], &format!("node{node}"))
+        self.find(&["mount"], node)
     }
 
     /// Finds the one process of this cluster with arguments that start with `verb`, and with an
-    /// argument that ends in the path component `last`.
-    fn find(&self, verb: &[&str], last: &str) -> i32 {
+    /// argument that ends in the name of the node, or on its host.
+    fn find(&self, verb: &[&str], node: u16) -> i32 {
+        let last = format!("node{node}");
+        let is_of_node = |pid: i32, words: &[&str]| match &self.hosts {
+            Some(hosts) => hosts.has_process(node, pid),
+            None => words.iter().any(|w| w.rsplit('/').next() == Some(&last)),
+        };
         let pids = process::processes_of(&self.dir);
         let matching = |pid: &&i32| {
             let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
             let words: Vec<&str> = line.split('\0').skip(1).collect();
-            words.starts_with(verb) && words.iter().any(|w| w.rsplit('/').next() == Some(last))
+            words.starts_with(verb) && is_of_node(**pid, &words)
         };
         let found: Vec<i32> = pids.iter().filter(matching).copied().collect();
         match found[..] {
@@ -301,9 +419,10 @@ impl Cluster {
 
     /// Mounts a node's mount again, in place of a dead one.
     pub fn start_mount(&self, node: u16) {
-        process::unmount_all(&self.mount(node));
+        let point = self.mount(node);
+        process::unmount_all(&point);
         self.up();
-        assert!(process::mounts_below(&self.mount(node)).len() == 1, "node {node} is not mounted");
+        assert!(process::mounts_below(&point).len() == 1, "node {node} is not mounted");
     }
 
     /// Runs `tatami fsck`, which must find nothing.
@@ -335,7 +454,7 @@ impl Cluster {
         }
         let left = process::processes_of(&self.dir);
         assert!(left.is_empty(), "tatami down left processes {left:?}");
-        let left: Vec<_> = process::mounts_below(&self.dir.join("mnt"));
+        let left = self.places.find_mounts();
         assert!(left.is_empty(), "tatami down left mounts {left:?}");
         self.finished = true;
     }
@@ -344,30 +463,39 @@ impl Cluster {
 impl Drop for Cluster {
     fn drop(&mut self) {
         if !self.finished {
-            let place = evidence::collect(&self.test, &self.dir);
+            let place = self.places.collect_evidence(&self.test);
             let _ = fs::write(place.join("seed.txt"), format!("TATAMI_SEED={}\n", self.seed));
         }
         drop(self.watchdog.take());
-        sweep(&self.dir);
+        sweep(&self.places);
+        if self.hosts.is_some() {
+            return;
+        }
         if let Err(error) = fs::remove_dir_all(&self.dir) {
             eprintln!("{}: {error}", self.dir.display());
         }
     }
 }
 
-/// Ends every process and mount of the cluster in `dir`.
-fn sweep(dir: &Path) {
-    for path in process::mounts_below(dir) {
-        process::abort_mount(&path);
-    }
-    for pid in process::processes_of(dir) {
-        kill_hard(pid);
-    }
-    process::unmount_all(dir);
+/// Returns the same command line with the same variables, of another user.
+fn as_user_of(uid: u32, command: &Command) -> Command {
+    let program = command.get_program().to_str().expect("a path in UTF-8");
+    let mut other = as_user(uid, program);
+    other.args(command.get_args());
+    other.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    other
+}
+
+/// Ends every process and mount of a cluster.
+fn sweep(places: &Places) {
+    let all = || places.mounts.iter().chain([&places.dir]);
+    all().flat_map(|dir| process::mounts_below(dir)).for_each(|path| process::abort_mount(&path));
+    process::processes_of(&places.dir).into_iter().for_each(kill_hard);
+    all().for_each(|dir| process::unmount_all(dir));
 }
 
 /// Starts the watch over one test; it ends when the sender is dropped.
-fn watch(test: String, dir: PathBuf) -> Sender<()> {
+fn watch(test: String, places: Places) -> Sender<()> {
     let (sender, receiver) = mpsc::channel();
     let body = move || {
         let limit = HUNG * u32::try_from(seed::scale()).unwrap_or(u32::MAX);
@@ -375,8 +503,8 @@ fn watch(test: String, dir: PathBuf) -> Sender<()> {
             return;
         }
         eprintln!("{test} hangs: no end after {} s", limit.as_secs());
-        evidence::collect(&test, &dir);
-        sweep(&dir);
+        places.collect_evidence(&test);
+        sweep(&places);
         if receiver.recv_timeout(HUNG_STILL) == Err(mpsc::RecvTimeoutError::Timeout) {
             eprintln!("{test} hangs still, with its processes and mounts gone");
             std::process::abort();

@@ -1,7 +1,7 @@
 //! The evidence of a failed test: logs, stacks and the state of every process, in
 //! `target/test-evidence/<test>`, collected automatically.
 
-use crate::command::{target_dir, tatami_bin};
+use crate::command::target_dir;
 use crate::process::processes_of;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,9 +10,10 @@ use std::process::{Command, Stdio};
 /// Largest part of one log that is kept: its end.
 const LOG_KEPT: usize = 4 * 1024 * 1024;
 
-/// Collects the evidence of the cluster in `dir` and returns its folder. Never panics: it runs
+/// Collects the evidence of the cluster in `dir`, which has its logs in the directories `logs`, and
+/// returns the folder with it. `tatami` is the command for that cluster. Never panics: it runs
 /// while a panic is under way.
-pub fn collect(test: &str, dir: &Path) -> PathBuf {
+pub fn collect(test: &str, dir: &Path, logs: &[PathBuf], tatami: &Path) -> PathBuf {
     let place = target_dir().join("test-evidence").join(test.replace("::", "-"));
     let _ = fs::remove_dir_all(&place);
     if let Err(error) = fs::create_dir_all(&place) {
@@ -22,10 +23,14 @@ pub fn collect(test: &str, dir: &Path) -> PathBuf {
     for pid in processes_of(dir) {
         let _ = fs::write(place.join(format!("process-{pid}.txt")), describe(pid));
     }
-    keep_logs(dir, dir, &place);
+    for (at, root) in logs.iter().enumerate() {
+        let part = if logs.len() == 1 { place.clone() } else { place.join(format!("host{at}")) };
+        let _ = fs::create_dir_all(&part);
+        keep_logs(root, root, &part);
+    }
     let status = Command::new("timeout")
         .arg("20")
-        .arg(tatami_bin())
+        .arg(tatami)
         .args(["status", "--dir"])
         .arg(dir)
         .stdin(Stdio::null())

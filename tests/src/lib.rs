@@ -4,6 +4,7 @@
 
 pub mod absent;
 pub mod cluster;
+pub mod cluster_hosts;
 pub mod command;
 pub mod evidence;
 pub mod files;

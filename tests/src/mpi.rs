@@ -38,3 +38,19 @@ pub fn on_this_machine(command: &mut Command) -> &mut Command {
     }
     command.env_remove("LD_PRELOAD")
 }
+
+/// Sets up a job of Open MPI on hosts of a test bed, as root: by ssh, on their network alone.
+pub fn on_several_hosts(command: &mut Command) -> &mut Command {
+    for (name, value) in [
+        ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
+        ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
+        ("OMPI_MCA_btl_tcp_if_include", "eth0"),
+        ("OMPI_MCA_oob_tcp_if_include", "eth0"),
+        ("OMPI_MCA_rmaps_base_oversubscribe", "1"),
+        ("OMPI_MCA_mpi_yield_when_idle", "1"),
+        ("OMP_NUM_THREADS", "1"),
+    ] {
+        command.env(name, value);
+    }
+    command.env_remove("LD_PRELOAD")
+}

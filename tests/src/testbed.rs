@@ -303,6 +303,16 @@ impl TestHost {
         &self.address
     }
 
+    /// Returns its first process, as this process sees it.
+    pub fn init(&self) -> i32 {
+        self.init
+    }
+
+    /// Returns the path of one of its namespaces, such as `net`.
+    pub fn namespace(&self, kind: &str) -> PathBuf {
+        format!("/proc/{}/ns/{kind}", self.init).into()
+    }
+
     /// Returns a command line that root runs on this host, as after a login.
     pub fn command(&self, line: &str) -> Command {
         self.command_as(0, "/root", line)

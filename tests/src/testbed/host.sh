@@ -71,6 +71,8 @@ for at in "${!addresses[@]}"; do
   ip link set "eth$at" up
 done
 /usr/sbin/sshd -f /etc/ssh/bed_config
+# It listens some time after the command has returned.
+until (exec 3<>/dev/tcp/127.0.0.1/22) 2>/dev/null; do sleep 0.02; done
 echo ready
 # Adopted processes are waited for meanwhile. At the end of the input, the kernel ends them all.
 while read -r _; do :; done

@@ -16,4 +16,7 @@ for _ in {1..400}; do
   [ $alive = yes ] || break
   sleep 0.05
 done
+# A test may have mounts of its hosts there (tests/src/cluster_hosts.rs).
+awk -v below="$1/" 'index($5, below) == 1 { print $5 }' /proc/self/mountinfo | tac |
+  while read -r place; do umount --lazy "$place" || true; done
 rm -rf --one-file-system "$1"
