@@ -6,10 +6,13 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 use tatami_skip::{skip_test, skip_unavailable};
+use tatami_tests::Setup;
 use tatami_tests::command::{program, run};
+use tatami_tests::files::put;
+use tatami_tests::job::client;
 use tatami_tests::process::{kill_hard, pause};
 use tatami_tests::testbed::{HostBed, TestHost};
-use tatami_wire::PROTOCOL_VERSION;
+use tatami_wire::{Cred, Ino, PROTOCOL_VERSION};
 
 /// Starts a test bed with these hosts; `None` where this machine cannot have one.
 pub fn start_bed(names: &[&str]) -> Option<HostBed> {
@@ -485,4 +488,21 @@ fn a_machine_that_was_joined_by_hand_leaves_the_nodes_of_others_alone() {
     }
     two.run("test ! -e /var/lib/tatami/node0");
     one.run("test ! -e /var/lib/tatami/node1");
+}
+
+/// A program reaches the node of its machine although neither is in the PID namespace of the other:
+/// containers have such programs.
+#[test]
+fn a_program_in_a_container_of_its_own_uses_the_socket_of_the_node() {
+    if !can_have_hosts() {
+        return;
+    }
+    let cluster = Setup::nodes(2).on_hosts().start();
+    put(cluster.mount(1).join("file"), "text");
+    for node in 0..2 {
+        let client = client(&cluster, node);
+        let attr = client.lookup(&Cred::ROOT, Ino::ROOT, b"file").expect("lookup");
+        assert_eq!(attr.size, 4);
+    }
+    cluster.finish();
 }

@@ -2,7 +2,6 @@
 
 use crate::transport::Transport;
 use crate::trust::PeerIdentity;
-use rustix::net::sockopt;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -26,12 +25,39 @@ pub(crate) static UNIX: Transport = Transport {
 };
 
 fn identify_peer(socket: BorrowedFd<'_>) -> io::Result<PeerIdentity> {
-    let ucred = sockopt::socket_peercred(socket)?;
-    let (uid, gid) = (ucred.uid.as_raw(), ucred.gid.as_raw());
-    let origin = format!("process {} of user {uid}", ucred.pid.as_raw_nonzero());
+    let libc::ucred { pid, uid, gid } = read_peer_process(socket)?;
+    let origin = match pid {
+        // The process is in a container: there is no number for it in this PID namespace.
+        0 => format!("a process of user {uid} in another PID namespace"),
+        _ => format!("process {pid} of user {uid}"),
+    };
     PeerIdentity::of_process(uid, origin, || {
         Ok(Cred { uid, gid, groups: read_peer_groups(socket)? })
     })
+}
+
+/// Returns process, user and group of the other end (`SO_PEERCRED`). The call of rustix has no
+/// value for process 0, which stands for a process outside of the caller's PID namespace.
+///
+/// # Errors
+/// Those of getsockopt(2).
+fn read_peer_process(socket: BorrowedFd<'_>) -> io::Result<libc::ucred> {
+    let mut peer = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: `peer` has room for `len` bytes, and any bytes are valid numbers.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut peer).cast(),
+            &mut len,
+        )
+    };
+    match result {
+        0 => Ok(peer),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 /// Returns the supplementary groups of the process at the other end (`SO_PEERGROUPS`, for which
