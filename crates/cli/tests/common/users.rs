@@ -7,6 +7,7 @@ use rustix::mount::{
     MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_bind, mount_change, unmount,
 };
 use rustix::thread::{UnshareFlags, unshare_unsafe};
+use std::fs::File;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -20,6 +21,9 @@ pub const OTHER: u32 = 12_346;
 /// A directory that all can enter, with `tatami` in it and the owner's home.
 pub struct Users {
     dir: tempfile::TempDir,
+    /// A shared lock on `/tmp`: there the users have notes on their processes, which all tests with
+    /// these users share. The last one of them removes the notes.
+    notes: File,
 }
 
 impl Users {
@@ -30,7 +34,9 @@ impl Users {
             return None;
         }
         let dir = tempfile::Builder::new().prefix("ttm").tempdir_in("/tmp").expect("a directory");
-        let users = Users { dir };
+        let notes = File::open("/tmp").expect("it is there");
+        notes.lock_shared().expect("a directory can be locked");
+        let users = Users { dir, notes };
         users.set_mode(users.dir.path(), 0o755);
         super::copy_program(Path::new(super::TATAMI), &users.path("tatami"));
         std::fs::create_dir(users.path("home")).expect("made");
@@ -105,6 +111,11 @@ impl Drop for Users {
             down.args(["down", "--force", "--dir"]).arg(dir).uid(meta.uid()).gid(meta.uid());
             // After a success it is down already.
             let _ = down.env("HOME", self.path("home")).output();
+        }
+        if self.notes.unlock().is_ok() && self.notes.try_lock().is_ok() {
+            for uid in [OWNER, OTHER] {
+                let _ = std::fs::remove_dir_all(format!("/tmp/tatami-{uid}"));
+            }
         }
     }
 }
