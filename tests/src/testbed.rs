@@ -271,6 +271,9 @@ impl HostBed {
 
 impl Drop for HostBed {
     fn drop(&mut self) {
+        // All end side by side: the kernel takes a while for the namespaces of each.
+        let all = self.hosts.iter_mut().filter_map(|host| host.process.as_mut());
+        all.for_each(|process| process.input = None);
         self.hosts.iter_mut().for_each(TestHost::end_processes);
         // The switch removes the directory.
         self.switch.end();

@@ -14,8 +14,9 @@ mount -t proc proc /proc
 hostname "$name"
 
 if [ ! -d "$own/etc" ]; then
-  mkdir -p "$own"/{root,home,mnt,srv,tmp,var/{lib,log,tmp,spool}}
-  cp -a /etc "$own/etc"
+  mkdir -p "$own"/{root,home,mnt,srv,tmp,work,etc/ssh,var/{lib,log,tmp,spool}}
+  # Of /etc, only what differs from the machine's.
+  cp -a /etc/{passwd,shadow,group} "$own/etc"
   ln -s /run "$own/var/run"
   chmod 1777 "$own/tmp" "$own/var/tmp"
   chmod 700 "$own/root"
@@ -56,7 +57,14 @@ mkdir -p /run/sshd
 [ -e "$own/fuse" ] || mknod -m 666 "$own/fuse" c 10 229
 mount --bind "$own/fuse" /dev/fuse
 # The directory of the test bed lies in /tmp, so that comes last.
-for place in etc root home mnt srv var tmp; do mount --bind "$own/$place" "/$place"; done
+# To copy and remove all of /etc takes a second a host, so it is laid over that of the machine. Not
+# all file systems can be laid over another.
+layers=lowerdir=/etc,upperdir=$own/etc,workdir=$own/work
+if ! mount -t overlay -o "$layers" overlay /etc 2>/dev/null; then
+  cp -a --no-clobber /etc/. "$own/etc"
+  mount --bind "$own/etc" /etc
+fi
+for place in root home mnt srv var tmp; do mount --bind "$own/$place" "/$place"; done
 # The rest of the file system is that of the machine, and cannot be changed.
 mount -o remount,bind,ro /
 cd /
