@@ -237,9 +237,9 @@ static void shared(void)
   MPI_File file = fresh(MPI_MODE_RDWR | MPI_MODE_CREATE);
   MPI_Status status;
   MPI_Offset offset;
-  int values[8];
+  int values[64];
   OK(MPI_File_set_view(file, 0, MPI_INT, MPI_INT, "native", MPI_INFO_NULL));
-  for (int i = 0; i < 8; i++)
+  for (int i = 0; i < 64; i++)
     values[i] = 1000 + rank;
   /* Rank r writes r + 1 ints, in any order; then in order. */
   OK(MPI_File_write_shared(file, values, rank + 1, MPI_INT, &status));

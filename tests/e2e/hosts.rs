@@ -11,8 +11,27 @@ use tatami_tests::command::{program, run};
 use tatami_tests::files::put;
 use tatami_tests::job::client;
 use tatami_tests::process::{kill_hard, pause};
+use tatami_tests::seed::scale;
 use tatami_tests::testbed::{HostBed, TestHost};
 use tatami_wire::{Cred, Ino, PROTOCOL_VERSION};
+
+/// Hosts of a test in its long form.
+const MANY: usize = 16;
+
+/// Starts so many hosts, named `n1` and so on; in the long form of the tests [`MANY`]. Returns them
+/// with the list of their names for `--hosts`; `None` where this machine cannot have a test bed.
+pub fn start_many(few: usize) -> Option<(HostBed, String)> {
+    let count = if scale() > 1 { MANY } else { few };
+    let names: Vec<String> = (1..=count).map(|at| format!("n{at}")).collect();
+    let bed = start_bed(&names.iter().map(String::as_str).collect::<Vec<_>>())?;
+    if count == MANY {
+        // All have one disk, on which each reserves space.
+        let settings =
+            "mkdir -p /etc/tatami; printf '[node]\\nreserve_mib = 16\\n' > /etc/tatami/tatami.toml";
+        bed.hosts().iter().for_each(|host| _ = host.run(settings));
+    }
+    Some((bed, format!("n[1-{count}]")))
+}
 
 /// Starts a test bed with these hosts; `None` where this machine cannot have one.
 pub fn start_bed(names: &[&str]) -> Option<HostBed> {
@@ -488,6 +507,27 @@ fn a_machine_that_was_joined_by_hand_leaves_the_nodes_of_others_alone() {
     }
     two.run("test ! -e /var/lib/tatami/node0");
     one.run("test ! -e /var/lib/tatami/node1");
+}
+
+/// All hosts start at once, each sees what every other has written, and all stop.
+#[test]
+fn many_hosts_start_share_and_stop() {
+    let Some((bed, list)) = start_many(4) else { return };
+    let count = bed.hosts().len();
+    let up = bed.host(0).run(&format!("tatami up --hosts {list} --mount /srv/volume"));
+    assert!(up.out.contains(&format!("runs on {count} hosts")), "{up:?}");
+    for host in bed.hosts() {
+        host.run("cd /srv/volume; hostname > $(hostname); mkdir of-$(hostname)");
+    }
+    let names: String = bed.hosts().iter().map(|host| host.name().to_owned() + "\n").collect();
+    let sorted = "cd /srv/volume; cat $(ls | grep -v of- | sort -V); ls -d of-* | wc -l";
+    for host in bed.hosts() {
+        assert_eq!(host.run(sorted).out, format!("{names}{count}\n"), "{}", host.name());
+    }
+    bed.host(count - 1).run("tatami status && tatami fsck && tatami down");
+    for host in bed.hosts() {
+        host.run("! pgrep tatami");
+    }
 }
 
 /// A program reaches the node of its machine although neither is in the PID namespace of the other:

@@ -1,7 +1,7 @@
 //! Volumes of batch jobs: under Slurm on the hosts of a test bed, and in jobs of PBS as far as
 //! their variables show them. The point is the end: whatever ends a job leaves nothing on any host.
 
-use crate::hosts::start_bed;
+use crate::hosts::{start_bed, start_many};
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
@@ -35,6 +35,17 @@ fn install_packaging(bed: &HostBed, names: &[&str]) {
 fn start_cluster(names: &[&str], more: &str) -> Option<HostBed> {
     let bed = start_hosts_of_slurm(names)?;
     start_slurm(&bed, more);
+    Some(bed)
+}
+
+/// Starts a test bed with Slurm and so many hosts; in the long form of the tests with 16.
+fn start_cluster_of_many(few: usize) -> Option<HostBed> {
+    if let Some(obstacle) = find_slurm_obstacle() {
+        skip_unavailable(&obstacle);
+        return None;
+    }
+    let (bed, _) = start_many(few)?;
+    start_slurm(&bed, "");
     Some(bed)
 }
 
@@ -90,17 +101,18 @@ fn run_batch(host: &TestHost, options: &str, script: &str, code: i32) -> String 
 /// An ordinary user's batch job writes on each host and reads everywhere what the others wrote.
 #[test]
 fn a_batch_job_has_a_volume_on_its_hosts() {
-    let Some(bed) = start_cluster(&["n1", "n2", "n3", "n4"], "") else { return };
+    let Some(bed) = start_cluster_of_many(4) else { return };
     let one = bed.host(0);
+    let count = bed.hosts().len();
     let script = "tatami job run --metrics -- sh -c '
   cd /; srun sh -c \"hostname > \\$TATAMI_MOUNT/\\$(hostname)\"
-  srun sh -c \"cat \\$TATAMI_MOUNT/n[1-4]\" | sort | uniq -c
+  srun sh -c \"cat \\$TATAMI_MOUNT/n*\" | sort | uniq -c
   srun -N1 -n1 -w n3 tatami where $TATAMI_MOUNT/n3
   test $(stat -c %a $TATAMI_DIR) = 700 && echo $TATAMI_DIR
   exit 7'";
-    let said = run_batch(one, "-N 4 --ntasks-per-node=1", script, 7);
-    for name in ["n1", "n2", "n3", "n4"] {
-        assert!(said.contains(&format!("4 {name}")), "{said}");
+    let said = run_batch(one, &format!("-N {count} --ntasks-per-node=1"), script, 7);
+    for name in bed.hosts().iter().map(TestHost::name) {
+        assert!(said.contains(&format!("{count} {name}\n")), "{said}");
         assert!(said.contains(&format!("\"name\": \"{name}\"")), "{said}");
     }
     assert!(said.contains("/tmp/tatami-job-") && said.contains("meta_requests"), "{said}");
@@ -170,7 +182,8 @@ tatami job up --json > new.json; jq -e .new new.json; tatami job down";
 /// A job that is cancelled leaves nothing, at whatever moment.
 #[test]
 fn a_cancelled_job_leaves_nothing() {
-    let Some(bed) = start_cluster(&["n1", "n2", "n3"], "") else { return };
+    let Some(bed) = start_cluster_of_many(3) else { return };
+    let count = bed.hosts().len();
     let mut rng = Rng::with_seed(root_seed());
     let one = bed.host(0);
     let busy = "srun sh -c 'while :; do date > $TATAMI_MOUNT/f.$SLURM_PROCID; done'";
@@ -180,10 +193,11 @@ fn a_cancelled_job_leaves_nothing() {
             _ => format!("eval \"$(tatami job up --export)\"; {busy}"),
         };
         one.run(&format!("cat > job.sh <<'END'\n#!/bin/bash\n{script}\nEND\n"));
-        let id = one.run("sbatch --parsable -N 3 --ntasks-per-node=1 -o job.out job.sh").out;
-        let id = id.trim();
+        let id =
+            one.run(&format!("sbatch --parsable -N {count} --ntasks-per-node=1 -o job.out job.sh"));
+        let id = id.out.trim();
         #[allow(clippy::disallowed_methods)] // the moment is random
-        std::thread::sleep(Duration::from_millis(rng.u64(0..6000)));
+        std::thread::sleep(Duration::from_millis(rng.u64(0..5000)));
         one.run(&format!(
             "scancel {id}; until test -z \"$(squeue -h -j {id})\"; do sleep 0.1; done"
         ));
@@ -191,11 +205,35 @@ fn a_cancelled_job_leaves_nothing() {
     }
 }
 
-/// A job on a machine that loses its power ends, and the others are cleaned. So is the machine when
-/// it is back.
+/// A job on a machine that loses its power ends, and the others are cleaned. The tests with Slurm
+/// and with PBS wait most of their time, so they run side by side.
 #[test]
 fn a_job_that_loses_a_host_leaves_nothing_on_the_others() {
-    let Some(mut bed) = start_cluster(&["n1", "n2", "n3"], "") else { return };
+    let (slurm, pbs) = (start_cluster(&["n1", "n2", "n3"], ""), start_bed(&["n1", "n2", "n3"]));
+    let (Some(slurm), Some(pbs)) = (slurm, pbs) else { return };
+    std::thread::scope(|scope| {
+        scope.spawn(|| lose_a_host_under_slurm(slurm));
+        scope.spawn(|| lose_the_first_host_of_pbs(pbs));
+    });
+}
+
+/// The host that holds the volume is gone. The others hear nothing of its end, and wait as long as
+/// a machine may be silent.
+fn lose_the_first_host_of_pbs(mut bed: HostBed) {
+    run_as_user(bed.host(0), &start_pbs_job());
+    bed.unplug(0);
+    bed.cut_power(0);
+    for at in [1, 2] {
+        bed.host(at).run("pgrep -x tatami-node");
+    }
+    for at in [1, 2] {
+        await_silence(bed.host(at));
+        expect_clean(bed.host(at));
+    }
+}
+
+/// The lost machine is cleaned when it is back, too.
+fn lose_a_host_under_slurm(mut bed: HostBed) {
     let script = "tatami job run -- sh -c 'touch $TATAMI_MOUNT/ready; sleep 1000'";
     let one = bed.host(0);
     one.run(&format!("printf '#!/bin/sh\n%s\n' \"{}\" > job.sh", script.replace('$', "\\$")));
@@ -262,16 +300,32 @@ fn a_job_that_cannot_have_a_volume_is_told_so() {
     assert_eq!(one.run("ls -A /mnt/local").out, "");
 }
 
+/// Returns a script as a job of PBS on three hosts. A job is a session of its own.
+fn write_pbs_job(script: &str) -> String {
+    format!(
+        "printf 'n1\\nn1\\nn2\\nn3\\n' > nodes
+export PBS_JOBID='17[2].server' PBS_NODEFILE=$HOME/nodes
+setsid --wait bash -c '{script}'"
+    )
+}
+
+/// Returns the command line that starts a job of PBS with a volume and goes on when it is mounted.
+fn start_pbs_job() -> String {
+    let held = write_pbs_job("tatami job up >&2 && sleep 1000");
+    // The log of the round before would say that this one is ready.
+    format!(
+        "rm -f up.log; ({held}) >/dev/null 2>up.log & \
+         until grep -q mounted up.log; do sleep 0.1; done"
+    )
+}
+
 /// A job of PBS, as far as its variables show it: the hosts are reached by ssh, and the volume ends
 /// with the shell of the job, however that ends.
 #[test]
 fn a_pbs_job_has_a_volume_until_its_shell_ends() {
-    let Some(mut bed) = start_bed(&["n1", "n2", "n3"]) else { return };
+    let Some(bed) = start_bed(&["n1", "n2", "n3"]) else { return };
     let one = bed.host(0);
-    // A job is a session of its own.
-    let job = "printf 'n1\nn1\nn2\nn3\n' > nodes
-export PBS_JOBID='17[2].server' PBS_NODEFILE=$HOME/nodes";
-    let in_job = |script: &str| format!("{job}\nsetsid --wait bash -c '{script}'");
+    let in_job = write_pbs_job;
     let check = "set -e; eval \"$(tatami job up --export)\"; tatami status
 for h in n1 n2 n3; do ssh $h test -d $TATAMI_MOUNT; done; echo x > $TATAMI_MOUNT/x
 test $(ssh n3 cat $TATAMI_MOUNT/x) = x; echo $TATAMI_DIR";
@@ -293,30 +347,14 @@ test $(ssh n3 cat $TATAMI_MOUNT/x) = x; echo $TATAMI_DIR";
     two.run("test $(cat /mnt/id) = '17[2].server'; umount /usr/local/bin; rm /mnt/*");
     expect_all_clean(&bed);
 
-    // All processes of the job are killed, and then those of the volume, and then a machine.
-    let held = in_job("tatami job up >&2 && sleep 1000");
-    // The log of the round before would say that this one is ready.
-    let start = format!(
-        "rm -f up.log; ({held}) >/dev/null 2>up.log & \
-         until grep -q mounted up.log; do sleep 0.1; done"
-    );
+    // All processes of the job are killed, and then those of the volume.
+    let start = start_pbs_job();
     for end in ["pkill -KILL sleep", "pkill -KILL tatami-keeper", "pkill -KILL -x tatami"] {
         run_as_user(one, &start);
         one.run(end);
         one.run("while pgrep -x tatami-keeper; do pkill -KILL sleep || true; sleep 0.1; done");
         expect_all_clean(&bed);
         one.run("pkill sleep || true");
-    }
-    run_as_user(one, &start);
-    // The others hear nothing of its end, and wait as long as a machine may be silent.
-    bed.unplug(0);
-    bed.cut_power(0);
-    for at in [1, 2] {
-        bed.host(at).run("pgrep -x tatami-node");
-    }
-    for at in [1, 2] {
-        await_silence(bed.host(at));
-        expect_clean(bed.host(at));
     }
 }
 
