@@ -6,6 +6,7 @@
 mod another_site;
 mod away;
 mod bulk;
+mod clocks;
 mod completion;
 mod copying;
 mod coreutils;

@@ -14,7 +14,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 /// Longest time of a command on a host, in seconds.
 const COMMAND_LIMIT: &str = "120";
@@ -354,6 +354,26 @@ impl TestHost {
         let said = ask(&mut self.command(line));
         println!("{} {:.2} s: {line}", self.name, start.elapsed().as_secs_f64());
         said
+    }
+
+    /// Sets the clock of this host for programs that start from now on: so many seconds ahead of
+    /// the others, or behind. The kernel's times of local files stay right. Only for x86-64.
+    ///
+    /// # Panics
+    /// If the clock cannot be set.
+    pub fn set_clock(&self, bed: &HostBed, ahead: i64) {
+        let library = bed.dir.join("bin/clock.so");
+        if !library.exists() {
+            let source = sources().join("src/testbed/clock.c");
+            run(program("gcc -O1 -shared -fPIC -o").arg(&library).arg(source));
+        }
+        self.run(&format!(
+            "echo {ahead} > /etc/clock; echo /usr/local/bin/clock.so > /etc/ld.so.preload"
+        ));
+        let now = || SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs();
+        let before = now() as i64 + ahead;
+        let there: i64 = self.run("date +%s").out.trim().parse().expect("a number");
+        assert!((before..=now() as i64 + ahead).contains(&there), "{there} is not {ahead} s off");
     }
 
     /// Ends all processes of the host, and waits until they are gone: its first process ends with
