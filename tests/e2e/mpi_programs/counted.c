@@ -47,7 +47,7 @@ static void open_all(const char *name, int count, int writes) /* does this rank 
   /* The mounts of all ranks have just looked at the directory. For a second after that no mount gets
    * a delegation of it. The files are to be counted, not the beginning of a job. */
   MPI_Barrier(MPI_COMM_WORLD);
-  nanosleep(&(struct timespec){.tv_sec = 2}, NULL);
+  nanosleep(&(struct timespec){.tv_sec = 1, .tv_nsec = 300000000}, NULL);
   MPI_Barrier(MPI_COMM_WORLD);
   for (int k = 0; k < count; k++) {
     snprintf(one, sizeof one, "%s.%d", name, k);
