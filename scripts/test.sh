@@ -26,6 +26,16 @@ export TATAMI_TEST_MUST_RUN=${TATAMI_TEST_MUST_RUN:-1}
 status=0
 cargo test --locked --workspace --no-fail-fast 2>&1 | tee "$log" || status=$?
 
+# The same tests with each node on a host of its own: a telling part of them, or all in long form.
+some=(names:: unlinked:: tiled:: shared:: mpi_programs::mpi4py relayout::nodes visibility::names
+  visibility::data visibility::mapped locks::locks_reach locks::locks_survive delegations::what_is_known_of)
+all=(coreutils delegations files lent locks mpi_programs model names posix relayout removal shared
+  tiled unlinked visibility)
+echo "== tests on hosts"
+if [ "${TATAMI_TEST_SCALE:-1}" -gt 1 ]; then some=("${all[@]/%/::}"); fi
+TATAMI_TEST_HOSTS=1 cargo test --locked --workspace --test e2e -- "${some[@]}" --skip silent:: 2>&1 |
+  tee --append "$log" || status=$?
+
 # Every test binary reports "test result: ok. 3 passed; 0 failed; …".
 awk -v seconds=$((SECONDS - start)) '
   /^test result: / { for (i = 2; i < NF; i++) { if ($(i + 1) == "passed;") passed += $i; if ($(i + 1) == "failed;") failed += $i } }
