@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the missing Debian packages for the named purposes: build, test, jobs,
-# mpi, shared, gfarm, hosts, slurm, peers, deb.
+# mpi, shared, libraries, sources, gfarm, hosts, slurm, peers, deb.
 # Does nothing where all are installed.
 set -euo pipefail
 
@@ -15,7 +15,9 @@ declare -A packages=(
   # Libraries and programs that write shared files by MPI-IO.
   [shared]="abinit abinit-data hdf5-tools lammps libhdf5-mpich-dev libhdf5-openmpi-dev libnetcdf-mpi-dev libpnetcdf-dev netcdf-bin"
   # What the libraries' own test suites are built with.
-  [libraries]="autoconf automake dpkg-dev libhdf5-mpich-dev libhdf5-openmpi-dev libtool m4 libpetsc-real3.18-dev libpetsc3.18-dev-examples python3-h5py-mpi python3-pip python3-pytest-mpi"
+  [libraries]="libhdf5-mpich-dev libhdf5-openmpi-dev libpetsc-real3.18-dev libpetsc3.18-dev-examples python3-h5py-mpi python3-pip python3-pytest-mpi"
+  # What Debian's sources of PnetCDF are built with.
+  [sources]="autoconf automake dpkg-dev libtool m4"
   # A file system of many machines, as a home of containers: its servers, clients and mount.
   [gfarm]="gfmd gfsd gfarm-client gfarm2fs"
   # A file system that `tatami bench suite` compares with, where it is installed.
@@ -29,6 +31,7 @@ declare -A packages=(
   # The programs that the end-to-end tests run on mounts.
   [test]="acl attr e2fsprogs fio git jq make man-db rsync sqlite3 strace stress-ng util-linux xz-utils zsh fish"
 )
+packages[libraries]+=" ${packages[sources]}"
 packages[test]+=" ${packages[jobs]} ${packages[mpi]} ${packages[shared]} ${packages[gfarm]} ${packages[hosts]} ${packages[slurm]} ${packages[deb]}"
 
 wanted=()

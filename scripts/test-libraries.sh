@@ -70,12 +70,7 @@ fetch_python() {
 build_pnetcdf() {
   local mpi=$1 to=$WORK/build/pnetcdf.$1
   [ -e "$to/built" ] && return 0
-  [ -x "$sources/pnetcdf/configure" ] || (cd "$sources/pnetcdf" && autoreconf -i) >"$WORK/autoreconf.log" 2>&1
-  mkdir -p "$to"
-  (cd "$to" &&
-    "$sources/pnetcdf/configure" -q --disable-fortran --disable-cxx --disable-shared --disable-debug \
-      MPICC="mpicc.$mpi" CFLAGS=-O1 &&
-    make -s -j "$JOBS" && make -s -j "$JOBS" tests && touch built) >"$to.log" 2>&1
+  make_pnetcdf "$mpi" && make -s -j "$JOBS" -C "$to" tests >>"$to.log" 2>&1 && touch "$to/built"
 }
 
 # The tests alone, against Debian's library: that is what programs use.

@@ -96,6 +96,8 @@ pub struct TestHost {
     process: Option<PipedProcess>,
     /// The first process of the host, as this process sees it.
     init: i32,
+    /// Whether command lines are not printed.
+    is_quiet: bool,
 }
 
 impl HostBed {
@@ -142,6 +144,7 @@ impl HostBed {
                 port: format!("port{at}"),
                 process: None,
                 init: 0,
+                is_quiet: false,
             });
         }
         // In two steps, so that the hosts start side by side.
@@ -236,6 +239,12 @@ impl HostBed {
     /// Returns all hosts.
     pub fn hosts(&self) -> &[TestHost] {
         &self.hosts
+    }
+
+    /// Prints no command lines of the hosts any more, for a program that people read. A command
+    /// that fails still shows its output.
+    pub fn hide_commands(&mut self) {
+        self.hosts.iter_mut().for_each(|host| host.is_quiet = true);
     }
 
     /// Returns the directory of the test bed, which no host sees.
@@ -342,17 +351,20 @@ impl TestHost {
 
     /// Runs a command line as root, which must be a success.
     pub fn run(&self, line: &str) -> Said {
-        let start = Instant::now();
-        let said = run(&mut self.command(line));
-        println!("{} {:.2} s: {line}", self.name, start.elapsed().as_secs_f64());
-        said
+        self.time_command(line, run)
     }
 
     /// Runs a command line as root.
     pub fn ask(&self, line: &str) -> Said {
+        self.time_command(line, ask)
+    }
+
+    fn time_command(&self, line: &str, run: impl FnOnce(&mut Command) -> Said) -> Said {
         let start = Instant::now();
-        let said = ask(&mut self.command(line));
-        println!("{} {:.2} s: {line}", self.name, start.elapsed().as_secs_f64());
+        let said = run(&mut self.command(line));
+        if !self.is_quiet {
+            println!("{} {:.2} s: {line}", self.name, start.elapsed().as_secs_f64());
+        }
         said
     }
 
