@@ -273,6 +273,31 @@ fn a_host_that_is_unfit_is_named_and_nothing_is_left() {
     expect_refusal(one, "tatami up --hosts n1", &["has the hosts n1,n2", "tatami node add"]);
 }
 
+/// A failure on another host has the exit code that it has on this one. Of several hosts, the first
+/// counts.
+#[test]
+fn the_exit_code_of_a_far_failure_is_kept() {
+    let Some(bed) = start_bed(&["n1", "n2", "n3"]) else { return };
+    let (one, two, three) = (bed.host(0), bed.host(1), bed.host(2));
+    one.run("tatami up --hosts n[1-3] --no-mount && tatami down");
+    let expect_codes = |line: &str, codes: [i32; 2]| {
+        let found = [one, two].map(|host| host.ask(line).code);
+        assert_eq!(found, codes.map(Some), "{line}");
+    };
+    two.run("cd /var/lib/tatami && cp tatami.toml good && echo '[bad' >> tatami.toml");
+    expect_codes("tatami node start n2", [2, 2]);
+    three.run("mv /var/lib/tatami /var/lib/hidden && mkdir -m 755 /var/lib/tatami");
+    expect_codes("tatami up --no-mount", [2, 2]);
+    expect_codes("tatami down", [2, 2]);
+    two.run("cd /var/lib/tatami && mv good tatami.toml");
+    expect_codes("tatami up --no-mount", [3, 3]);
+    expect_codes("tatami node start n3", [3, 3]);
+    expect_codes("tatami down", [3, 3]);
+    three.run("rmdir /var/lib/tatami && mv /var/lib/hidden /var/lib/tatami");
+    expect_codes("tatami up --no-mount", [0, 0]);
+    expect_codes("tatami down", [0, 0]);
+}
+
 /// The far side on a host trusts no input, and recognizes a directory that another host has, too.
 #[test]
 fn the_far_side_refuses_what_makes_no_volume() {
@@ -349,6 +374,38 @@ fn a_killed_up_is_undone_on_all_hosts() {
     expect_nothing_left(one);
     expect_nothing_left(two);
     two.run("umount /usr/local/bin");
+}
+
+/// A machine without a node keeps files of a killed command until the next one there.
+#[test]
+fn what_a_killed_up_has_left_on_a_login_node_goes_with_the_next_command() {
+    let Some(bed) = start_bed(&["n1", "n2", "login"]) else { return };
+    let (one, two, login) = (bed.host(0), bed.host(1), bed.host(2));
+    // The replies of the second host are late.
+    two.run("cp /usr/local/bin/tatami /mnt/real && mount --bind /mnt /usr/local/bin");
+    let slow =
+        "#!/bin/bash\\n/mnt/real \"$@\" | while read -r l; do sleep 0.5; echo \"$l\"; done\\n";
+    two.run(&format!("printf '{slow}' > /mnt/tatami && chmod +x /mnt/tatami"));
+    let leave_files = || {
+        login.run("setsid tatami up --hosts n1,n2 --name lost >/tmp/up.log 2>&1 &");
+        one.run("until pgrep -x tatami-node; do sleep 0.01; done");
+        login.run("pkill -KILL -xf 'tatami up --hosts n1,n2 --name lost'");
+        for host in [one, two] {
+            host.run("while pgrep -x 'tatami|tatami-node|tatami-mount'; do sleep 0.02; done");
+            expect_nothing_left(host);
+        }
+        login.run("test -e /var/lib/tatami/volume.toml && test -e /var/lib/tatami/key");
+    };
+    leave_files();
+    let said = login.run("tatami down");
+    assert!(said.err.contains("removed the files of a tatami up that was killed"), "{said:?}");
+    expect_nothing_left(login);
+    leave_files();
+    two.run("umount /usr/local/bin && rm /mnt/tatami /mnt/real");
+    let said = login.run("tatami up --hosts n1,n2");
+    assert!(said.out.contains("Volume tatami is created"), "nothing of the first one: {said:?}");
+    assert!(said.err.contains("removed the files"), "{said:?}");
+    login.run("tatami status && tatami down && tatami up && tatami down");
 }
 
 /// A volume grows by a host and loses one for a while, by commands on any of the hosts.

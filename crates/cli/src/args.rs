@@ -24,7 +24,8 @@ Paths that begin with a colon are in the volume and need no mount: tatami ls :/
 `tatami COMMAND --help` shows examples; `tatami config` shows all settings.
 
 Exit codes: 0 ok, 1 failure, 2 wrong usage or configuration, 3 a node or the
-volume cannot be reached or is not healthy. `tatami fsck` has those of fsck(8)."
+volume cannot be reached or is not healthy. `tatami fsck` has those of fsck(8).
+If hosts fail, the first of them counts."
 )]
 pub struct Cli {
     #[command(subcommand)]

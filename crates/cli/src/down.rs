@@ -4,6 +4,7 @@ use crate::error::{CommandResult, FailureContext};
 use crate::hosts_down;
 use crate::stopping::{self, MountsHere};
 use crate::term::{self, TermOutput};
+use crate::up_token;
 use crate::volume_dir::VolumeArgs;
 use std::io::Write;
 
@@ -28,6 +29,9 @@ pub struct DownArgs {
 pub fn run(args: &DownArgs) -> CommandResult {
     let place = args.at.open()?;
     crate::log::start_logging(&place.config, false)?;
+    if up_token::remove_unfinished(&place)? {
+        return Ok(());
+    }
     let volume = place.load_volume()?;
     // If the user calls this from within a mount, this process must not keep the mount busy.
     std::env::set_current_dir("/").context(|| "cannot leave the working directory".to_owned())?;

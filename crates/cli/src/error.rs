@@ -37,6 +37,14 @@ impl ExitStatus {
             ExitStatus::Interrupted => 128 + 2,
         }
     }
+
+    /// Returns the status with this exit code, for the failure of another process. It always has a
+    /// message, and is never a success.
+    pub fn from_code(code: u8) -> ExitStatus {
+        let known = [ExitStatus::Usage, ExitStatus::Degraded, ExitStatus::Interrupted];
+        let other = if code > 1 { ExitStatus::Code(code) } else { ExitStatus::Failure };
+        known.into_iter().find(|status| status.code() == code).unwrap_or(other)
+    }
 }
 
 /// A failure, its cause and a remedy.
@@ -199,6 +207,16 @@ mod tests {
         let text = e.report();
         assert!(text.starts_with("tatami: node 0 is not there\n  cause: Connection refused"));
         assert!(text.ends_with("\n  try:   tatami up"), "{text}");
+    }
+
+    #[test]
+    fn the_exit_code_of_another_process_is_kept() {
+        for status in [ExitStatus::Failure, ExitStatus::Usage, ExitStatus::Degraded] {
+            assert_eq!(ExitStatus::from_code(status.code()), status);
+        }
+        assert_eq!(ExitStatus::from_code(4), ExitStatus::Code(4));
+        assert_eq!(ExitStatus::from_code(0), ExitStatus::Failure);
+        assert_eq!(ExitStatus::from_code(130), ExitStatus::Interrupted);
     }
 
     #[test]

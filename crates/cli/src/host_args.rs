@@ -24,7 +24,8 @@ pub struct HostsArgs {
     /// Go on if at most N hosts fail
     #[arg(long, value_name = "N")]
     pub allow_missing: Option<usize>,
-    /// An option for ssh, as in ssh_config(5), for example Port=2222. Can be repeated
+    /// An option for ssh, as in ssh_config(5), for example Port=2222. Can be repeated. It wins over
+    /// ConnectTimeout=10, ServerAliveInterval=5 and ServerAliveCountMax=3, which tatami gives
     #[arg(long, value_name = "OPTION", value_parser = parse_option)]
     pub ssh_option: Vec<String>,
     /// Path of tatami on the hosts [default: the path of this one, or else the PATH there]

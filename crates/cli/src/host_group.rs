@@ -141,10 +141,11 @@ pub fn note_clocks(sessions: &[HostSession]) {
     sessions.iter().filter_map(warning).for_each(|warning| term::print_note(&warning));
 }
 
-/// Returns one failure for all faults. `headline` gets the number of hosts, as `1 of 4 hosts`.
+/// Returns one failure for all faults, with the exit code of the first of `hosts` that has failed.
+/// `headline` gets the number of hosts, as `1 of 4 hosts`.
 pub fn join_faults(
     faults: &[HostFault],
-    total: usize,
+    hosts: &[String],
     headline: impl Fn(&str) -> String,
 ) -> CommandFailure {
     let (mut causes, mut remedies) = (Vec::new(), Vec::<String>::new());
@@ -159,11 +160,11 @@ pub fn join_faults(
         let remedy = failure.remedy.clone();
         remedies.extend(remedy.filter(|remedy| !remedies.contains(remedy)));
     }
-    let exit = match faults.iter().any(|fault| fault.failure.exit == ExitStatus::Degraded) {
-        true => ExitStatus::Degraded,
-        false => ExitStatus::Failure,
-    };
-    let count = match total {
+    // Faults are in the order in which they were found.
+    let place_of = |fault: &&HostFault| hosts.iter().position(|host| *host == fault.host);
+    let first = faults.iter().min_by_key(|fault| place_of(fault).unwrap_or(hosts.len()));
+    let exit = first.map_or(ExitStatus::Failure, |fault| fault.failure.exit);
+    let count = match hosts.len() {
         1 => "the only host".to_owned(),
         total => format!("{} of {total} hosts", faults.len()),
     };

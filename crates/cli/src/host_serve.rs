@@ -20,6 +20,7 @@ use crate::ports;
 use crate::started_parts::StartedParts;
 use crate::stopping::{self, MountsHere};
 use crate::term;
+use crate::up_token::{TOKEN_FILE, lock_token, parse_token};
 use crate::volume_dir::{VolumeArgs, VolumeDir};
 use crate::volume_layout;
 use rustix::fs::Mode;
@@ -38,9 +39,6 @@ use tatami_hosts::host_protocol::{
 };
 use tatami_hosts::machine::MachineFile;
 
-/// The file in the volume's directory by which a host recognizes the directory of the side that
-/// orders.
-pub const TOKEN_FILE: &str = ".up-token";
 /// Device number of /dev/fuse.
 const FUSE_DEVICE: (u32, u32) = (10, 229);
 
@@ -103,7 +101,8 @@ struct FarSide {
     /// The files before the first that this connection has made.
     made: Option<MadeFiles>,
     /// The files before the first that the side that orders has made, in its own directory.
-    made_there: Option<MadeFiles>,
+    /// The lock on their record is held until this side has ended.
+    made_there: Option<(MadeFiles, File)>,
     /// Whether the volume lives as long as this connection.
     is_held: Rc<Cell<bool>>,
     /// Removes the volume of a batch job, as the last step.
@@ -233,9 +232,12 @@ impl FarSide {
         }
         let place = open_place(&dir, &order.settings)?;
         let token = std::fs::read_to_string(dir.join(TOKEN_FILE)).unwrap_or_default();
-        let (token, made_there) = token.split_once('\n').unwrap_or((&token, ""));
+        let (token, made_there) = parse_token(&token);
         let is_same = token == order.token;
-        let made_there = is_same.then(|| serde_json::from_str(made_there).ok().flatten()).flatten();
+        let made_there = match made_there.filter(|_| is_same) {
+            Some(made) => Some((made, lock_token(&dir)?)),
+            None => None,
+        };
         let there = match place.volume_file().exists() {
             true => Some(place.load_volume()?),
             false => None,
@@ -303,7 +305,7 @@ impl Drop for FarSide {
             made.remove_all();
         }
         // The side that orders holds the lock as long as it lives, and removes its files itself.
-        if let Some(made) = &self.made_there
+        if let Some((made, _)) = &self.made_there
             && let Ok(Some(_lock)) = place.try_lock()
         {
             made.remove_all();
@@ -350,8 +352,12 @@ fn describe_self() -> HostHello {
 }
 
 fn fold_failure(failure: &CommandFailure) -> HostReply {
-    let (what, remedy) = (failure.what.clone(), failure.remedy.clone());
-    HostReply::Failed(HostFailure { what, causes: failure.list_causes(), remedy })
+    HostReply::Failed(HostFailure {
+        what: failure.what.clone(),
+        causes: failure.list_causes(),
+        remedy: failure.remedy.clone(),
+        exit: failure.exit.code(),
+    })
 }
 
 fn open_place(dir: &Path, settings: &[(String, String)]) -> CommandResult<VolumeDir> {

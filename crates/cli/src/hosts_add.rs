@@ -4,12 +4,13 @@ use crate::error::{CommandFailure, CommandResult};
 use crate::host_group::{self, ORDER_WAIT, PROCESS_WAIT};
 use crate::host_serve::shared_failure;
 use crate::hosts_down::{access_of, refuse_job_volume};
-use crate::hosts_files::{self, FirstFiles, HostFiles, TokenMark};
+use crate::hosts_files::{self, FirstFiles, HostFiles};
 use crate::hosts_up::{SPACE_MIN, full_failure};
 use crate::keys::name;
 use crate::rebalance_cmd::{self, AddArgs};
 use crate::ssh_session::{HostSession, SshAccess};
 use crate::term;
+use crate::up_token::TokenMark;
 use crate::volume_dir::VolumeDir;
 use crate::volume_layout;
 use std::collections::BTreeSet;
@@ -47,7 +48,7 @@ pub fn add_hosts(args: &AddArgs) -> CommandResult {
         [] => Ok(()),
         faults => {
             let headline = |count: &str| format!("{count} failed; no host was added");
-            Err(host_group::join_faults(faults, hosts.len(), headline))
+            Err(host_group::join_faults(faults, &hosts, headline))
         }
     };
     fail(&faults)?;

@@ -83,7 +83,7 @@ pub fn stop_volume(
         if !busy.is_empty() {
             let headline =
                 |count: &str| format!("the volume is in use on {count}; nothing was stopped");
-            return Err(host_group::join_faults(&busy, hosts.len(), headline));
+            return Err(host_group::join_faults(&busy, &hosts, headline));
         }
     }
     spinner.set_message("unmounting");
@@ -130,7 +130,7 @@ pub fn stop_volume(
         return Ok(());
     }
     let headline = |count: &str| format!("{count} could not be stopped");
-    Err(host_group::join_faults(&faults, count, headline))
+    Err(host_group::join_faults(&faults, &hosts, headline))
 }
 
 fn count_changes(replies: &[HostReply]) -> usize {

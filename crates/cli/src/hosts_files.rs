@@ -3,52 +3,17 @@
 use crate::certificates;
 use crate::error::{CommandFailure, CommandResult, FailureContext};
 use crate::host_group::{self, HostFault, ORDER_WAIT};
-use crate::host_serve::TOKEN_FILE;
 use crate::hosts_down::{access_of, check_order};
-use crate::made_files::MadeFiles;
 use crate::ports;
-use crate::replace_file::replace_file;
 use crate::ssh_session::{HostSession, SshAccess, is_this_machine};
 use crate::term;
 use crate::volume_dir::VolumeDir;
 use crate::volume_layout;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, ToSocketAddrs};
-use std::path::PathBuf;
 use tatami_cluster::{NodeEntry, VolumeFile};
 use tatami_hosts::host_protocol::{HostOrder, LayOutOrder, SecretText};
 use tatami_hosts::machine::{MachineFile, MachineHost};
-
-/// A text by which a host recognizes the directory of this process. It is removed at the end.
-pub struct TokenMark {
-    path: PathBuf,
-    /// The text.
-    pub text: String,
-}
-
-impl TokenMark {
-    /// Writes the text to a file of the volume's directory, with the record of the files that this
-    /// process makes there. If this process dies, the far side on this machine removes those, too.
-    ///
-    /// # Errors
-    /// Those of the file system.
-    pub fn write(place: &VolumeDir, made: Option<&MadeFiles>) -> CommandResult<TokenMark> {
-        let mut random = [0; 16];
-        getrandom::fill(&mut random).context(|| "no random numbers".to_owned())?;
-        let text: String = random.iter().map(|b| format!("{b:02x}")).collect();
-        let path = place.dir.join(TOKEN_FILE);
-        let made = serde_json::to_string(&made).context(|| path.display().to_string())?;
-        replace_file(&path, &format!("{text}\n{made}\n"))?;
-        Ok(TokenMark { path, text })
-    }
-}
-
-impl Drop for TokenMark {
-    fn drop(&mut self) {
-        // Without the file, no host takes its directory for that of this process.
-        let _ = std::fs::remove_file(&self.path);
-    }
-}
 
 /// Returns what each machine knows about the others; without its own nodes.
 pub fn describe_machines(access: &SshAccess, volume: &VolumeFile) -> MachineFile {

@@ -6,13 +6,14 @@ use crate::error::{CommandFailure, CommandResult};
 use crate::host_group::{self, HostFault, ORDER_WAIT, PROCESS_WAIT};
 use crate::host_serve::shared_failure;
 use crate::hosts_down::check_order;
-use crate::hosts_files::{self, FirstFiles, HostFiles, TokenMark};
+use crate::hosts_files::{self, FirstFiles, HostFiles};
 use crate::interrupt;
 use crate::made_files::MadeFiles;
 use crate::root_dir;
 use crate::ssh_session::{HostSession, SshAccess};
 use crate::status;
 use crate::term;
+use crate::up_token::{self, TokenMark};
 use crate::volume_dir::VolumeDir;
 use crate::volume_layout;
 use indicatif::ProgressBar;
@@ -117,12 +118,11 @@ fn create_in_sessions(
     spinner: &ProgressBar,
 ) -> CommandResult<HostsUp> {
     let place = plan.place;
-    let total = plan.hosts.len();
     interrupt::check_interrupt()?;
     refuse_twins(sessions)?;
     host_group::note_clocks(sessions);
     faults.extend(hosts_files::remove_strangers(&plan.access, sessions));
-    give_up_if_many(plan, &faults, total)?;
+    give_up_if_many(plan, &faults)?;
     let order = |_: &HostSession| {
         HostOrder::Check(CheckOrder {
             dir: place.dir.display().to_string(),
@@ -148,7 +148,7 @@ fn create_in_sessions(
     });
     // A host that fails later goes, and the others begin anew: the map names all nodes.
     loop {
-        give_up_if_many(plan, &faults, total)?;
+        give_up_if_many(plan, &faults)?;
         checked.retain(|host, _| sessions.iter().any(|session| session.host == *host));
         spinner.set_message("laying out the volume");
         match try_hosts(plan, sessions, &checked, spinner)? {
@@ -165,12 +165,13 @@ fn create_in_sessions(
 }
 
 /// Fails if more hosts have failed than may.
-fn give_up_if_many(plan: &HostsPlan, faults: &[HostFault], total: usize) -> CommandResult {
+fn give_up_if_many(plan: &HostsPlan, faults: &[HostFault]) -> CommandResult {
+    let total = plan.hosts.len();
     if faults.len() <= plan.allow_missing && faults.len() < total {
         return Ok(());
     }
     let headline = |count: &str| format!("{count} failed; nothing was started");
-    let failure = host_group::join_faults(faults, total, headline);
+    let failure = host_group::join_faults(faults, &plan.hosts, headline);
     Err(match failure.remedy.clone() {
         Some(remedy) if faults.len() < total && plan.job.is_none() => {
             let count = faults.len();
@@ -337,6 +338,9 @@ fn start_and_mount(
             missing: Vec::new(),
         }));
     }
+    if is_new {
+        up_token::forget_made_files(plan.place)?;
+    }
     for fault in host_group::order_all(sessions, ORDER_WAIT, |_| HostOrder::Keep).1 {
         // The host may have undone its part. The volume says so itself: `tatami status`.
         term::print_note(&format!("{}: {}", fault.host, fault.failure.what));
@@ -369,7 +373,6 @@ fn start_in_sessions(
     mut faults: Vec<HostFault>,
     spinner: &ProgressBar,
 ) -> CommandResult<HostsUp> {
-    let total = plan.hosts.len();
     host_group::note_clocks(sessions);
     let moved = &move_nodes(plan, volume, sessions)?;
     let volume = moved.as_ref().unwrap_or(volume);
@@ -381,7 +384,7 @@ fn start_in_sessions(
     faults.extend(unfit);
     interrupt::check_interrupt()?;
     let checked = name_replies(sessions, replies);
-    give_up_if_many(plan, &faults, total)?;
+    give_up_if_many(plan, &faults)?;
     let volume = &agree_on_map(plan, volume, sessions, &checked)?;
     match start_and_mount(plan, volume, sessions, false, spinner)? {
         Attempt::Runs(up) => Ok(HostsUp { missing: faults, ..up }),
@@ -390,7 +393,7 @@ fn start_in_sessions(
             faults.extend(more);
             host_group::undo_all(sessions, &mut faults);
             let headline = |count: &str| format!("{count} failed; the rest is as it was");
-            Err(host_group::join_faults(&faults, total, headline))
+            Err(host_group::join_faults(&faults, &plan.hosts, headline))
         }
     }
 }

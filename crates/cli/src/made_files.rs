@@ -36,6 +36,11 @@ impl MadeFiles {
         MadeFiles { dir: dir.to_owned(), missing, kept, empty }
     }
 
+    /// Returns whether this is the record of `dir`.
+    pub fn is_of(&self, dir: &Path) -> bool {
+        self.dir == dir
+    }
+
     /// Removes what was made since.
     pub fn remove_all(&self) {
         // A mount that could not be ended shows the files of the volume.

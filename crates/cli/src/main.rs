@@ -79,6 +79,7 @@ mod stopping;
 mod sync_cmd;
 mod term;
 mod up;
+mod up_token;
 mod usage_cmd;
 mod user_name;
 mod users;

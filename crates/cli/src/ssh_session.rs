@@ -127,7 +127,7 @@ impl SshAccess {
             return command;
         }
         let mut command = Command::new("ssh");
-        // Of several values of an option, ssh takes the first.
+        // Of several values of an option, ssh takes the first: all but BatchMode can be changed.
         command.args(["-T", "-x", "-o", "BatchMode=yes"]);
         for option in &self.options {
             command.args(["-o", option]);
@@ -224,7 +224,8 @@ impl HostSession {
         match reply.map_err(|cause| self.process.explain_end(&host, &cause))? {
             HostReply::Failed(failure) => {
                 let report = CommandFailure::new(failure.what).because_all(&failure.causes);
-                Err(CommandFailure { remedy: failure.remedy, ..report })
+                let exit = ExitStatus::from_code(failure.exit);
+                Err(CommandFailure { exit, remedy: failure.remedy, ..report })
             }
             reply => Ok(reply),
         }
@@ -495,6 +496,15 @@ mod tests {
         let srun = describe_end("srun", "n1", Some(1), "srun: error: Invalid job id specified\n");
         let srun = srun.report();
         assert!(srun.contains("srun does not reach") && srun.contains("Invalid job id"), "{srun}");
+    }
+
+    #[test]
+    fn options_of_the_user_come_before_those_of_tatami() {
+        let options = vec!["ConnectTimeout=77".to_owned()];
+        let command = SshAccess { options, ..SshAccess::default() }.far_command("elsewhere.test");
+        let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy()).collect();
+        let place = |text: &str| words.iter().position(|word| word == text).expect("an option");
+        assert!(place("ConnectTimeout=77") < place("ConnectTimeout=10"), "{words:?}");
     }
 
     #[test]

@@ -15,6 +15,7 @@ use crate::root_dir;
 use crate::shard_plan;
 use crate::started_parts::StartedParts;
 use crate::term::{self, HEAD, TermOutput};
+use crate::up_token;
 use crate::volume_dir::{VolumeArgs, VolumeDir};
 use crate::volume_layout;
 use clap::builder::PossibleValuesParser;
@@ -74,7 +75,11 @@ pub struct UpArgs {
 /// # Errors
 /// A part does not start. The parts that this call had started are stopped again.
 pub fn run(args: &UpArgs) -> CommandResult {
-    let (place, remembered) = open_configured(args)?;
+    let (mut place, mut remembered) = open_configured(args)?;
+    if up_token::remove_unfinished(&place)? {
+        // Its settings are gone, too.
+        (place, remembered) = open_configured(args)?;
+    }
     crate::log::start_logging(&place.config, false)?;
     let is_new = !place.volume_file().exists();
     if let Some(plan) = plan_hosts(&place, args, is_new, &remembered)? {
@@ -149,7 +154,8 @@ fn plan_hosts<'a>(
         hosts_down::refuse_job_volume(known, "up")?;
     }
     let mut access = known.as_deref().map(hosts_down::access_of).unwrap_or_default();
-    access.options.extend(args.hosts.ssh_option.iter().cloned());
+    // Of several values of an option, ssh takes the first: those of this call win.
+    access.options.splice(..0, args.hosts.ssh_option.iter().cloned());
     access.program = args.hosts.program.clone().or(access.program);
     access.network = args.hosts.network.or(access.network);
     let on_hosts: Option<Vec<String>> =

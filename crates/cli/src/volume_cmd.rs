@@ -92,30 +92,30 @@ impl OtherHosts {
         let (mut sessions, mut faults) = host_group::open_sessions(&access_of(&machine), &hosts);
         let check = |_: &HostSession| check_order(place, volume, "none");
         faults.extend(host_group::order_all(&mut sessions, ORDER_WAIT, check).1);
-        refuse_faults(&faults, hosts.len())?;
+        refuse_faults(&faults, &hosts)?;
         Ok(OtherHosts { sessions, files: Some(HostFiles::prepare(place, volume, &machine)?) })
     }
 
     /// Writes one state of the rotation on all of them.
     fn install_state(&mut self, text: &str) -> CommandResult {
         let Some(files) = &self.files else { return Ok(()) };
-        let total = self.sessions.len();
+        let hosts: Vec<String> = self.sessions.iter().map(|session| session.host.clone()).collect();
         let order = |session: &HostSession| files.order_for_certificates(&session.host, text);
         let mut faults = host_group::order_all(&mut self.sessions, ORDER_WAIT, order).1;
         let keep = |_: &HostSession| HostOrder::Keep;
         faults.extend(host_group::order_all(&mut self.sessions, ORDER_WAIT, keep).1);
-        refuse_faults(&faults, total)
+        refuse_faults(&faults, &hosts)
     }
 }
 
-fn refuse_faults(faults: &[HostFault], total: usize) -> CommandResult {
+fn refuse_faults(faults: &[HostFault], hosts: &[String]) -> CommandResult {
     if faults.is_empty() {
         return Ok(());
     }
     let headline = |count: &str| {
         format!("{count} failed; the certificates of before are still accepted on all hosts")
     };
-    Err(host_group::join_faults(faults, total, headline))
+    Err(host_group::join_faults(faults, hosts, headline))
 }
 
 fn report_rotation(

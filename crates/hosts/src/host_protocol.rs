@@ -211,6 +211,14 @@ pub struct HostFailure {
     pub causes: Vec<String>,
     /// The remedy.
     pub remedy: Option<String>,
+    /// The exit code that the same failure has on the machine of the user.
+    #[serde(default = "plain_failure")]
+    pub exit: u8,
+}
+
+/// The exit code of a failure without another one.
+fn plain_failure() -> u8 {
+    1
 }
 
 /// Returns the greeting with its newline.
@@ -342,6 +350,17 @@ mod tests {
         });
         assert!(!format!("{order:?}").contains("5a5a"));
         assert_eq!(parse_order(format_message(&order).as_bytes()).expect("parsed"), order);
+    }
+
+    #[test]
+    fn a_failure_without_an_exit_code_has_that_of_most() {
+        let reply = br#"{"Failed":{"what":"w","causes":[],"remedy":null}}"#;
+        let exit_of = |line: &[u8]| match parse_reply(line) {
+            Ok(HostReply::Failed(failure)) => failure.exit,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(exit_of(reply), 1);
+        assert_eq!(exit_of(br#"{"Failed":{"what":"w","causes":[],"remedy":null,"exit":3}}"#), 3);
     }
 
     proptest! {
