@@ -294,6 +294,45 @@ fn certificates_are_rotated_under_load_on_all_hosts() {
     bed.host(0).run("tatami down");
 }
 
+/// A daemon that systemd has started has a copy of the certificates, and takes new ones without a
+/// restart.
+#[test]
+fn a_daemon_with_a_copy_of_the_certificates_gets_the_new_ones() {
+    let Some(bed) = start_bed(&["n1", "n2"]) else { return };
+    let (one, two) = (bed.host(0), bed.host(1));
+    one.run("tatami up --hosts n1,n2 --encryption tls --no-mount && tatami mkdir :/dir");
+    // As the unit starts it: the copy never changes.
+    two.run(
+        "tatami node stop n2 && mkdir -m 700 /srv/copy && cd /var/lib/tatami &&
+         cp -p key certificates.toml /srv/copy",
+    );
+    two.run(
+        "setsid tatami node run --volume-file /var/lib/tatami/volume.toml --node n2 \
+         --key-file /srv/copy/key </dev/null >/tmp/node.log 2>&1 &",
+    );
+    two.run("until tatami status; do sleep 0.05; done");
+    let pid = two.run("pgrep -x tatami-node").out;
+    for from in [one, two, one] {
+        from.run("tatami volume rotate-certificates");
+        for host in [one, two] {
+            host.run("tatami status && tatami ls :/ | grep dir && tatami fsck");
+        }
+    }
+    // Certificates that came by another way are given to it by `up`.
+    let old = read_certificates(two);
+    one.run("tatami volume rotate-certificates");
+    let new = read_certificates(two);
+    write_certificates(two, &old);
+    two.run("tatami up --here --no-mount");
+    expect_refusal_in_status(one, "another authority");
+    write_certificates(two, &new);
+    two.run("tatami up --here --no-mount");
+    one.run("tatami status");
+    two.run("! grep 'are not used' /tmp/node.log");
+    assert_eq!(two.run("pgrep -x tatami-node").out, pid, "it was not restarted");
+    one.run("tatami down");
+}
+
 /// A volume on one machine rotates, too, and one without encryption has nothing to rotate.
 #[test]
 fn one_machine_rotates_and_a_plain_volume_refuses() {

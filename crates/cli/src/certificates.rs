@@ -6,7 +6,8 @@
 //! machine makes its own certificate, and `tatami node add` works from each.
 
 use crate::error::{CommandFailure, CommandResult};
-use crate::volume_dir::VolumeDir;
+use crate::term;
+use crate::volume_dir::{AdminCallError, VolumeDir};
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
     Issuer, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256,
@@ -16,6 +17,7 @@ use tatami_cluster::{
     AUTHORITIES_MAX, CertificateEntry, CertificateFile, Encryption, PrivateKeyText, VolumeFile,
 };
 use tatami_wire::VolumeId;
+use tatami_wire::admin::{AdminCall, CertificatesText};
 
 const DAY: u64 = 86_400;
 /// How long an authority is valid, in seconds.
@@ -45,8 +47,9 @@ pub fn make_for_volume(place: &VolumeDir, volume: &VolumeFile) -> CommandResult 
     save_with_machine(place, volume.volume, vec![authority])
 }
 
-/// Makes a new certificate for this machine, if the volume is encrypted and the old one ends soon.
-/// Does nothing if this user may not read the certificates.
+/// Makes a new certificate for this machine, if the volume is encrypted and the old one ends soon,
+/// and gives the certificates to the daemons that run. Does nothing if this user may not read the
+/// certificates.
 ///
 /// # Errors
 /// The certificates are damaged or missing; those of the file system.
@@ -55,9 +58,28 @@ pub fn renew_if_near_end(place: &VolumeDir, volume: &VolumeFile) -> CommandResul
     let Some(_) = place.load_certificates(volume, has_key)? else { return Ok(()) };
     let file = load(place)?;
     let is_near_end = |entry: &CertificateEntry| entry.ends < now() + RENEWAL;
-    match file.machine.as_ref().is_none_or(is_near_end) {
-        true => save_with_machine(place, file.volume, file.authorities),
-        false => Ok(()),
+    if file.machine.as_ref().is_none_or(is_near_end) {
+        save_with_machine(place, file.volume, file.authorities)?;
+    }
+    give_to_daemons(place, volume);
+    Ok(())
+}
+
+/// Gives the certificates of this machine to its daemons. A daemon that systemd has started has a
+/// copy of the file from its start, and may not read the file itself.
+pub fn give_to_daemons(place: &VolumeDir, volume: &VolumeFile) {
+    let path = CertificateFile::path_in(&place.dir);
+    let Ok(text) = std::fs::read_to_string(&path) else { return };
+    let call = AdminCall::UseCertificates(CertificatesText(text));
+    for entry in place.nodes_here(volume) {
+        match place.send_admin(volume, entry, &call) {
+            // One that does not run reads the file at its start.
+            Ok(_) | Err(AdminCallError::Connect(_)) => {}
+            Err(e) => term::print_note(&format!(
+                "{} uses its earlier certificates until it is started again: {e}",
+                entry.name
+            )),
+        }
     }
 }
 

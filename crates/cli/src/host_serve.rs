@@ -466,7 +466,11 @@ fn lay_out_files(place: &VolumeDir, order: &LayOutOrder) -> CommandResult {
     let mode = Mode::from_raw_mode(0o644);
     trusted::replace_file(&place.volume_file(), order.volume.as_bytes(), mode, true)?;
     // The text came over a network: it must be a volume before a daemon reads it.
-    place.load_volume().map(drop)
+    let volume = place.load_volume()?;
+    if order.certificates.is_some() {
+        certificates::give_to_daemons(place, &volume);
+    }
+    Ok(())
 }
 
 /// Writes the key file, for its owner alone, and checks it.

@@ -69,6 +69,7 @@ fn rotate_certificates(args: &RotateArgs) -> CommandResult {
     for state in [&rotation.prepared, &rotation.issuing, &rotation.finished] {
         hosts.install_state(&rotation.text(state)?)?;
         rotation.save(&place, state)?;
+        certificates::give_to_daemons(&place, &volume);
     }
     spinner.finish_and_clear();
     report_rotation(&place, &volume, &rotation.finished, hosts.sessions.len())

@@ -88,7 +88,7 @@ pub struct CertificateFile {
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct CertificatesText {
+struct CertificateFileText {
     format: u32,
     volume: String,
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -141,7 +141,7 @@ impl CertificateFile {
     /// A file that could not be read again.
     pub fn to_text(&self) -> Result<String, String> {
         self.check_contents()?;
-        let text = toml::to_string_pretty(&CertificatesText {
+        let text = toml::to_string_pretty(&CertificateFileText {
             format: CERTIFICATES_FORMAT,
             volume: self.volume.to_string(),
             machine: self.machine.clone(),
@@ -165,7 +165,7 @@ impl CertificateFile {
             );
         }
         // The error of the parser may quote the text, so only its place is reported.
-        let parsed: CertificatesText = toml::from_str(above).map_err(|e| {
+        let parsed: CertificateFileText = toml::from_str(above).map_err(|e| {
             let before = e.span().and_then(|at| above.get(..at.start)).unwrap_or("");
             format!("line {} is not what tatami writes", 1 + before.matches('\n').count())
         })?;

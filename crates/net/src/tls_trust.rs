@@ -130,6 +130,22 @@ impl TlsTrust {
         current.configs.clone()
     }
 
+    /// Uses the certificates of a text in the form of the file until the file changes: for a
+    /// process that has a copy of the file.
+    ///
+    /// # Errors
+    /// [`TlsTrustError`]: the earlier ones stay in use.
+    pub fn use_text(&self, text: &str) -> Result<(), TlsTrustError> {
+        let path = || self.path.clone();
+        let invalid = |what| TlsTrustError::Invalid { path: path(), what };
+        let file = CertificateFile::parse(text).map_err(invalid)?;
+        let configs = Arc::new(build_checked(&file, &self.path, self.volume)?);
+        self.current.lock().configs = configs;
+        self.generation.fetch_add(1, Ordering::Relaxed);
+        tracing::info!("the certificates of an order are in use");
+        Ok(())
+    }
+
     /// Returns the first second at which a certificate that is in use is no longer valid, since
     /// 1970.
     pub fn expiry_time(&self) -> u64 {
@@ -150,12 +166,20 @@ fn stamp_of(path: &Path) -> Option<FileStamp> {
 }
 
 fn read_configs(path: &Path, volume: VolumeId) -> Result<TlsConfigs, TlsTrustError> {
-    let file = CertificateFile::load(path)?;
+    build_checked(&CertificateFile::load(path)?, path, volume)
+}
+
+/// Returns the settings by the content of a file, which must be that of this volume.
+fn build_checked(
+    file: &CertificateFile,
+    path: &Path,
+    volume: VolumeId,
+) -> Result<TlsConfigs, TlsTrustError> {
     if file.volume != volume {
         let (path, found) = (path.to_owned(), file.volume);
         return Err(TlsTrustError::OtherVolume { path, found, expected: volume });
     }
-    build_configs(&file).map_err(|what| TlsTrustError::Invalid { path: path.to_owned(), what })
+    build_configs(file).map_err(|what| TlsTrustError::Invalid { path: path.to_owned(), what })
 }
 
 /// Returns the algorithms: the cipher that is fastest on processors with AES instructions first.

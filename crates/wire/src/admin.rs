@@ -2,6 +2,7 @@
 
 use crate::{ClientId, Errno, ExecutorId, Ino, NodeId, Piece, ShardId, ShardMap, VolumeId};
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// A request or order to one daemon.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -42,6 +43,21 @@ pub enum AdminCall {
     AcceptLoss,
     /// The operator has handled the loss of the node's data directory. Trusted only. → `Done`
     DismissLoss,
+    /// Uses these certificates for new connections from now on. For a daemon that has a copy of the
+    /// file from its start. Trusted only. → `Done`; `EINVAL`: they are none of this volume, or it
+    /// is not encrypted
+    UseCertificates(CertificatesText),
+}
+
+/// The content of a `certificates.toml` with the certificate of a machine, which no log shows.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct CertificatesText(pub String);
+
+impl fmt::Debug for CertificatesText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("CertificatesText")
+    }
 }
 
 impl AdminCall {
@@ -59,6 +75,7 @@ impl AdminCall {
                 | AdminCall::MigrateShards { .. }
                 | AdminCall::AcceptLoss
                 | AdminCall::DismissLoss
+                | AdminCall::UseCertificates(_)
         )
     }
 }

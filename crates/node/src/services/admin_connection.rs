@@ -134,6 +134,14 @@ fn execute_call(
             tracing::info!(%peer, was_lost, "the loss of the data directory is settled");
             AdminReply::Done
         }
+        AdminCall::UseCertificates(text) => {
+            let tls = shared.settings.tls.as_ref().ok_or(Errno::EINVAL)?;
+            tls.use_text(&text.0).map_err(|e| {
+                tracing::error!(%peer, "the certificates of an order are not used: {e}");
+                Errno::EINVAL
+            })?;
+            AdminReply::Done
+        }
         AdminCall::StatObject { ino, piece } => {
             AdminReply::Object(shared.disk.objects.stat(ino, piece)?)
         }
