@@ -130,6 +130,54 @@ fn a_host_with_a_new_address_gets_it_when_the_volume_starts() {
     two.run("tatami down");
 }
 
+/// A daemon that is started on its host, and not by a command for all hosts, tells the others where
+/// it is now. Mounts that run follow it.
+#[test]
+fn a_node_that_starts_with_a_new_address_tells_the_others() {
+    let Some(bed) = start_bed(BedNetworks::V4, &["n1", "n2", "n3"]) else { return };
+    let [one, two, three] = [0, 1, 2].map(|at| bed.host(at));
+    one.run("tatami up --hosts n[1-3]");
+    two.run("echo first > /mnt/tatami/file");
+    for host in bed.hosts() {
+        host.run("test $(cat /mnt/tatami/file) = first");
+    }
+    let move_two = |from: &str, to: &str| {
+        two.run(&format!("ip address del {from}/24 dev eth0 && ip address add {to}/24 dev eth0"));
+        for host in bed.hosts() {
+            host.run(&format!("sed 's/^{from} /{to} /' /etc/hosts > new && cat new > /etc/hosts"));
+        }
+    };
+    move_two("10.77.0.2", "10.77.0.12");
+    let said = two.run("tatami node start n2");
+    assert!(said.err.contains("n2 listens at 10.77.0.2:"), "{said:?}");
+    assert!(said.err.contains("would be at 10.77.0.12:"), "{said:?}");
+    two.run("tatami node stop n2 && tatami node start n2");
+    for host in bed.hosts() {
+        assert_eq!(addresses_on(host, ""), ["10.77.0.1", "10.77.0.12", "10.77.0.3"]);
+        host.run("timeout 100 sh -c 'until test \"$(cat /mnt/tatami/file)\" = first; do :; done'");
+        host.run("tatami status && tatami fsck");
+    }
+    three.run("echo more > /mnt/tatami/more");
+    two.run("test $(cat /mnt/tatami/more) = more");
+    assert!(one.run("tatami up").out.contains("ran already"));
+
+    // As a service, which may not write the file of the volume: the daemons alone know.
+    two.run("cd /var/lib/tatami && tatami node stop n2 && cp -p volume.toml old");
+    move_two("10.77.0.12", "10.77.0.22");
+    two.run("setsid tatami node run --node-dir /var/lib/tatami/node1 </dev/null >/tmp/log 2>&1 &");
+    two.run("until tatami status; do sleep 0.1; done; cd /var/lib/tatami && mv old volume.toml");
+    for host in [one, three] {
+        host.run("timeout 100 sh -c 'until tatami status; do sleep 0.1; done'");
+        host.run("timeout 100 sh -c 'until test \"$(cat /mnt/tatami/file)\" = first; do :; done'");
+        assert_eq!(addresses_on(host, "")[1], "10.77.0.12", "the file is as it was");
+    }
+    one.run("tatami up");
+    for host in bed.hosts() {
+        assert_eq!(addresses_on(host, "")[1], "10.77.0.22");
+    }
+    three.run("tatami fsck && tatami down");
+}
+
 #[test]
 fn a_clock_that_is_off_is_shown_with_a_warning() {
     let Some(bed) = start_bed(BedNetworks::V4, &["n1", "n2"]) else { return };

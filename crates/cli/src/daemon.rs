@@ -6,10 +6,11 @@ use crate::daemon_files::{log_file, pid_file, running_daemon};
 use crate::error::{CommandFailure, CommandResult, FailureContext};
 use crate::keys::name;
 use crate::node_owner;
+use crate::own_address::{self, AddressNews};
 use crate::process::{DaemonRole, ProcessRecord};
 use crate::start_process::{self, ReadyPipe, StartingProcess};
 use crate::term;
-use crate::volume_dir::{AdminCallError, VolumeArgs, VolumeDir, in_use_key};
+use crate::volume_dir::{self, AdminCallError, VolumeArgs, VolumeDir, in_use_key};
 use rustix::fs::Mode;
 use rustix::process::Signal;
 use std::ffi::OsString;
@@ -17,6 +18,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tatami_client::TlsTrust;
+use tatami_client::connection::Caller;
 use tatami_cluster::trusted::TrustedDir;
 use tatami_cluster::{KeyFile, NodeEntry, VolumeFile, resolve_system_name};
 use tatami_node::{NodeDaemon, NodeOptions};
@@ -68,8 +70,9 @@ pub fn run_daemon(args: &RunArgs) -> CommandResult {
     let mut ready = ReadyPipe::from_descriptor(args.ready_fd)?;
     DaemonRole::Node.name_this_process();
     tatami_node::record_panics();
-    let (node, pid_file) = launch_node(args).map_err(|e| ready.report_failure(e))?;
+    let (node, pid_file, news) = launch_node(args).map_err(|e| ready.report_failure(e))?;
     ready.report_ready();
+    news.into_iter().for_each(AddressNews::tell_others);
     let result = node.run();
     // The file is removed before the lock on the directory is released. Another process may have
     // removed the directory and made it again; then the file is not ours.
@@ -79,7 +82,7 @@ pub fn run_daemon(args: &RunArgs) -> CommandResult {
     result.map_err(|e| CommandFailure::new(e.to_string()))
 }
 
-fn launch_node(args: &RunArgs) -> CommandResult<(NodeDaemon, PathBuf)> {
+fn launch_node(args: &RunArgs) -> CommandResult<(NodeDaemon, PathBuf, Option<AddressNews>)> {
     let absolute = |path: &Path| std::path::absolute(path).context(|| path.display().to_string());
     let beside = args.node_dir.as_deref().map(absolute).transpose()?;
     let beside = beside.as_deref().and_then(Path::parent);
@@ -107,8 +110,9 @@ fn launch_node(args: &RunArgs) -> CommandResult<(NodeDaemon, PathBuf)> {
     };
     let place = at.open()?;
     crate::log::start_logging(&place.config, true)?;
-    let volume = VolumeFile::load(&volume_file).map_err(|e| CommandFailure::new(e.to_string()))?;
-    let entry = select_node(&place, &volume, args)?;
+    let mut volume =
+        VolumeFile::load(&volume_file).map_err(|e| CommandFailure::new(e.to_string()))?;
+    let entry = &select_node(&place, &volume, args)?.clone();
     let key_file = args.key_file.clone().unwrap_or_else(|| base.join("key"));
     let key = KeyFile::load(&key_file).map_err(|e| match e.is_foreign() && !place.is_own() {
         true => place.owner_failure(e.to_string()),
@@ -116,7 +120,20 @@ fn launch_node(args: &RunArgs) -> CommandResult<(NodeDaemon, PathBuf)> {
     })?;
     let dir =
         args.node_dir.as_deref().map(absolute).transpose()?.unwrap_or_else(|| entry.dir.clone());
+    let certificates = key_file.parent().unwrap_or(&base);
+    let tls = TlsTrust::open(certificates, &volume).map_err(|e| {
+        CommandFailure::new(e.to_string())
+            .try_this("copy certificates.toml from another machine of the volume, mode 0600")
+    })?;
+    let caller = Caller {
+        client: volume_dir::random_client()?,
+        volume: Some(volume.volume),
+        key: Some(key.clone()),
+        tls: tls.clone(),
+    };
+    let news = own_address::follow_address(&place, &mut volume, entry.id, caller);
     let mut options = NodeOptions::new(dir.clone(), volume.map(), NodeId(entry.id), key);
+    options.tls = tls;
     options.lease = place.config.duration_value(name::NODE_LEASE);
     options.reserve = place.config.int_value(name::NODE_RESERVE) << 20;
     options.durability = volume.durability;
@@ -127,11 +144,6 @@ fn launch_node(args: &RunArgs) -> CommandResult<(NodeDaemon, PathBuf)> {
         true => base.metadata().is_ok_and(|meta| meta.uid() == 0) || options.allow_other,
         false => place.config.bool_value(name::MOUNT_ALLOW_OTHER),
     };
-    let certificates = key_file.parent().unwrap_or(&base);
-    options.tls = TlsTrust::open(certificates, &volume).map_err(|e| {
-        CommandFailure::new(e.to_string())
-            .try_this("copy certificates.toml from another machine of the volume, mode 0600")
-    })?;
     options.version = env!("CARGO_PKG_VERSION").to_owned();
     let register = register_file(&base, entry);
     options.had_directory =
@@ -145,7 +157,7 @@ fn launch_node(args: &RunArgs) -> CommandResult<(NodeDaemon, PathBuf)> {
     }
     let pid_file = pid_file(&dir);
     ProcessRecord::of_self().save(&pid_file)?;
-    Ok((node, pid_file))
+    Ok((node, pid_file, news))
 }
 
 /// Returns the node of the arguments: by its name, or by its directory.

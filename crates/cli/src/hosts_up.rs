@@ -9,6 +9,7 @@ use crate::hosts_down::check_order;
 use crate::hosts_files::{self, FirstFiles, HostFiles};
 use crate::interrupt;
 use crate::made_files::MadeFiles;
+use crate::rebalance_cmd;
 use crate::root_dir;
 use crate::ssh_session::{HostSession, SshAccess};
 use crate::status;
@@ -425,6 +426,7 @@ fn move_nodes(
         let port = entry.address.rsplit_once(':').and_then(|(_, port)| port.parse().ok());
         changes.push(format!("{} was at {before}, and is at {now} now", session.host));
         entry.address = join_address(now, port.unwrap_or_default());
+        entry.moved += 1;
         moved.epoch += 1;
     }
     if changes.is_empty() {
@@ -433,6 +435,15 @@ fn move_nodes(
     let answers = status::ask_all_nodes(place, volume);
     let running = volume.nodes.iter().zip(&answers).find(|(_, answer)| answer.is_ok());
     if let Some((entry, _)) = running {
+        // A daemon that was started on its host has told its new address to the others.
+        let mut known = volume.clone();
+        known.merge_map(&rebalance_cmd::merge_maps(place, volume)?);
+        let addresses =
+            |of: &VolumeFile| of.nodes.iter().map(|n| n.address.clone()).collect::<Vec<_>>();
+        if addresses(&known) == addresses(&moved) {
+            known.save(&place.volume_file()).map_err(|e| CommandFailure::new(e.to_string()))?;
+            return Ok(Some(known));
+        }
         let what = format!("{} runs with the old address of another host", entry.name);
         return Err(CommandFailure::new(what).because(changes.join("\n")).try_this(format!(
             "stop all parts first, and start them with the new addresses: tatami down{0}; tatami \

@@ -61,6 +61,7 @@ mod node_cmd;
 mod node_owner;
 mod node_remove;
 mod offline;
+mod own_address;
 mod ports;
 mod process;
 mod rebalance_cmd;

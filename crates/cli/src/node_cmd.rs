@@ -8,9 +8,10 @@ use crate::hosts_down;
 use crate::hosts_files;
 use crate::node_owner::{self, ChownArgs};
 use crate::node_remove::{self, RemoveArgs};
+use crate::own_address;
 use crate::rebalance_cmd::{self, AddArgs, DrainArgs, RebalanceArgs};
 use crate::status;
-use crate::term::{BAD, DIM, GOOD, TermOutput, TextTable};
+use crate::term::{self, BAD, DIM, GOOD, TermOutput, TextTable};
 use crate::volume_dir::{AdminCallError, VolumeArgs, VolumeDir};
 use anstyle::Style;
 use serde::Serialize;
@@ -353,6 +354,14 @@ fn start_nodes(args: &StartArgs) -> CommandResult {
     for entry in &here {
         if daemon::is_answering(&place, &volume, entry)? {
             writeln!(out, "{} runs already", entry.name)?;
+            if let Some(now) = own_address::find_new_address(&place, &volume, entry) {
+                let name = &entry.name;
+                term::print_note(&format!(
+                    "{name} listens at {}, and would be at {now} now: tatami node stop {name}; \
+                     tatami node start {name}",
+                    entry.address
+                ));
+            }
             continue;
         }
         if args.empty {
@@ -366,6 +375,10 @@ fn start_nodes(args: &StartArgs) -> CommandResult {
         writeln!(out, "{} runs (process {pid})", entry.name)?;
     }
     out.flush()?;
+    // A daemon has written the new address of this machine.
+    if place.load_volume()?.epoch > volume.epoch {
+        hosts_files::spread_files(&place)?;
+    }
     let damage = daemon::resolve_damage(&place, &volume, here, args.accept_loss)?;
     damage.map_or(Ok(()), Err)
 }

@@ -282,6 +282,7 @@ fn local_entries(
             socket: dir.join("socket"),
             dir,
             leaving: false,
+            moved: 0,
         });
     }
     Ok(entries)
@@ -305,6 +306,7 @@ fn remote_entry(
         socket,
         dir,
         leaving: false,
+        moved: 0,
     })
 }
 

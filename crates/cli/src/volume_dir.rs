@@ -450,22 +450,58 @@ impl VolumeDir {
         entry: &NodeEntry,
         call: &AdminCall,
     ) -> Result<AdminReply, AdminCallError> {
-        // A daemon binds a client id to one user for as long as it remembers the id. A random id
-        // avoids clashes.
-        let mut id = [0; 16];
-        getrandom::fill(&mut id).map_err(|_| tatami_wire::Errno::EAGAIN)?;
+        let with_key = self.load_key().is_ok_and(|key| key.is_some());
+        let endpoint = self.node_endpoint(entry, with_key);
+        let reply = self.call_daemon(&endpoint, timeout, volume, entry, call);
+        // Its machine may have a new address, of which the daemons know.
+        let newer = match &reply {
+            Err(AdminCallError::Connect(_)) => self.find_newer_address(volume, entry),
+            _ => None,
+        };
+        match newer {
+            Some(at) => {
+                self.call_daemon(&Endpoint::from_address(&at), timeout, volume, entry, call)
+            }
+            None => reply,
+        }
+    }
+
+    fn call_daemon(
+        &self,
+        endpoint: &Endpoint,
+        timeout: Duration,
+        volume: &VolumeFile,
+        entry: &NodeEntry,
+        call: &AdminCall,
+    ) -> Result<AdminReply, AdminCallError> {
+        let client = random_client().map_err(|_| tatami_wire::Errno::EAGAIN)?;
         let key = self.load_key().ok().flatten();
-        let endpoint = self.node_endpoint(entry, key.is_some());
         // Certificates that cannot be used are reported by a command that needs them.
         let tls = self.load_certificates(volume, key.is_some()).ok().flatten();
-        let caller = Caller { client: ClientId(id), volume: Some(volume.volume), key, tls };
+        let caller = Caller { client, volume: Some(volume.volume), key, tls };
         let observer: Arc<dyn WaitObserver> = Arc::new(WaitDisplay::new(&entry.name));
         let name = entry.name.clone();
         let node = Arc::new(AwaitedNode::new(Some(NodeId(entry.id)), name, Some(observer)));
-        let mut connection = Connection::open_admin_watched(&endpoint, &caller, timeout, &node)?;
+        let mut connection = Connection::open_admin_watched(endpoint, &caller, timeout, &node)?;
         let reply: AdminResult =
             connection.call(FrameClass::Admin, 0, call).inspect_err(|_| node.record_timeout())?;
         Ok(reply?)
+    }
+
+    /// Asks the daemons of this machine for the address of a node on another one. Returns it if the
+    /// file of the volume has an earlier one.
+    fn find_newer_address(&self, volume: &VolumeFile, entry: &NodeEntry) -> Option<String> {
+        let here = self.nodes_here(volume);
+        if here.iter().any(|own| own.id == entry.id) {
+            return None;
+        }
+        here.into_iter().find_map(|own| {
+            let socket = Endpoint::Unix(own.socket.clone());
+            let asked = self.call_daemon(&socket, ADMIN_TIMEOUT, volume, own, &AdminCall::Map);
+            let Ok(AdminReply::Map(map)) = asked else { return None };
+            let known = map.find_member(NodeId(entry.id))?;
+            (known.moved > entry.moved).then(|| known.address.clone())
+        })
     }
 
     /// Shakes hands with a daemon over TCP, where each side must prove that it has the volume's
@@ -614,6 +650,17 @@ pub enum AdminCallError {
     Frame(#[from] tatami_wire::frame::FrameError),
     #[error("refused: {0}")]
     Errno(#[from] tatami_wire::Errno),
+}
+
+/// Returns a new client id. A daemon binds an id to one user for as long as it remembers the id, so
+/// a random one avoids clashes.
+///
+/// # Errors
+/// The system has no random numbers.
+pub fn random_client() -> CommandResult<ClientId> {
+    let mut id = [0; 16];
+    getrandom::fill(&mut id).context(|| "no random numbers".to_owned())?;
+    Ok(ClientId(id))
 }
 
 impl AdminCallError {

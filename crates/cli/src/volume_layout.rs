@@ -98,7 +98,7 @@ pub fn plan_volume(place: &VolumeDir, nodes: Vec<NodeEntry>) -> CommandResult<Vo
 pub fn new_entry(place: &VolumeDir, id: u16, name: String, (host, port): (&str, u16)) -> NodeEntry {
     let dir = place.dir.join(format!("node{id}"));
     let address = join_address(host, port);
-    NodeEntry { id, name, address, socket: dir.join("socket"), dir, leaving: false }
+    NodeEntry { id, name, address, socket: dir.join("socket"), dir, leaving: false, moved: 0 }
 }
 
 /// Checks that the sockets of the nodes below `count` have paths that the system allows.

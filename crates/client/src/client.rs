@@ -513,6 +513,12 @@ impl Client {
                 self.locks.notify_waiters(|news| _ = news.reclaim.insert(*now));
             }
         }
+        for (_, now) in held.nodes.iter().zip(&ours.nodes).filter(|(a, b)| a.moved != b.moved) {
+            tracing::info!(node = now.name, address = now.address, "a node has a new address");
+            if let Some(peer) = self.peers.get(usize::from(now.id.0)).and_then(OnceLock::get) {
+                peer.change_address(&now.address);
+            }
+        }
         *held = Arc::new(ours);
         // Waiters take the lock of the map while they hold the mutex for the wake-up: so it must be
         // free here.
@@ -625,6 +631,7 @@ mod tests {
                     state: NodeState::Serving,
                     name: format!("node{n}"),
                     address: "127.0.0.1:1".into(),
+                    moved: 0,
                     socket: "/nowhere".into(),
                 })
                 .collect(),

@@ -91,6 +91,11 @@ impl ExecutorClient {
         self.finish_call(PendingCall { slot, seq, sent: false }, call)
     }
 
+    /// Closes the connections that no request uses.
+    pub(crate) fn close_idle_connections(&self) {
+        self.slots.lock().idle.iter_mut().for_each(|slot| slot.connection = None);
+    }
+
     fn next_slot(&self) -> (SessionSlot, u64) {
         let mut slot = self.acquire_slot();
         let seq = slot.next;

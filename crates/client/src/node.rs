@@ -63,7 +63,16 @@ impl NodeClient {
 
     /// Returns whether the bytes of connections to the node are encrypted.
     pub(crate) fn encrypts(&self) -> bool {
-        self.way.caller.tls.is_some() && self.way.endpoint.local_socket().is_none()
+        self.way.caller.tls.is_some() && self.way.endpoint().local_socket().is_none()
+    }
+
+    /// Uses another address for new connections. Closes those that no request uses: they end at the
+    /// old address, and a request would wait for a silence before it is sent again.
+    pub(crate) fn change_address(&self, address: &str) {
+        self.way.change_address(address);
+        self.data.lock().clear();
+        self.admin.lock().clear();
+        self.known_executors().for_each(ExecutorClient::close_idle_connections);
     }
 
     /// Returns the executors that this client has used.
@@ -204,9 +213,8 @@ impl NodeClient {
 
     /// Opens a data connection in the name of another client of the same user.
     pub(crate) fn connect_as(&self, client: ClientId) -> Result<Connection, ConnectError> {
-        let NodeRoute { endpoint, caller, .. } = &*self.way;
-        let caller = Caller { client, ..caller.clone() };
-        Connection::open_to(endpoint, 0, &caller, Role::Data, 0, self.way.timeout())
+        let caller = Caller { client, ..self.way.caller.clone() };
+        Connection::open_to(&self.way.endpoint(), 0, &caller, Role::Data, 0, self.way.timeout())
     }
 
     fn log_broken_request(&self, what: &str, e: &FrameError) {

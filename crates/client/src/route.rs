@@ -4,6 +4,7 @@ use crate::awaited_node::AwaitedNode;
 use crate::connection::{Caller, ConnectError, Connection};
 use crate::retry::Retry;
 use crate::waiting::{self, GRACE};
+use parking_lot::RwLock;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -19,7 +20,8 @@ pub(crate) const AWAY: &str =
 /// The route to a node.
 pub(crate) struct NodeRoute {
     pub(crate) node: NodeId,
-    pub(crate) endpoint: Endpoint,
+    /// It changes with the address of the node.
+    endpoint: RwLock<Endpoint>,
     pub(crate) caller: Caller,
     patience: Duration,
     /// A thread has waited for the node for the whole timeout, and no reply has come since.
@@ -37,6 +39,7 @@ impl NodeRoute {
         awaited: AwaitedNode,
     ) -> NodeRoute {
         let (is_away, awaited) = (AtomicBool::new(false), Arc::new(awaited));
+        let endpoint = RwLock::new(endpoint);
         NodeRoute { node, endpoint, caller, patience, is_away, awaited }
     }
 
@@ -58,8 +61,23 @@ impl NodeRoute {
         role: Role,
         slot: u32,
     ) -> Result<Connection, ConnectError> {
-        let NodeRoute { endpoint, caller, awaited, .. } = self;
-        Connection::open_watched(endpoint, executor, caller, role, slot, patience, awaited)
+        let NodeRoute { caller, awaited, .. } = self;
+        let endpoint = self.endpoint();
+        Connection::open_watched(&endpoint, executor, caller, role, slot, patience, awaited)
+    }
+
+    /// Returns how the node is reached.
+    pub(crate) fn endpoint(&self) -> Endpoint {
+        self.endpoint.read().clone()
+    }
+
+    /// Uses another address for new connections, if the node is reached by its address.
+    pub(crate) fn change_address(&self, address: &str) {
+        let mut endpoint = self.endpoint.write();
+        if matches!(&*endpoint, Endpoint::Tcp(_)) {
+            *endpoint = Endpoint::from_address(address);
+            self.is_away.store(false, Relaxed);
+        }
     }
 
     /// Returns how long the node is waited for. After one wait in vain, the time is short until the
@@ -98,7 +116,7 @@ impl NodeRoute {
             self.is_away.store(true, Relaxed);
         }
         let seconds = retry.silence.elapsed().as_secs_f64();
-        tracing::error!(node = %who, endpoint = %self.endpoint, seconds, "{AWAY}");
+        tracing::error!(node = %who, endpoint = %self.endpoint(), seconds, "{AWAY}");
         Errno::EHOSTDOWN
     }
 

@@ -123,6 +123,7 @@ fn map() -> ClusterMap {
         state: NodeState::Serving,
         name: format!("node{id}"),
         address: "127.0.0.1:1".into(),
+        moved: 0,
         socket: "/nowhere".into(),
     };
     ClusterMap {

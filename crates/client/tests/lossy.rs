@@ -155,6 +155,7 @@ fn map(address: &str) -> ClusterMap {
             state: NodeState::Serving,
             name: "node0".into(),
             address: address.into(),
+            moved: 0,
             socket: "/nowhere".into(),
         }],
         shards: vec![ExecutorId::first_of_node(NodeId(0))],

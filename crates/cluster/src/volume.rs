@@ -119,6 +119,14 @@ pub struct NodeEntry {
     /// It is about to be removed.
     #[serde(default, skip_serializing_if = "is_false")]
     pub leaving: bool,
+    /// The number of its earlier addresses.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub moved: u32,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde passes a reference
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref)] // serde passes a reference
@@ -288,13 +296,14 @@ impl VolumeFile {
         let Some(entry) = self.node(NodeId(id)) else {
             let (name, state) = (format!("removed-{id}"), NodeState::Removed);
             let (address, socket) = (String::new(), String::new());
-            return NodeInfo { id: NodeId(id), state, name, address, socket };
+            return NodeInfo { id: NodeId(id), state, name, address, moved: 0, socket };
         };
         NodeInfo {
             id: NodeId(id),
             state: if entry.leaving { NodeState::Leaving } else { NodeState::Serving },
             name: entry.name.clone(),
             address: entry.address.clone(),
+            moved: entry.moved,
             socket: entry.socket.to_string_lossy().into_owned(),
         }
     }
@@ -327,7 +336,12 @@ impl VolumeFile {
         let leaves = |entry: &NodeEntry| state_of(entry.id) == Some(NodeState::Leaving);
         self.removed.extend(self.nodes.iter().filter(|entry| is_removed(entry)).map(|e| e.id));
         self.nodes.retain(|entry| !is_removed(entry));
-        self.nodes.iter_mut().for_each(|entry| entry.leaving = leaves(entry));
+        for entry in &mut self.nodes {
+            entry.leaving = leaves(entry);
+            if let Some(node) = ours.nodes.get(usize::from(entry.id)) {
+                (entry.address, entry.moved) = (node.address.clone(), node.moved);
+            }
+        }
         (self.epoch, self.shards, self.moves) = (ours.epoch, ours.shards, ours.moves);
         true
     }
@@ -491,6 +505,7 @@ mod tests {
             socket: format!("/run/tatami/node{id}/socket").into(),
             dir: format!("/run/tatami/node{id}").into(),
             leaving: id == 2,
+            moved: u32::from(id == 3),
         };
         VolumeFile {
             volume: VolumeId([0xab; 16]),

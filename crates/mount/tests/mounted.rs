@@ -44,6 +44,7 @@ impl Volume {
                 state: NodeState::Serving,
                 name: format!("node{i}"),
                 address: free.local_addr().expect("it is bound").to_string(),
+                moved: 0,
                 socket: dir.path().join(format!("{i}/socket")).display().to_string(),
             }
         };

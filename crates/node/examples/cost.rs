@@ -66,6 +66,7 @@ fn main() {
         state: NodeState::Serving,
         name: "node0".into(),
         address: address.clone(),
+        moved: 0,
         socket: socket.clone(),
     };
     let map = ClusterMap {

@@ -138,8 +138,17 @@ impl ClusterMap {
         }
     }
 
-    /// Merges the newer parts of another map of the volume: migrated shards, new nodes, and nodes
-    /// that leave. Returns whether this map has changed.
+    /// Gives a node another address, its `moved`th after the first. An earlier one changes nothing.
+    pub fn move_node(&mut self, id: NodeId, address: &str, moved: u32) {
+        let known = self.nodes.iter_mut().find(|node| node.id == id && node.moved < moved);
+        if let Some(node) = known {
+            self.epoch += u64::from(moved - node.moved);
+            (node.address, node.moved) = (address.to_owned(), moved);
+        }
+    }
+
+    /// Merges the newer parts of another map of the volume: migrated shards, new nodes, their new
+    /// addresses, and nodes that leave. Returns whether this map has changed.
     pub fn merge_newer(&mut self, other: &ClusterMap) -> bool {
         let count = self.shards.len();
         if self.volume != other.volume || other.shards.len() != count || other.moves.len() != count
@@ -155,6 +164,7 @@ impl ClusterMap {
                 self.epoch += 1;
             }
             self.advance_node(node.id, node.state);
+            self.move_node(node.id, &node.address, node.moved);
         }
         for shard in 0..count {
             let more = other.moves[shard].saturating_sub(self.moves[shard]);
@@ -207,6 +217,8 @@ pub struct NodeInfo {
     pub name: String,
     /// `host:port` of its TCP listener.
     pub address: String,
+    /// The number of its earlier addresses. Of two addresses, the one with more is newer.
+    pub moved: u32,
     /// Path of its UNIX socket, only useful on its own machine.
     pub socket: String,
 }

@@ -234,6 +234,7 @@ fn map() -> ClusterMap {
         state: NodeState::Serving,
         name: format!("node{id}"),
         address: "127.0.0.1:7400".into(),
+        moved: 0,
         socket: "/run/socket".into(),
     };
     ClusterMap {

@@ -53,6 +53,7 @@ impl Volume {
             state: NodeState::Serving,
             name: format!("node{id}"),
             address: port.local_addr().expect("bound").to_string(),
+            moved: 0,
             socket: dir.path().join(format!("{id}.socket")).display().to_string(),
         };
         let nodes = (0..).zip(&ports).map(node).collect();
