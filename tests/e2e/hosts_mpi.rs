@@ -47,7 +47,6 @@ fn ranks_on_several_hosts_share_files_of_the_volume() {
             // Of many ranks with random calls, some may not have written.
             assert!(nodes >= ranks - ranks / 4, "each rank writes to its disk: {nodes} of {ranks}");
         }
-        }
     }
     bed.host(1).run("tatami fsck && tatami down");
 }

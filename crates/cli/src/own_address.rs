@@ -12,8 +12,7 @@ use tatami_client::connection::{Caller, Connection, Endpoint};
 use tatami_cluster::{NodeEntry, VolumeFile};
 use tatami_hosts::network::{IpNetwork, host_of_address, join_address};
 use tatami_wire::NodeId;
-use tatami_wire::admin::{AdminCall, AdminReply, AdminResult, ClusterMap};
-use tatami_wire::frame::FrameClass;
+use tatami_wire::admin::{AdminCall, AdminReply, ClusterMap};
 
 /// Longest wait for another node.
 const NODE_WAIT: Duration = Duration::from_secs(10);
@@ -111,6 +110,6 @@ fn call_node(caller: &Caller, node: &NodeEntry, call: &AdminCall) -> Result<Admi
     let endpoint = Endpoint::from_address(&node.address);
     let mut connection =
         Connection::open_admin(&endpoint, caller, NODE_WAIT).map_err(|e| e.to_string())?;
-    let reply: Result<AdminResult, _> = connection.call(FrameClass::Admin, 0, call);
+    let reply = connection.call_admin(call);
     reply.map_err(|e| e.to_string())?.map_err(|e| e.to_string())
 }

@@ -22,8 +22,7 @@ use tatami_client::{AwaitedNode, ClientOptions, TlsTrust, WaitObserver, WhenFull
 use tatami_cluster::trusted;
 use tatami_cluster::{KeyFile, NodeEntry, SYSTEM_DIR, VolumeFile, resolve_system_name};
 use tatami_hosts::machine::MachineFile;
-use tatami_wire::admin::{AdminCall, AdminReply, AdminResult};
-use tatami_wire::frame::FrameClass;
+use tatami_wire::admin::{AdminCall, AdminReply};
 use tatami_wire::{ClientId, ExecutorId, NodeId, PROTOCOL_VERSION, VolumeKey};
 
 /// Longest wait for the reply to an administrative request.
@@ -483,8 +482,7 @@ impl VolumeDir {
         let name = entry.name.clone();
         let node = Arc::new(AwaitedNode::new(Some(NodeId(entry.id)), name, Some(observer)));
         let mut connection = Connection::open_admin_watched(endpoint, &caller, timeout, &node)?;
-        let reply: AdminResult =
-            connection.call(FrameClass::Admin, 0, call).inspect_err(|_| node.record_timeout())?;
+        let reply = connection.call_admin(call).inspect_err(|_| node.record_timeout())?;
         Ok(reply?)
     }
 

@@ -26,7 +26,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tatami_net::{Endpoint, TlsTrust, make_random_id};
 use tatami_wire::admin::{AdminCall, AdminReply, AdminResult, ClusterMap};
-use tatami_wire::frame::{FrameClass, FrameError};
+use tatami_wire::frame::FrameError;
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult};
 use tatami_wire::{
     Attr, ClientId, Cred, Errno, ExecutorId, Ino, NodeId, ShardId, VolumeId, VolumeKey,
@@ -171,7 +171,7 @@ impl Client {
         let mut first = Connection::open_admin_watched(&endpoint, &caller, timeout, &awaited)?;
         caller.volume = Some(first.welcome.volume);
         let map: AdminResult = first
-            .call(FrameClass::Admin, 0, &AdminCall::Map)
+            .call_admin(&AdminCall::Map)
             .inspect_err(|_| awaited.record_timeout())
             .map_err(|source| ClientError::Map { endpoint: endpoint.clone(), source })?;
         let bad = |why: String| ClientError::BadMap { endpoint: endpoint.clone(), why };

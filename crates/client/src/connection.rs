@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tatami_net::handshake::{HandshakeRetry, introduce_client};
 use tatami_net::{FrameBuffer, TlsTrust};
+use tatami_wire::admin::{AdminCall, AdminReply, AdminResult};
 use tatami_wire::frame::{self, FrameClass, FrameError, FrameHeader, HEADER_LEN};
 use tatami_wire::handshake::{HandshakeError, Hello, Role, Welcome};
 use tatami_wire::object::{OPEN_DESCRIPTORS_MAX, ObjectResult};
@@ -377,6 +378,20 @@ impl Connection {
     ) -> Result<R, FrameError> {
         self.send(class, seq, request, &[])?;
         Ok(self.receive(class, seq, &mut [])?.0)
+    }
+
+    /// Sends an administrative request and receives its reply. `EOPNOTSUPP`: the daemon is of a
+    /// release that does not have it.
+    ///
+    /// # Errors
+    /// As [`Connection::call`].
+    pub fn call_admin(&mut self, call: &AdminCall) -> Result<AdminResult, FrameError> {
+        let protocol = self.welcome.protocol;
+        if call.first_protocol() > protocol {
+            return Ok(Err(tatami_wire::Errno::EOPNOTSUPP));
+        }
+        let reply: AdminResult = self.call(FrameClass::Admin, 0, &call.for_protocol(protocol))?;
+        Ok(reply.map(AdminReply::simplify))
     }
 
     /// Returns whether received bytes wait in the buffer: waiting for the socket would be in vain.

@@ -7,13 +7,12 @@ use crate::executor::ExecutorClient;
 use crate::retry::Retry;
 use crate::route::NodeRoute;
 use parking_lot::Mutex;
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 use std::io;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tatami_net::Endpoint;
-use tatami_wire::frame::{FrameClass, FrameError};
+use tatami_wire::admin::{AdminCall, AdminResult};
+use tatami_wire::frame::FrameError;
 use tatami_wire::handshake::Role;
 use tatami_wire::{ClientId, EXECUTORS_MAX, Errno, NodeId};
 
@@ -83,25 +82,22 @@ impl NodeClient {
 
     /// Sends one request to the node itself. Unlike all others it is sent once: a caller that asks
     /// for a node's health wants to know that it is down.
-    pub(crate) fn send_admin<Q: Serialize, R: DeserializeOwned>(
-        &self,
-        request: &Q,
-    ) -> Result<R, Errno> {
+    pub(crate) fn send_admin(&self, request: &AdminCall) -> Result<AdminResult, Errno> {
         self.send_admin_within(self.way.timeout(), request)
     }
 
     /// As [`NodeClient::send_admin`]; no single wait is longer than `patience`.
-    pub(crate) fn send_admin_within<Q: Serialize, R: DeserializeOwned>(
+    pub(crate) fn send_admin_within(
         &self,
         patience: Duration,
-        request: &Q,
-    ) -> Result<R, Errno> {
+        request: &AdminCall,
+    ) -> Result<AdminResult, Errno> {
         let retry = Retry::new(patience);
         let idle = self.admin.lock().pop();
         if let Some(mut connection) = idle {
             connection.set_patience(patience);
             // The daemon may have been restarted since: then a fresh connection is tried.
-            match connection.call(FrameClass::Admin, 0, request) {
+            match connection.call_admin(request) {
                 Ok(reply) => return Ok(self.return_admin_connection(connection, reply)),
                 Err(e) if is_timeout(&e) => return Err(self.report_timeout(&retry)),
                 Err(_) => {}
@@ -114,7 +110,7 @@ impl NodeClient {
             true => Errno::EHOSTDOWN,
             false => self.report_refusal(&e),
         })?;
-        match connection.call(FrameClass::Admin, 0, request) {
+        match connection.call_admin(request) {
             Ok(reply) => Ok(self.return_admin_connection(connection, reply)),
             Err(e) => {
                 self.log_broken_request("question", &e);

@@ -83,7 +83,7 @@ fn serve(mut stream: UnixStream, asked: &Mutex<Asked>) -> Result<(), FrameError>
         let (mut out, mut granted) = (Vec::new(), Vec::new());
         match header.class {
             FrameClass::Admin => {
-                let answer: AdminResult = Ok(AdminReply::Map(map()));
+                let answer: AdminResult = Ok(AdminReply::CountedMap(map().into()));
                 frame::encode_frame(&mut out, FrameClass::Admin, header.seq, &answer, 0);
             }
             FrameClass::Meta => {

@@ -113,8 +113,8 @@ fn serve(
         match header.class {
             FrameClass::Admin => {
                 let call: AdminCall = frame::decode_body(&body)?;
-                assert_eq!(call, AdminCall::Map);
-                let answer: AdminResult = Ok(AdminReply::Map(map(address)));
+                assert_eq!(call, AdminCall::CountedMap);
+                let answer: AdminResult = Ok(AdminReply::CountedMap(map(address).into()));
                 frame::encode_frame(&mut out, FrameClass::Admin, header.seq, &answer, 0);
             }
             FrameClass::Meta => {

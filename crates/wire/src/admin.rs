@@ -1,6 +1,8 @@
 //! Administrative requests to a node: status, map, objects.
 
-use crate::{ClientId, Errno, ExecutorId, Ino, NodeId, Piece, ShardId, ShardMap, VolumeId};
+use crate::{
+    ClientId, Errno, ExecutorId, Ino, NodeId, OLDEST_PROTOCOL, Piece, ShardId, ShardMap, VolumeId,
+};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -47,6 +49,34 @@ pub enum AdminCall {
     /// file from its start. Trusted only. → `Done`; `EINVAL`: they are none of this volume, or it
     /// is not encrypted
     UseCertificates(CertificatesText),
+    /// As `Map`, with the counts of addresses. → `CountedMap`
+    CountedMap,
+    /// As `MergeMap`, with the counts of addresses. Trusted only. → `CountedMap`
+    MergeCountedMap(CountedMap),
+}
+
+/// A cluster map with what version 3 of the protocol does not send: for each node, the number of
+/// its earlier addresses ([`NodeInfo::moved`]).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CountedMap {
+    map: ClusterMap,
+    moved: Vec<u32>,
+}
+
+impl From<ClusterMap> for CountedMap {
+    fn from(map: ClusterMap) -> CountedMap {
+        let moved = map.nodes.iter().map(|node| node.moved).collect();
+        CountedMap { map, moved }
+    }
+}
+
+impl From<CountedMap> for ClusterMap {
+    fn from(CountedMap { mut map, moved }: CountedMap) -> ClusterMap {
+        for (node, moved) in map.nodes.iter_mut().zip(moved) {
+            node.moved = moved;
+        }
+        map
+    }
 }
 
 /// The content of a `certificates.toml` with the certificate of a machine, which no log shows.
@@ -61,6 +91,29 @@ impl fmt::Debug for CertificatesText {
 }
 
 impl AdminCall {
+    /// Returns the first version of the protocol that has the call.
+    pub fn first_protocol(&self) -> u32 {
+        match self {
+            AdminCall::UseCertificates(_)
+            | AdminCall::CountedMap
+            | AdminCall::MergeCountedMap(_) => 4,
+            _ => OLDEST_PROTOCOL,
+        }
+    }
+
+    /// Returns the fullest form of the call that a connection with this version of the protocol
+    /// carries.
+    #[must_use]
+    pub fn for_protocol(&self, protocol: u32) -> AdminCall {
+        match self {
+            AdminCall::Map if protocol >= 4 => AdminCall::CountedMap,
+            AdminCall::MergeMap(map) if protocol >= 4 => {
+                AdminCall::MergeCountedMap(map.clone().into())
+            }
+            other => other.clone(),
+        }
+    }
+
     /// Checks whether the connection must be trusted.
     pub fn needs_trust(&self) -> bool {
         matches!(
@@ -76,6 +129,7 @@ impl AdminCall {
                 | AdminCall::AcceptLoss
                 | AdminCall::DismissLoss
                 | AdminCall::UseCertificates(_)
+                | AdminCall::MergeCountedMap(_)
         )
     }
 }
@@ -217,7 +271,9 @@ pub struct NodeInfo {
     pub name: String,
     /// `host:port` of its TCP listener.
     pub address: String,
-    /// The number of its earlier addresses. Of two addresses, the one with more is newer.
+    /// The number of its earlier addresses. Of two addresses, the one with more is newer. Only a
+    /// [`CountedMap`] carries it.
+    #[serde(skip)]
     pub moved: u32,
     /// Path of its UNIX socket, only useful on its own machine.
     pub socket: String,
@@ -398,6 +454,19 @@ pub enum AdminReply {
     Object(crate::object::ObjectState),
     /// The steps that were done, a sentence each.
     Report(Vec<String>),
+    /// The cluster map, with the counts of addresses.
+    CountedMap(CountedMap),
+}
+
+impl AdminReply {
+    /// Returns the reply in the form of version 3 of the protocol, with all that came.
+    #[must_use]
+    pub fn simplify(self) -> AdminReply {
+        match self {
+            AdminReply::CountedMap(map) => AdminReply::Map(map.into()),
+            other => other,
+        }
+    }
 }
 
 /// A reply, or an error.

@@ -93,6 +93,13 @@ fn execute_call(
             run_order(shared, ExecutorOrder::MergeMap(Box::new(map)))?;
             AdminReply::Map(ClusterMap::clone(&shared.map.current()))
         }
+        AdminCall::CountedMap => {
+            AdminReply::CountedMap(ClusterMap::clone(&shared.map.current()).into())
+        }
+        AdminCall::MergeCountedMap(map) => {
+            run_order(shared, ExecutorOrder::MergeMap(Box::new(map.into())))?;
+            AdminReply::CountedMap(ClusterMap::clone(&shared.map.current()).into())
+        }
         AdminCall::MigrateShards { first, count, to } => {
             run_order(shared, ExecutorOrder::MoveShards { first, count, to })?;
             AdminReply::Done
