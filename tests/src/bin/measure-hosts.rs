@@ -48,7 +48,7 @@ fn main() -> std::process::ExitCode {
     }
     let [four, sixteen] = [0, 1].map(|at| starts[at]["up"].as_f64().unwrap_or(f64::NAN));
     println!("16 hosts start in {:.2} times the time of 4", sixteen / four);
-    let passing = measure_passing();
+    let passing = ["none", "tls"].map(measure_passing);
     let place = Path::new("bench-results");
     let report = json!({ "start": starts, "between": passing });
     std::fs::create_dir_all(place).expect("bench-results can be made");
@@ -93,15 +93,16 @@ fn measure_start(count: usize) -> Value {
     json!({ "hosts": count, "up": up, "again": again, "down": down, "ssh": ssh })
 }
 
-/// Measures what passes between two hosts: bytes and names, beside bare TCP.
-fn measure_passing() -> Value {
+/// Measures what passes between two hosts: bytes and names, beside bare TCP. `encryption` is that of
+/// the volume.
+fn measure_passing(encryption: &str) -> Value {
     let bed = HostBed::start(&["n1", "n2"]);
     let (one, two) = (bed.host(0), bed.host(1));
-    one.run("tatami up --hosts n1,n2 --mount /srv/volume");
+    one.run(&format!("tatami up --hosts n1,n2 --mount /srv/volume --encryption {encryption}"));
     // All names are on the other host, too.
     one.run("tatami node drain n1");
-    let (mut tcp, mut trips, mut reads, mut writes, mut creates) =
-        (vec![], vec![], vec![], vec![], vec![]);
+    let (mut tcp, mut trips, mut reads, mut writes) = (vec![], vec![], vec![], vec![]);
+    let (mut creates, mut stats) = (vec![], vec![]);
     let size = f64::from(MEBIBYTES);
     for _ in 0..RUNS {
         let (bytes, trip) = measure_tcp(one, two);
@@ -125,21 +126,36 @@ fn measure_passing() -> Value {
              python3 -c 'import os\nfor n in range({FILES}): os.close(os.open(str(n), os.O_CREAT))'"
         );
         creates.push(f64::from(FILES) / time_command(one, &create));
-        one.run("rm -r /srv/volume/d /srv/volume/large");
+        // Names that the other host has made, and this one has not seen.
+        two.run(&format!(
+            "mkdir /srv/volume/e; cd /srv/volume/e; \
+             python3 -c 'import os\nfor n in range({FILES}): os.close(os.open(str(n), os.O_CREAT))'"
+        ));
+        let stat = format!(
+            "cd /srv/volume/e; python3 -c 'import os\nfor n in range({FILES}): os.stat(str(n))'"
+        );
+        stats.push(f64::from(FILES) / time_command(one, &stat));
+        one.run("rm -r /srv/volume/d /srv/volume/e /srv/volume/large");
     }
     one.run("tatami down");
-    let [tcp, trips, read, write, create] = [tcp, trips, reads, writes, creates].map(median);
+    let [tcp, trips, read, write] = [tcp, trips, reads, writes].map(median);
+    let [create, stat] = [creates, stats].map(median);
     println!(
-        "between two hosts: read {read:.0} MiB/s, write {write:.0} MiB/s, bare TCP {tcp:.0} MiB/s \
+        "between two hosts, encryption {encryption}: read {read:.0} MiB/s, write {write:.0} MiB/s, bare TCP {tcp:.0} MiB/s \
          ({:.2}, {:.2})",
         read / tcp,
         write / tcp
     );
     println!(
-        "creates on the other host: {create:.0} a second, TCP round trips {trips:.0} ({:.2})",
-        create / trips
+        "names on the other host, encryption {encryption}: {create:.0} creates and {stat:.0} stats \
+         a second, TCP round trips {trips:.0} ({:.2}, {:.2})",
+        create / trips,
+        stat / trips
     );
-    json!({ "read": read, "write": write, "tcp": tcp, "create": create, "round_trips": trips })
+    json!({
+        "encryption": encryption, "read": read, "write": write, "tcp": tcp, "create": create,
+        "stat": stat, "round_trips": trips,
+    })
 }
 
 /// Returns the seconds for the bytes, and for a round trip.
