@@ -1,6 +1,9 @@
 //! The files that the process at the other site has open, and its calls on them.
 
+use crate::copy_files::CopyFiles;
 use crate::lock_watch::LockWatch;
+use crate::path_calls::{self, SiteListing};
+use crate::tree_removal::TreeRemoval;
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -18,15 +21,18 @@ use tatami_tiled::{
 };
 
 /// Most files that one process at the other site may have open here.
-const FILES_MAX: usize = 65_536;
+pub(crate) const FILES_MAX: usize = 65_536;
 
 /// The open files, by the numbers that the other side has chosen.
 pub(crate) struct GatewayFiles {
     watch: LockWatch,
     files: HashMap<u64, RankFile>,
+    copies: CopyFiles,
+    listing: Option<SiteListing>,
+    removal: Option<TreeRemoval>,
 }
 
-fn refuse(errno: Errno, what: &str) -> RemoteFailure {
+pub(crate) fn refuse(errno: Errno, what: &str) -> RemoteFailure {
     RemoteFailure { errno: errno.raw_os_error(), what: what.to_owned() }
 }
 
@@ -34,7 +40,7 @@ fn failure(error: TiledError) -> RemoteFailure {
     RemoteFailure { errno: error.errno.raw_os_error(), what: error.to_string() }
 }
 
-fn path_of(bytes: &[u8]) -> Result<&Path, RemoteFailure> {
+pub(crate) fn path_of(bytes: &[u8]) -> Result<&Path, RemoteFailure> {
     match bytes.is_empty() || bytes.contains(&0) {
         true => Err(refuse(Errno::INVAL, "no path of a file")),
         false => Ok(Path::new(OsStr::from_bytes(bytes))),
@@ -50,7 +56,8 @@ fn hints_of(open: &FileOpen) -> Hints {
 impl GatewayFiles {
     /// Returns an empty table. Waits for locks end with the input that `watch` watches.
     pub(crate) fn new(watch: LockWatch) -> GatewayFiles {
-        GatewayFiles { watch, files: HashMap::new() }
+        let (files, copies) = (HashMap::new(), CopyFiles::default());
+        GatewayFiles { watch, files, copies, listing: None, removal: None }
     }
 
     /// Carries out a call. The bytes of a read go to `out`.
@@ -98,6 +105,9 @@ impl GatewayFiles {
                 if sum != sum_bytes(payload) {
                     return Err(refuse(Errno::IO, "bytes were damaged on the way"));
                 }
+                if let Some(copy) = self.copies.find(file) {
+                    return copy.write(stream, payload).map(|()| RemoteReply::Done);
+                }
                 let byte = one_byte()?;
                 let written = self.find(file)?.write(stream, &Buffer::from_slice(payload, &byte));
                 done(written.map(|_| ()))
@@ -105,6 +115,11 @@ impl GatewayFiles {
             RemoteCall::Read { file, stream, len } => {
                 let len = (len as usize).min(BYTES_MAX);
                 out.resize(len, 0);
+                if let Some(copy) = self.copies.find(file) {
+                    let read = copy.read(stream, out)?;
+                    out.truncate(read);
+                    return Ok(RemoteReply::Bytes { sum: sum_bytes(out) });
+                }
                 let byte = one_byte()?;
                 let read = self.find(file)?.read(stream, &mut Buffer::from_slice(out, &byte));
                 out.truncate(read.map_err(failure)? as usize);
@@ -113,7 +128,10 @@ impl GatewayFiles {
             RemoteCall::Size { file } => {
                 self.find(file)?.file_size().map(RemoteReply::Size).map_err(failure)
             }
-            RemoteCall::SetSize { file, size } => done(self.find(file)?.set_size(size)),
+            RemoteCall::SetSize { file, size } => match self.copies.find(file) {
+                Some(copy) => copy.set_size(size).map(|()| RemoteReply::Done),
+                None => done(self.find(file)?.set_size(size)),
+            },
             RemoteCall::Preallocate { file, size } => done(self.find(file)?.preallocate(size)),
             RemoteCall::Seal { file, durable } => {
                 done(self.find(file)?.seal_piece(durable).map(|_| ()))
@@ -133,6 +151,7 @@ impl GatewayFiles {
             RemoteCall::SetPointer { file, value } => done(self.find(file)?.shared_set(value)),
             RemoteCall::Close { file } => {
                 self.files.remove(&file);
+                self.copies.close(file);
                 Ok(RemoteReply::Done)
             }
             RemoteCall::Delete { path } => {
@@ -154,12 +173,68 @@ impl GatewayFiles {
                 let (size, mode, modified) = (found.size, found.mode, found.modified);
                 Ok(RemoteReply::Stat(SiteStat { size, mode, modified }))
             }
+            other => self.try_command(other),
+        }
+    }
+
+    /// The calls of commands that list, copy and remove.
+    fn try_command(&mut self, call: RemoteCall) -> Result<RemoteReply, RemoteFailure> {
+        let done = |()| RemoteReply::Done;
+        match call {
+            RemoteCall::LookAt { path, follow } => {
+                path_calls::look_at(path_of(&path)?, follow).map(RemoteReply::Entry)
+            }
+            RemoteCall::List { path, listing, piece } => {
+                let known = self.listing.take();
+                let (reply, rest) = path_calls::list(known, path_of(&path)?, listing, piece)?;
+                self.listing = rest;
+                Ok(reply)
+            }
+            RemoteCall::MakeDir { path, mode, is_exact } => {
+                path_calls::make_dir(path_of(&path)?, mode, is_exact).map(done)
+            }
+            RemoteCall::MakeLink { path, target } => {
+                path_calls::make_link(path_of(&path)?, path_of(&target)?).map(done)
+            }
+            RemoteCall::Change { path, change } => {
+                path_calls::change(path_of(&path)?, change).map(done)
+            }
+            RemoteCall::RemoveDir { path } => path_calls::remove_dir(path_of(&path)?).map(done),
+            RemoteCall::RemoveTree { path, removal } => {
+                let known = self.removal.take().filter(|known| known.number() == removal);
+                let mut work = match known {
+                    Some(work) => work,
+                    None => TreeRemoval::begin(path_of(&path)?, removal)?,
+                };
+                let step = work.remove_some();
+                self.removal = (!step.is_last).then_some(work);
+                Ok(RemoteReply::Removed(step))
+            }
+            RemoteCall::OpenSource { file, path, same } => {
+                let entry = self.copies.open_source(file, path_of(&path)?, same)?;
+                Ok(RemoteReply::Entry(entry))
+            }
+            RemoteCall::FindData { file, from } => {
+                let copy = self.copies.find(file).ok_or_else(not_open)?;
+                copy.find_data(from).map(RemoteReply::Data)
+            }
+            RemoteCall::OpenSink { file, path, mode } => {
+                self.copies.open_sink(file, path_of(&path)?, mode).map(done)
+            }
+            RemoteCall::FinishSink { file, change, may_replace } => {
+                self.copies.finish_sink(file, change, may_replace).map(done)
+            }
+            _ => Err(refuse(Errno::NOSYS, "an unknown call")),
         }
     }
 
     fn find(&self, file: u64) -> Result<&RankFile, RemoteFailure> {
-        self.files.get(&file).ok_or_else(|| refuse(Errno::BADF, "the file is not open"))
+        self.files.get(&file).ok_or_else(not_open)
     }
+}
+
+pub(crate) fn not_open() -> RemoteFailure {
+    refuse(Errno::BADF, "the file is not open")
 }
 
 fn one_byte() -> Result<Shape, RemoteFailure> {

@@ -2,8 +2,11 @@
 //! process there on ordinary files here, one after the other. It runs as the user who logged in,
 //! and can do no more than that user. It ends with its input, and then nothing of it is left.
 
+mod copy_files;
 mod gateway_files;
 mod gateway_loop;
 mod lock_watch;
+mod path_calls;
+mod tree_removal;
 
 pub use gateway_loop::{GatewayError, serve_gateway};

@@ -14,12 +14,14 @@ mod remote_message;
 mod remote_session;
 mod session_turn;
 mod site_address;
+mod site_calls;
 mod site_ticket;
 mod ssh_link;
 
 pub use remote_message::{
     BYTES_MAX, FileOpen, GREETING, REMOTE_PROTOCOL, RemoteCall, RemoteFailure, RemoteReply,
-    SiteGreeting, SiteStat, format_greeting, sum_bytes,
+    SiteAttr, SiteChange, SiteEntry, SiteGreeting, SiteRemoval, SiteStat, format_greeting,
+    sum_bytes,
 };
 pub use remote_session::{RemoteError, RemoteSession};
 pub use site_address::{SiteAddress, SiteFile, SiteMap};

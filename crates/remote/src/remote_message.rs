@@ -177,6 +177,91 @@ pub enum RemoteCall {
         /// The path.
         path: Bytes,
     },
+    /// Asks for all attributes of a path of any kind. → `Entry`, without a name
+    LookAt {
+        /// The path.
+        path: Bytes,
+        /// Whether a symbolic link at its end is followed.
+        follow: bool,
+    },
+    /// Lists one piece of a directory. → `Entries`; `ESTALE`: the pieces before it are forgotten
+    List {
+        /// The path.
+        path: Bytes,
+        /// The number of this listing, chosen by the caller.
+        listing: u64,
+        /// The number of the piece. Piece 0 begins the listing.
+        piece: u32,
+    },
+    /// Makes a directory. → `Done`
+    MakeDir {
+        /// The path.
+        path: Bytes,
+        /// Its permissions.
+        mode: u32,
+        /// Whether the umask there is ignored.
+        is_exact: bool,
+    },
+    /// Makes a symbolic link. → `Done`
+    MakeLink {
+        /// The path.
+        path: Bytes,
+        /// The target.
+        target: Bytes,
+    },
+    /// Changes the attributes of a path. → `Done`
+    Change {
+        /// The path.
+        path: Bytes,
+        /// The new attributes.
+        change: SiteChange,
+    },
+    /// Removes an empty directory. → `Done`
+    RemoveDir {
+        /// The path.
+        path: Bytes,
+    },
+    /// Removes some entries of a tree, and its top at last. → `Removed`
+    RemoveTree {
+        /// The path.
+        path: Bytes,
+        /// The number of this removal, chosen by the caller.
+        removal: u64,
+    },
+    /// Opens a regular file to be read by `Read` and `FindData`. → `Entry`, without a name
+    OpenSource {
+        /// The number of the file.
+        file: u64,
+        /// The path.
+        path: Bytes,
+        /// Device and inode of the file that it must still be.
+        same: Option<(u64, u64)>,
+    },
+    /// Searches for bytes that are no hole. → `Data`
+    FindData {
+        /// The file.
+        file: u64,
+        /// Where the search begins.
+        from: u64,
+    },
+    /// Opens a file to be written by `Write` and `SetSize`. `FinishSink` gives it its name. → `Done`
+    OpenSink {
+        /// The number of the file.
+        file: u64,
+        /// The path.
+        path: Bytes,
+        /// Permissions of a new file, before the umask there.
+        mode: u32,
+    },
+    /// Completes a file: its attributes, and then its name. → `Done`
+    FinishSink {
+        /// The file.
+        file: u64,
+        /// The attributes.
+        change: SiteChange,
+        /// Whether a file of that name is replaced.
+        may_replace: bool,
+    },
 }
 
 /// The reply to a call.
@@ -197,8 +282,83 @@ pub enum RemoteReply {
     Pointer(i64),
     /// The metadata of a file.
     Stat(SiteStat),
+    /// The attributes of a path.
+    Entry(SiteEntry),
+    /// A piece of a directory.
+    Entries {
+        /// The entries, in the order of the directory.
+        entries: Vec<SiteEntry>,
+        /// Whether the listing is complete.
+        is_last: bool,
+    },
+    /// The next range of data: start and end. `None`: a hole up to the end of the file.
+    Data(Option<(u64, u64)>),
+    /// What one step of a removal has removed.
+    Removed(SiteRemoval),
     /// It failed.
     Failed(RemoteFailure),
+}
+
+/// All attributes of a file of any kind, as in stat(2).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SiteAttr {
+    /// The device that has the inode.
+    pub dev: u64,
+    /// Inode number.
+    pub ino: u64,
+    /// Type and permissions, as in `st_mode`.
+    pub mode: u32,
+    /// Number of names.
+    pub nlink: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Device number of a device file.
+    pub rdev: u64,
+    /// Bytes.
+    pub size: u64,
+    /// Storage, in units of 512 bytes.
+    pub blocks: u64,
+    /// Last access: seconds since 1970, nanoseconds.
+    pub accessed: (i64, u32),
+    /// Last change of the bytes.
+    pub modified: (i64, u32),
+    /// Last change of the inode.
+    pub changed: (i64, u32),
+    /// Creation; zero where the file system does not record it.
+    pub born: (i64, u32),
+}
+
+/// A name with its attributes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SiteEntry {
+    /// The name in its directory.
+    pub name: Bytes,
+    /// The attributes; a link is not followed.
+    pub attr: SiteAttr,
+    /// The target of a symbolic link.
+    pub target: Option<Bytes>,
+}
+
+/// New attributes of a file. The others stay.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SiteChange {
+    /// Permissions.
+    pub mode: Option<u32>,
+    /// Last change of the bytes.
+    pub modified: Option<(i64, u32)>,
+}
+
+/// What one step of a removal has removed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SiteRemoval {
+    /// Removed paths, from the top of the tree on.
+    pub removed: Vec<Bytes>,
+    /// Paths that could not be removed, and the error numbers of the system there.
+    pub failed: Vec<(Bytes, i32)>,
+    /// Whether nothing is left to be done.
+    pub is_last: bool,
 }
 
 /// The metadata of a file.

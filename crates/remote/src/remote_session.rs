@@ -54,31 +54,40 @@ struct SentCall {
     /// Frame and payload; `None` where a repetition could have another effect.
     bytes: Option<Vec<u8>>,
     len: usize,
-    /// It removes a file. If it was repeated, a missing file is its success.
-    removes: bool,
+    /// If it was repeated, this error is its success: a missing file for a removal.
+    success: Option<Errno>,
+    /// It opens a file that is to be written.
+    opens: bool,
     repeated: bool,
 }
 
 /// A file that is open there.
 #[derive(Debug)]
-struct KnownFile {
+pub(crate) struct KnownFile {
     /// The call that opens it.
-    open: RemoteCall,
+    pub(crate) open: RemoteCall,
     /// The view in force.
     view: Option<RemoteCall>,
     /// Whether it has the lock of atomic mode.
     is_locked: bool,
     /// The first error of a write that was sent behind.
-    error: Option<RemoteError>,
+    pub(crate) error: Option<RemoteError>,
+}
+
+impl KnownFile {
+    /// Returns a file that `open` has opened, or will have.
+    pub(crate) fn new(open: RemoteCall) -> KnownFile {
+        KnownFile { open, view: None, is_locked: false, error: None }
+    }
 }
 
 #[derive(Debug, Default)]
-struct SessionState {
+pub(crate) struct SessionState {
     link: Option<SshLink>,
     seq: u64,
     pending: VecDeque<SentCall>,
     pending_bytes: usize,
-    files: BTreeMap<u64, KnownFile>,
+    pub(crate) files: BTreeMap<u64, KnownFile>,
     body: Vec<u8>,
 }
 
@@ -130,7 +139,7 @@ impl RemoteSession {
         RemoteError { errno, what: format!("{}: {}", self.site, failure.what) }
     }
 
-    fn odd(&self) -> RemoteError {
+    pub(crate) fn odd(&self) -> RemoteError {
         RemoteError { errno: Errno::PROTO, what: format!("{}: an odd reply", self.site) }
     }
 
@@ -146,7 +155,7 @@ impl RemoteSession {
     }
 
     /// Runs `work` with the session.
-    fn with_state<T>(&self, work: impl FnOnce(&mut SessionState) -> T) -> T {
+    pub(crate) fn with_state<T>(&self, work: impl FnOnce(&mut SessionState) -> T) -> T {
         self.turn.enter();
         let result = work(&mut self.state.lock());
         self.turn.leave();
@@ -157,14 +166,14 @@ impl RemoteSession {
     ///
     /// # Errors
     /// The call failed there; `EHOSTDOWN`: the link is broken.
-    fn call(&self, call: &RemoteCall) -> Result<RemoteReply, RemoteError> {
+    pub(crate) fn call(&self, call: &RemoteCall) -> Result<RemoteReply, RemoteError> {
         self.with_state(|state| {
             let seq = self.send(state, call, &[])?;
             self.receive_until(state, seq, &mut [])?.map(|(reply, _)| reply)
         })
     }
 
-    fn done(&self, call: &RemoteCall) -> Result<(), RemoteError> {
+    pub(crate) fn done(&self, call: &RemoteCall) -> Result<(), RemoteError> {
         match self.call(call)? {
             RemoteReply::Done => Ok(()),
             _ => Err(self.odd()),
@@ -182,21 +191,24 @@ impl RemoteSession {
         }
     }
 
+    /// Returns a number that no other file of this session has.
+    pub(crate) fn choose_number(&self) -> u64 {
+        self.with_state(|state| {
+            state.seq += 1;
+            state.seq
+        })
+    }
+
     /// Opens a file as one rank. Returns its number.
     ///
     /// # Errors
     /// As for open(2), and those of the link.
     pub fn open(&self, open: FileOpen, rank: u32, token: Vec<u8>) -> Result<u64, RemoteError> {
-        let file = self.with_state(|state| {
-            state.seq += 1;
-            state.seq
-        });
+        let file = self.choose_number();
         let call = RemoteCall::Open { file, open, rank, token: token.into() };
         self.done(&call)?;
         self.with_state(|state| {
-            state
-                .files
-                .insert(file, KnownFile { open: call, view: None, is_locked: false, error: None })
+            state.files.insert(file, KnownFile::new(call));
         });
         Ok(file)
     }
@@ -420,7 +432,7 @@ impl RemoteSession {
     }
 
     /// Sends a call whose reply is received later.
-    fn post(
+    pub(crate) fn post(
         &self,
         state: &mut SessionState,
         call: &RemoteCall,
@@ -434,7 +446,7 @@ impl RemoteSession {
     }
 
     /// Sends a call; returns its number.
-    fn send(
+    pub(crate) fn send(
         &self,
         state: &mut SessionState,
         call: &RemoteCall,
@@ -448,9 +460,10 @@ impl RemoteSession {
         let sent = state.write_to_link(&bytes);
         let (file, len) = (file_of(call), bytes.len());
         let bytes = is_repeatable(call).then_some(bytes);
-        let (removes, repeated) = (removes_a_file(call), false);
+        let opens = matches!(call, RemoteCall::OpenSink { .. });
+        let (success, repeated) = (sign_of_success(call), false);
         state.pending_bytes += len;
-        state.pending.push_back(SentCall { seq, file, bytes, len, removes, repeated });
+        state.pending.push_back(SentCall { seq, file, bytes, len, success, opens, repeated });
         match sent {
             Ok(()) => Ok(seq),
             Err(e) => self.repair(state, &e).map(|()| seq),
@@ -459,7 +472,7 @@ impl RemoteSession {
 
     /// Receives replies up to that of call `seq`, whose payload goes to `into`. Errors of earlier
     /// calls are kept with their files.
-    fn receive_until(
+    pub(crate) fn receive_until(
         &self,
         state: &mut SessionState,
         seq: u64,
@@ -541,10 +554,28 @@ impl RemoteSession {
         error
     }
 
+    /// The bytes of a file without a name ended with their I/O process. Such a file is written anew
+    /// by the caller. If its open is still without a reply, all its calls are sent once more.
+    fn drop_lost_sinks(&self, state: &mut SessionState) {
+        let error = RemoteError {
+            errno: Errno::STALE,
+            what: format!("{}: the connection ended while a file was written", self.site),
+        };
+        let SessionState { files, pending, .. } = state;
+        for (file, known) in files.iter_mut() {
+            let opens = |call: &SentCall| call.opens && call.file == Some(*file);
+            if matches!(known.open, RemoteCall::OpenSink { .. }) && !pending.iter().any(opens) {
+                known.error.get_or_insert_with(|| error.clone());
+            }
+        }
+    }
+
     fn restore(&self, state: &mut SessionState) -> Result<(), String> {
+        self.drop_lost_sinks(state);
         let calls: Vec<RemoteCall> = state
             .files
             .values()
+            .filter(|known| !matches!(known.open, RemoteCall::OpenSink { .. }))
             .flat_map(|known| {
                 let file = file_of(&known.open).filter(|_| known.is_locked);
                 let lock = file.map(|file| RemoteCall::Lock { file });
@@ -557,8 +588,17 @@ impl RemoteSession {
             frame::encode_frame(&mut bytes, FrameClass::Remote, seq, call, 0);
             state.write_to_link(&bytes).map_err(|e| e.to_string())?;
             let reply = state.receive_frame(seq, &mut []).map_err(|e| e.to_string())?.0;
-            if let RemoteReply::Failed(failure) = reply {
-                return Err(failure.what);
+            match (reply, call) {
+                // It was replaced or removed meanwhile, which is a failure of this file alone.
+                (RemoteReply::Failed(failure), RemoteCall::OpenSource { file, .. }) => {
+                    let error = self.refused(failure);
+                    let known = state.files.get_mut(file);
+                    if let Some(known) = known {
+                        known.error.get_or_insert(error);
+                    }
+                }
+                (RemoteReply::Failed(failure), _) => return Err(failure.what),
+                _ => {}
             }
         }
         let mut pending = std::mem::take(&mut state.pending);
@@ -577,6 +617,8 @@ fn file_of(call: &RemoteCall) -> Option<u64> {
     use RemoteCall::*;
     match call {
         Begin { .. } | Delete { .. } | Look { .. } | Stat { .. } => None,
+        LookAt { .. } | List { .. } | MakeDir { .. } | MakeLink { .. } | Change { .. } => None,
+        RemoveDir { .. } | RemoveTree { .. } => None,
         Open { file, .. }
         | SetView { file, .. }
         | Write { file, .. }
@@ -590,6 +632,10 @@ fn file_of(call: &RemoteCall) -> Option<u64> {
         | Unlock { file }
         | AddToPointer { file, .. }
         | SetPointer { file, .. }
+        | OpenSource { file, .. }
+        | FindData { file, .. }
+        | OpenSink { file, .. }
+        | FinishSink { file, .. }
         | Close { file } => Some(*file),
     }
 }
@@ -607,12 +653,23 @@ fn is_repeatable(call: &RemoteCall) -> bool {
         // A lock ends with the process that holds it, and is taken again with the file.
         Lock { .. } | Unlock { .. } | Close { .. } | Delete { .. } => true,
         Look { .. } | Stat { .. } => true,
+        // A listing that a new I/O process does not know begins anew, and so does a removal.
+        LookAt { .. } | List { .. } | Change { .. } | RemoveTree { .. } => true,
+        MakeDir { .. } | MakeLink { .. } | RemoveDir { .. } => true,
+        // A new I/O process does not know the file, and the caller copies it once more.
+        OpenSource { .. } | FindData { .. } | OpenSink { .. } | FinishSink { .. } => true,
     }
 }
 
-/// Whether the call may remove a file.
-fn removes_a_file(call: &RemoteCall) -> bool {
-    matches!(call, RemoteCall::Delete { .. } | RemoteCall::Publish { closing: true, .. })
+/// Returns the error of a repeated call that shows that it has been carried out before.
+fn sign_of_success(call: &RemoteCall) -> Option<Errno> {
+    use RemoteCall::*;
+    match call {
+        Delete { .. } | Publish { closing: true, .. } => Some(Errno::NOENT),
+        RemoveDir { .. } | RemoveTree { .. } => Some(Errno::NOENT),
+        MakeDir { .. } | MakeLink { .. } => Some(Errno::EXIST),
+        _ => None,
+    }
 }
 
 impl SessionState {
@@ -632,8 +689,7 @@ impl SessionState {
         match reply {
             RemoteReply::Failed(failure)
                 if call.repeated
-                    && call.removes
-                    && failure.errno == Errno::NOENT.raw_os_error() =>
+                    && call.success == Some(Errno::from_raw_os_error(failure.errno)) =>
             {
                 Ok((RemoteReply::Done, 0))
             }

@@ -92,11 +92,51 @@ pub struct SiteFile {
 
 impl fmt::Display for SiteFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.site, self.path.display())
+        write!(f, "{}{}", self.prefix(), self.path.display())
     }
 }
 
+/// Returns the parts of `[user@]host:path` before and after the colon. A colon behind a slash is
+/// one of a path here.
+fn split_place(text: &[u8]) -> Option<(&[u8], &[u8])> {
+    let user = text.iter().position(|b| matches!(b, b'@' | b':' | b'/'));
+    let host = user.filter(|at| text[*at] == b'@').map_or(0, |at| at + 1);
+    let end = match text.get(host) {
+        Some(b'[') => host + text[host..].iter().position(|b| *b == b']')? + 1,
+        _ => host + text[host..].iter().position(|b| matches!(b, b':' | b'/'))?,
+    };
+    (end > 0 && text.get(end) == Some(&b':')).then(|| (&text[..end], &text[end + 1..]))
+}
+
 impl SiteFile {
+    /// Returns the text that stands before the path, as [`SiteFile::parse_place`] reads it.
+    pub fn prefix(&self) -> String {
+        match self.site.port {
+            Some(_) => format!("{SCHEME}{}", self.site),
+            None => format!("{}:", self.site),
+        }
+    }
+
+    /// Parses `[user@]host:path`, as for scp(1), or a URL, whose path may be that of a directory.
+    /// `None`: a path of this machine.
+    ///
+    /// # Errors
+    /// A sentence.
+    pub fn parse_place(text: &[u8]) -> Option<Result<SiteFile, String>> {
+        let (place, path) = match text.strip_prefix(SCHEME.as_bytes()) {
+            Some(rest) => {
+                let slash = rest.iter().position(|b| *b == b'/').unwrap_or(rest.len());
+                (&rest[..slash], if slash == rest.len() { b"/".as_slice() } else { &rest[slash..] })
+            }
+            None => split_place(text)?,
+        };
+        let site = std::str::from_utf8(place).map_err(|_| "no name of a host".to_owned());
+        Some(site.and_then(SiteAddress::parse).map(|site| {
+            let path = if path.is_empty() { b"." } else { path };
+            SiteFile { site, path: PathBuf::from(OsStr::from_bytes(path)) }
+        }))
+    }
+
     /// Parses `tatami://[user@]host[:port]/path`. `None` for any other path.
     ///
     /// # Errors
@@ -179,6 +219,32 @@ mod tests {
         assert!(parse("/scratch/x.nc").is_none() && parse("tatami:/x").is_none());
         for bad in ["tatami://b", "tatami://b/", "tatami:///x", "tatami://-b/x"] {
             assert!(parse(bad).expect("a URL").is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_colon_before_any_slash_names_a_site() {
+        let parse = |text: &str| SiteFile::parse_place(text.as_bytes());
+        for (text, shown) in [
+            ("b:/x/y", "b:/x/y"),
+            ("me@b:x", "me@b:x"),
+            ("b:", "b:."),
+            ("b:a:b", "b:a:b"),
+            ("b:a@c", "b:a@c"),
+            ("me@[fe80::1]:/x", "me@[fe80::1]:/x"),
+            ("tatami://b/x", "b:/x"),
+            ("tatami://b", "b:/"),
+            ("tatami://b:22/x", "tatami://b:22/x"),
+        ] {
+            let file = parse(text).expect(text).expect(text);
+            assert_eq!(file.to_string(), shown);
+            assert_eq!(parse(shown), Some(Ok(file)), "{shown}");
+        }
+        for here in ["x", "/a:b", "./a:b", "a/b:c", "[::1]", "a@b", ":x", "[a", ""] {
+            assert_eq!(parse(here), None, "{here}");
+        }
+        for bad in ["-x:/y", "@b:/x", "a b:c", "tatami://-b/x"] {
+            assert!(parse(bad).expect(bad).is_err(), "{bad}");
         }
     }
 

@@ -8,6 +8,7 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -160,6 +161,8 @@ fn ssh_command(site: &SiteAddress) -> Command {
         command.args(["-p", &port.to_string()]);
     }
     command.args(["-T", "--", &site.host, &far_line(site)]);
+    // Ctrl-C is for this program, which ends what it has begun there. ssh ends with its input.
+    command.process_group(0);
     // The libraries of this program are not for ssh.
     command.env_remove("LD_PRELOAD");
     command
