@@ -14,8 +14,19 @@ const USER: u32 = 4011;
 
 /// Examples that do not run here: each begins with the first text, and the second is the reason.
 /// Those that have the third text run all the same.
-const LEFT_OUT: [(&str, &str, &str); 13] = [
+const LEFT_OUT: [(&str, &str, &str); 20] = [
     ("tatami node add node17", "it needs hosts: tests/e2e/hosts.rs has them", ""),
+    ("tatami ls -l me@siteb", "it needs another site: tests/e2e/another_site_files.rs has it", ""),
+    (
+        "tatami cp -a run-17 me@siteb",
+        "it needs another site: tests/e2e/another_site_files.rs has it",
+        "",
+    ),
+    ("tatami cat siteb", "it needs another site: tests/e2e/another_site_files.rs has it", ""),
+    ("tatami rm -r siteb", "it needs another site: tests/e2e/another_site_files.rs has it", ""),
+    ("tatami mkdir siteb", "it needs another site: tests/e2e/another_site_files.rs has it", ""),
+    ("tatami stat siteb", "it needs another site: tests/e2e/another_site_files.rs has it", ""),
+    ("tatami du -sh siteb", "it needs another site: tests/e2e/another_site_files.rs has it", ""),
     ("tatami up --hosts", "it needs hosts: tests/e2e/hosts.rs has them", ""),
     ("tatami node chown", "it needs the user of a package: tests/e2e/packages.rs has it", ""),
     ("tatami job", "it needs a batch job: tests/e2e/jobs_slurm.rs has them", ""),

@@ -178,6 +178,7 @@ fn crates_depend_downwards_only() {
                 "bench-args",
                 "tiled",
                 "gateway",
+                "remote",
             ],
         ),
     ]);

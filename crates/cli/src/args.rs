@@ -154,26 +154,32 @@ Readers see the same bytes at any time. A file that a program has open for writi
 opens meanwhile, stays unchanged: the command waits a few seconds, retries, and then
 reports it. The new copy needs its space beside the old one.")]
     Relayout(relayout_cmd::RelayoutArgs),
-    /// List files of the volume, without a mount
+    /// List files of the volume or of another site, without a mount
     #[command(
         disable_help_flag = true,
         after_help = "\
 Examples:
   tatami ls                  the root of the volume
   tatami ls -lh :/run-17
-  tatami ls -R --json :/run-17"
+  tatami ls -R --json :/run-17
+  tatami ls -l me@siteb:/scratch     a machine that your ssh reaches
+
+Of a file of another site (host:path, tatami://host/path), the owner is a number.
+A local file with a colon in its name is written ./a:b."
     )]
     Ls(files::LsArgs),
-    /// Copy files into, out of or within the volume, without a mount
+    /// Copy files into, out of or within the volume, or to another site, without a mount
     #[command(after_help = "\
 Examples:
   tatami cp input.dat :/dir/
   tatami cp -r :/run-17 ./results
   tatami cp :/a :/b
   tar c run-17 | tatami cp - :/run-17.tar
+  tatami cp -a run-17 me@siteb:/scratch/     to a machine that your ssh reaches
 
-Paths with a colon in front are in the volume. Write a local file with such a name
-as ./:name. With -r, the volume's own mounts and its directory are left out.
+Paths with a colon in front are in the volume, and host:path is on another site, where
+tatami must be installed. Write a local file with a colon in its name as ./a:b. With -r,
+the volume's own mounts and its directory are left out.
 
 A new file gets its name when it is complete. After Ctrl-C, no file is incomplete, and
 the same command with --update copies the rest.")]
@@ -200,22 +206,34 @@ Examples:
 Within the volume this renames. Otherwise a source is removed when all of it is copied.")]
     Mv(move_cmd::MvArgs),
     /// Print files of the volume, without a mount
-    #[command(after_help = "Examples:\n  tatami cat :/run-17/log | tail")]
+    #[command(after_help = "\
+Examples:
+  tatami cat :/run-17/log | tail
+  tatami cat siteb:/scratch/log      a machine that your ssh reaches")]
     Cat(files::CatArgs),
     /// Remove files of the volume, without a mount
     #[command(after_help = "\
 Examples:
   tatami rm :/run-17/log
   tatami rm -r :/run-17
+  tatami rm -r siteb:/scratch/run-17     a machine that your ssh reaches
 
 With -r all servers remove files at the same time, and send names only with -v.
 Entries that cannot be removed are reported; the others are removed.")]
     Rm(files::RmArgs),
     /// Make directories in the volume, without a mount
-    #[command(after_help = "Examples:\n  tatami mkdir :/run-18\n  tatami mkdir -p :/a/b/c")]
+    #[command(after_help = "\
+Examples:
+  tatami mkdir :/run-18
+  tatami mkdir -p :/a/b/c
+  tatami mkdir siteb:/scratch/run-18     a machine that your ssh reaches")]
     Mkdir(files::MkdirArgs),
     /// Show attributes of files of the volume, without a mount
-    #[command(after_help = "Examples:\n  tatami stat :/run-17/log\n  tatami stat --json :/run-17")]
+    #[command(after_help = "\
+Examples:
+  tatami stat :/run-17/log
+  tatami stat --json :/run-17
+  tatami stat siteb:/scratch/log     a machine that your ssh reaches")]
     Stat(files::StatArgs),
     /// Sum the disk usage below directories of the volume
     #[command(
@@ -225,6 +243,7 @@ Examples:
   tatami du :/run-17                 each directory, in units of 1,024 bytes
   tatami du -sh :/run-17 :/run-18
   tatami du -s --json /mnt/tatami/run-17
+  tatami du -sh siteb:/scratch       a machine that your ssh reaches
 
 All servers sum at the same time. A file with several names counts once. A file that is
 being written counts with the size that its writer reported at close or fsync."

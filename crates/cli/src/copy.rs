@@ -1,4 +1,4 @@
-//! `tatami cp`: copies between the volume and this machine, or within the volume.
+//! `tatami cp`: copies between the volume, this machine and other sites, or within one of them.
 
 use crate::copy_job::{CopyJob, CopyRules, ExistingRule};
 use crate::copy_stream::{is_standard_stream, last_name};
@@ -47,8 +47,8 @@ pub struct CpArgs {
     /// With -r, leave out devices, named pipes and sockets without an error
     #[arg(long)]
     skip_special: bool,
-    /// The sources, and last the destination. At least one is in the volume, with a colon in front;
-    /// - is standard input or output
+    /// The sources, and last the destination. At least one is in the volume, with a colon in front,
+    /// or on another site, host:/path; - is standard input or output
     #[arg(required = true, num_args = 1.., value_name = "PATH")]
     paths: Vec<AnyPath>,
 }
@@ -61,15 +61,23 @@ pub fn cp(args: &CpArgs) -> CommandResult {
     let (to, from) = split_paths(args.target_directory.as_ref(), &args.paths)?;
     let recursive = args.recursive || args.archive;
     if is_local(to) && from.iter().all(is_local) {
-        return Err(CommandFailure::usage("none of the paths is in the volume")
+        let what = "none of the paths is in the volume or on another site";
+        return Err(CommandFailure::usage(what)
             .try_this("put a colon in front: tatami cp FILE :/DIR/; within this machine, use cp"));
     }
     if recursive && (is_standard_stream(to) || from.iter().any(is_standard_stream)) {
         return Err(CommandFailure::usage("- is a stream of bytes, no directory")
             .try_this("leave -r out, or write ./- for a file of that name"));
     }
-    let (place, tree) = open_volume_at(&args.at, args.node.as_deref())?;
-    let sides = CopyTrees::new(&place, &tree);
+    let all = || std::iter::once(to).chain(from);
+    let volume = match all().any(|path| matches!(path, AnyPath::Volume(_))) {
+        true => Some(open_volume_at(&args.at, args.node.as_deref())?),
+        false => None,
+    };
+    let sides = match &volume {
+        Some((place, tree)) => CopyTrees::new(place, tree),
+        None => CopyTrees::without_volume(),
+    };
     let (as_file, needs_dir) = (args.no_target_directory, args.target_directory.is_some());
     let targets = Targets::find(&sides, from.len(), to, as_file, needs_dir, recursive)?;
     let rules = CopyRules {
@@ -146,6 +154,7 @@ impl<'a> Targets<'a> {
         let wants_dir = match to {
             AnyPath::Volume(path) => path.ends_with(b"/"),
             AnyPath::Local(path) => path.as_os_str().as_bytes().ends_with(b"/"),
+            AnyPath::Site(file) => file.path.as_os_str().as_bytes().ends_with(b"/"),
         };
         if as_file && sources > 1 {
             return Err(CommandFailure::usage(format!(
@@ -155,7 +164,7 @@ impl<'a> Targets<'a> {
         if !into && (needs_dir || sources > 1 || (wants_dir && !may_be_new)) {
             let failure = CommandFailure::new(format!("{to} is not a directory"));
             let remedy = match to {
-                AnyPath::Volume(_) => format!("tatami mkdir -p {to}"),
+                AnyPath::Volume(_) | AnyPath::Site(_) => format!("tatami mkdir -p {to}"),
                 AnyPath::Local(_) => format!("mkdir -p {to}"),
             };
             return Err(failure.try_this(remedy));

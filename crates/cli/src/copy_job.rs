@@ -7,6 +7,7 @@ use crate::copy_stream::{self, CopySource, copy_bytes, is_standard_stream};
 use crate::copy_trees::{CopyTrees, FileFacts, append_name, volume_identity};
 use crate::error::{CommandFailure, CommandResult, ExitStatus, keep_first};
 use crate::interrupt::{check_interrupt, is_interrupted};
+use crate::site_tree;
 use crate::term::{self, TermOutput};
 use crate::volume_path::AnyPath;
 use indicatif::ProgressBar;
@@ -18,6 +19,9 @@ use tatami_wire::{Errno, Ino, InodeKind};
 
 /// After Ctrl-C, how long a request still waits for a node, so that complete files get their names.
 const LAST_WAIT: Duration = Duration::from_secs(2);
+
+/// How often a file is copied, if a link to another site breaks each time.
+const ATTEMPTS_MAX: u32 = 4;
 
 /// Whether a request that waits for a node is given up, because the user has interrupted the copy.
 fn gives_up_waiting(_: u32, waited: Duration) -> bool {
@@ -229,13 +233,13 @@ impl<'a> CopyJob<'a> {
         let CopyItem { from, to, facts, old, made } = item;
         let sides = self.sides;
         let failed = |e| from.operation_failure("cannot copy", e);
-        // A listing of the volume has the attributes, too: a request for each is saved.
+        // A listing of the volume or a site has the attributes, too: it saves a request for each.
         let mut known = match &from {
-            AnyPath::Volume(_) => sides.list_facts(&from).map_err(failed)?,
+            AnyPath::Volume(_) | AnyPath::Site(_) => sides.list_facts(&from).map_err(failed)?,
             AnyPath::Local(_) => HashMap::new(),
         };
         let names = match &from {
-            AnyPath::Volume(_) => {
+            AnyPath::Volume(_) | AnyPath::Site(_) => {
                 let mut names: Vec<_> = known.keys().cloned().collect();
                 names.sort_unstable();
                 names
@@ -397,28 +401,54 @@ impl<'a> CopyJob<'a> {
             self.totals.files += 1;
             return Ok(());
         }
-        let mut source = sides
-            .open_source(from, Some(facts))
-            .map_err(|e| from.operation_failure("cannot read", e))?;
-        let write_failed = |e| to.operation_failure("cannot write", e);
-        let mut sink = sides.create_sink(to, facts.mode, old.as_ref()).map_err(write_failed)?;
-        let size = (facts.size, facts.is_sparse());
         let before = self.bar.position();
-        copy_bytes((from, to), size, &mut source, &mut sink, &self.bar)?;
-        let preserved = (self.rules.preserve && facts.kind == InodeKind::File).then_some(facts);
-        let may_replace = self.rules.existing != ExistingRule::Keep;
-        let to_stream = is_standard_stream(to);
-        let finished = sides.finish_sink(sink, old.as_ref(), preserved, may_replace);
-        match finished {
-            // The reader has gone: no message, as after SIGPIPE.
-            Err(e) if to_stream => {
-                return Err(copy_stream::write_failure(to, std::io::Error::from_raw_os_error(e.0)));
+        // A stream cannot be read again, and what a stream has got cannot be taken back.
+        let may_repeat =
+            ![from, to].into_iter().any(is_standard_stream) && facts.kind == InodeKind::File;
+        for attempt in 1.. {
+            let broken = site_tree::count_broken_files();
+            match self.copy_file_once(item, old.as_ref()) {
+                // Of a file that was under way when a link broke, nothing is left there.
+                Err(_)
+                    if may_repeat
+                        && site_tree::count_broken_files() > broken
+                        && attempt < ATTEMPTS_MAX =>
+                {
+                    check_interrupt()?;
+                    self.bar.set_position(before);
+                }
+                copied => {
+                    copied?;
+                    break;
+                }
             }
-            finished => finished.map_err(write_failed)?,
         }
         self.totals.files += 1;
         self.totals.bytes += self.bar.position().saturating_sub(before);
         Ok(())
+    }
+
+    fn copy_file_once(&self, item: &CopyItem, old: Option<&FileFacts>) -> CommandResult {
+        let CopyItem { from, to, facts, .. } = item;
+        let sides = self.sides;
+        let mut source = sides
+            .open_source(from, Some(facts))
+            .map_err(|e| from.operation_failure("cannot read", e))?;
+        let write_failed = |e| to.operation_failure("cannot write", e);
+        let mut sink = sides.create_sink(to, facts.mode, old).map_err(write_failed)?;
+        let size = (facts.size, facts.is_sparse());
+        copy_bytes((from, to), size, &mut source, &mut sink, &self.bar)?;
+        let preserved = (self.rules.preserve && facts.kind == InodeKind::File).then_some(facts);
+        let may_replace = self.rules.existing != ExistingRule::Keep;
+        let to_stream = is_standard_stream(to);
+        let finished = sides.finish_sink(sink, old, preserved, may_replace);
+        match finished {
+            // The reader has gone: no message, as after SIGPIPE.
+            Err(e) if to_stream => {
+                Err(copy_stream::write_failure(to, std::io::Error::from_raw_os_error(e.0)))
+            }
+            finished => finished.map_err(write_failed),
+        }
     }
 
     /// Whether a file with a copy `there` must be copied again.

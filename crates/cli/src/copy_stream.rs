@@ -6,6 +6,7 @@
 use crate::error::{CommandFailure, CommandResult};
 use crate::files::CHUNK;
 use crate::interrupt::{check_interrupt, is_interrupted};
+use crate::site_tree::{SiteReader, SiteWriter};
 use crate::term;
 use crate::volume_path::{AnyPath, last_component};
 use indicatif::ProgressBar;
@@ -34,6 +35,7 @@ pub enum CopySource {
     Stream(Box<dyn Read>),
     Local(File),
     Volume(Box<FileHandle>),
+    Site(Box<SiteReader>),
 }
 
 /// A file being written.
@@ -48,6 +50,8 @@ pub enum CopySink {
     VolumeNew(Box<UnnamedFile>),
     /// An existing file of the volume that keeps its inode.
     VolumeOld(Box<FileHandle>),
+    /// A file of another site.
+    Site(SiteWriter),
 }
 
 impl CopySource {
@@ -65,6 +69,7 @@ impl CopySource {
                 data.seek(SeekTarget::Data, from)
                     .and_then(|start| Ok((start, data.seek(SeekTarget::Hole, start)?)))
             }
+            CopySource::Site(file) => return file.find_data(from),
         };
         match found {
             Ok((start, end)) => Ok((end > start).then_some((start, end))),
@@ -78,6 +83,10 @@ impl CopySource {
             CopySource::Stream(_) => return Err(io::ErrorKind::NotSeekable.into()),
             CopySource::Local(file) => file.seek(SeekFrom::Start(offset))?,
             CopySource::Volume(file) => file.seek(SeekFrom::Start(offset))?,
+            CopySource::Site(file) => {
+                file.seek_to(offset);
+                offset
+            }
         };
         Ok(())
     }
@@ -89,6 +98,7 @@ impl Read for CopySource {
             CopySource::Stream(stream) => stream.read(buffer),
             CopySource::Local(file) => file.read(buffer),
             CopySource::Volume(file) => file.read(buffer),
+            CopySource::Site(file) => file.read(buffer),
         }
     }
 }
@@ -119,6 +129,10 @@ impl CopySink {
             CopySink::LocalOld(file) => file.seek(SeekFrom::Start(offset))?,
             CopySink::VolumeNew(file) => file.handle().seek(SeekFrom::Start(offset))?,
             CopySink::VolumeOld(file) => file.seek(SeekFrom::Start(offset))?,
+            CopySink::Site(file) => {
+                file.seek_to(offset);
+                offset
+            }
         };
         Ok(())
     }
@@ -131,6 +145,7 @@ impl CopySink {
             CopySink::LocalOld(file) => Ok(file.set_len(size)?),
             CopySink::VolumeNew(file) => file.handle().truncate(size),
             CopySink::VolumeOld(file) => file.truncate(size),
+            CopySink::Site(file) => file.set_size(size),
         }
     }
 }
@@ -143,6 +158,7 @@ impl Write for CopySink {
             CopySink::LocalOld(file) => file.write(bytes),
             CopySink::VolumeNew(file) => file.handle().write(bytes),
             CopySink::VolumeOld(file) => file.write(bytes),
+            CopySink::Site(file) => file.write(bytes),
         }
     }
 
@@ -152,7 +168,7 @@ impl Write for CopySink {
             CopySink::LocalNew(file, _) => file.flush(),
             CopySink::LocalOld(file) => file.flush(),
             // Closing it reports what could not be written.
-            CopySink::VolumeNew(_) | CopySink::VolumeOld(_) => Ok(()),
+            CopySink::VolumeNew(_) | CopySink::VolumeOld(_) | CopySink::Site(_) => Ok(()),
         }
     }
 }
@@ -305,6 +321,7 @@ pub fn last_name(path: &AnyPath) -> Vec<u8> {
     match path {
         AnyPath::Volume(path) => last_component(path).to_vec(),
         AnyPath::Local(path) => last_component(path.as_os_str().as_bytes()).to_vec(),
+        AnyPath::Site(file) => last_component(file.path.as_os_str().as_bytes()).to_vec(),
     }
 }
 

@@ -1,17 +1,21 @@
-//! The two sides of a copy: the same operations on the volume and on this machine.
+//! The two sides of a copy: the same operations on the volume, on this machine and on another site.
 
 use crate::copy_stream::{CopySink, CopySource, is_standard_stream};
+use crate::error::{CommandFailure, CommandResult};
 use crate::mounts;
+use crate::site_tree::{self, SiteReader, SiteWriter};
 use crate::volume_dir::VolumeDir;
 use crate::volume_path::{AnyPath, last_component, read_umask};
 use rustix::process::{getegid, geteuid};
 use std::collections::{BTreeSet, HashMap};
 use std::fs::{File, Metadata};
+use std::hash::{Hash, Hasher};
 use std::io::Write;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use tatami_client::RemovalEvent;
 use tatami_client::tree::{VolumeTree, join_path};
+use tatami_remote::{SiteAttr, SiteChange, SiteFile};
 use tatami_wire::{Attr, Errno, Ino, InodeKind, SetAttr, Timestamp, XattrClass};
 
 /// Symbolic links followed in one path before it counts as a loop, as in Linux.
@@ -69,9 +73,10 @@ pub fn volume_identity(ino: Ino) -> (u64, u64) {
     (u64::MAX, ino.0)
 }
 
-/// The same operations on the volume and on this machine.
+/// The same operations on the volume, on this machine and on another site.
 pub struct CopyTrees<'a> {
-    pub tree: &'a VolumeTree,
+    /// The tree of the volume, if a path of the command is in it.
+    pub tree: Option<&'a VolumeTree>,
     pub umask: u16,
     /// The device numbers of the volume's mounts on this machine. There, an inode number of the
     /// kernel is one of the volume.
@@ -84,7 +89,29 @@ impl<'a> CopyTrees<'a> {
     pub fn new(place: &VolumeDir, tree: &'a VolumeTree) -> CopyTrees<'a> {
         let volume_dir = place.dir.metadata().ok().map(|m| (m.dev(), m.ino()));
         let mounts = mounts::list_devices(&place.dir);
-        CopyTrees { tree, umask: read_umask(), mounts, volume_dir }
+        CopyTrees { tree: Some(tree), umask: read_umask(), mounts, volume_dir }
+    }
+
+    /// For a copy between this machine and other sites.
+    pub fn without_volume() -> CopyTrees<'a> {
+        let (mounts, umask) = (BTreeSet::new(), read_umask());
+        CopyTrees { tree: None, umask, mounts, volume_dir: None }
+    }
+
+    /// Returns the tree of the volume.
+    ///
+    /// # Errors
+    /// The command has opened no volume, since none of its paths is in it.
+    pub fn volume(&self) -> Result<&'a VolumeTree, Errno> {
+        self.tree.ok_or(Errno::ENODEV)
+    }
+
+    /// As [`CopyTrees::volume`], for a whole command.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn require_volume(&self) -> CommandResult<&'a VolumeTree> {
+        self.tree.ok_or_else(|| CommandFailure::usage("none of the paths is in the volume"))
     }
 }
 
@@ -103,11 +130,12 @@ impl CopyTrees<'_> {
                 has_xattrs: false,
                 identity: STANDARD_STREAM,
             }),
-            AnyPath::Volume(path) => Ok(facts_of_attr(&self.tree.stat(path, follow)?)),
+            AnyPath::Volume(path) => Ok(facts_of_attr(&self.volume()?.stat(path, follow)?)),
             AnyPath::Local(path) => {
                 let m = if follow { path.metadata()? } else { path.symlink_metadata()? };
                 self.facts_of_metadata(&m)
             }
+            AnyPath::Site(file) => facts_of_site(file, &site_tree::look_at(file, follow)?.attr),
         }
     }
 
@@ -134,15 +162,22 @@ impl CopyTrees<'_> {
     pub fn list_facts(&self, path: &AnyPath) -> Result<HashMap<Vec<u8>, FileFacts>, Errno> {
         let mut found = HashMap::new();
         if let AnyPath::Volume(dir) = path {
-            for entry in self.tree.read_dir(dir, true)? {
+            for entry in self.volume()?.read_dir(dir, true)? {
                 let facts = match &entry.attr {
                     Some(attr) => facts_of_attr(attr),
-                    None => match self.tree.stat(&join_path(dir, &entry.name), false) {
+                    None => match self.volume()?.stat(&join_path(dir, &entry.name), false) {
                         Ok(attr) => facts_of_attr(&attr),
                         Err(Errno::ENOENT) => continue,
                         Err(e) => return Err(e),
                     },
                 };
+                found.insert(entry.name.into_vec(), facts);
+            }
+            return Ok(found);
+        }
+        if let AnyPath::Site(dir) = path {
+            for entry in site_tree::list(dir)? {
+                let facts = facts_of_site(dir, &entry.attr)?;
                 found.insert(entry.name.into_vec(), facts);
             }
             return Ok(found);
@@ -160,7 +195,7 @@ impl CopyTrees<'_> {
     pub fn list_names(&self, path: &AnyPath) -> Result<Vec<Vec<u8>>, Errno> {
         match path {
             AnyPath::Volume(path) => {
-                let entries = self.tree.read_dir(path, false)?;
+                let entries = self.volume()?.read_dir(path, false)?;
                 Ok(entries.into_iter().map(|e| e.name.into_vec()).collect())
             }
             AnyPath::Local(path) => {
@@ -170,6 +205,10 @@ impl CopyTrees<'_> {
                 }
                 names.sort_unstable();
                 Ok(names)
+            }
+            AnyPath::Site(dir) => {
+                let entries = site_tree::list(dir)?;
+                Ok(entries.into_iter().map(|entry| entry.name.into_vec()).collect())
             }
         }
     }
@@ -226,17 +265,18 @@ impl CopyTrees<'_> {
             AnyPath::Volume(path) => {
                 let known = facts.filter(|f| is_of_volume(f) && f.kind == InodeKind::File);
                 let opened = match known {
-                    Some(facts) => self.tree.open_inode(Ino(facts.identity.1)),
+                    Some(facts) => self.volume()?.open_inode(Ino(facts.identity.1)),
                     None => Err(Errno::ENOENT),
                 };
                 // Another file may have its name by now.
                 let file = match opened {
-                    Err(Errno::ENOENT | Errno::ESTALE) => self.tree.open(path),
+                    Err(Errno::ENOENT | Errno::ESTALE) => self.volume()?.open(path),
                     opened => opened,
                 };
                 CopySource::Volume(Box::new(file?))
             }
             AnyPath::Local(path) => CopySource::Local(File::open(path)?),
+            AnyPath::Site(file) => CopySource::Site(Box::new(SiteReader::open(file)?)),
         })
     }
 
@@ -249,6 +289,10 @@ impl CopyTrees<'_> {
     ) -> Result<CopySink, Errno> {
         if is_standard_stream(path) {
             return Ok(CopySink::Stream(Box::new(std::io::stdout())));
+        }
+        if let AnyPath::Site(file) = path {
+            // The I/O process decides as below: it knows the user there.
+            return Ok(CopySink::Site(SiteWriter::create(file, mode & 0o777)?));
         }
         let keeps_inode = match old {
             Some(old) if !old.must_keep_inode() => {
@@ -266,11 +310,11 @@ impl CopyTrees<'_> {
         let end = if old.is_some() { self.resolve_links(path)? } else { path.clone() };
         Ok(match (end, keeps_inode) {
             (AnyPath::Volume(path), false) => {
-                let new = self.tree.create_unnamed(&path, mode, self.umask)?;
+                let new = self.volume()?.create_unnamed(&path, mode, self.umask)?;
                 CopySink::VolumeNew(Box::new(new))
             }
             (AnyPath::Volume(path), true) => {
-                CopySink::VolumeOld(Box::new(self.tree.create(&path, mode, self.umask)?))
+                CopySink::VolumeOld(Box::new(self.volume()?.create(&path, mode, self.umask)?))
             }
             (AnyPath::Local(path), false) => CopySink::create_local(&path, u32::from(mode))?,
             (AnyPath::Local(path), true) => CopySink::LocalOld(
@@ -281,6 +325,7 @@ impl CopyTrees<'_> {
                     .mode(u32::from(mode))
                     .open(path)?,
             ),
+            (AnyPath::Site(file), _) => CopySink::Site(SiteWriter::create(&file, mode)?),
         })
     }
 
@@ -296,11 +341,13 @@ impl CopyTrees<'_> {
         let set = attrs_of_copy(old, preserved);
         match sink {
             CopySink::Stream(mut stream) => Ok(stream.flush()?),
+            CopySink::Site(file) => file.finish(change_of(preserved), may_replace),
             CopySink::VolumeNew(file) => file.publish(set, may_replace),
             CopySink::VolumeOld(file) => {
                 let ino = file.attr().ino;
                 file.close()?;
-                let (client, cred) = (self.tree.client(), self.tree.cred());
+                let tree = self.volume()?;
+                let (client, cred) = (tree.client(), tree.cred());
                 match preserved {
                     Some(facts) => client.setattr(cred, ino, facts.preserved_attrs()).map(drop),
                     None => Ok(()),
@@ -339,7 +386,7 @@ impl CopyTrees<'_> {
     /// as having some.
     fn has_local_xattrs(&self, path: &AnyPath) -> bool {
         match path {
-            AnyPath::Volume(_) => false,
+            AnyPath::Volume(_) | AnyPath::Site(_) => false,
             AnyPath::Local(path) => {
                 let mut none: [u8; 0] = [];
                 match rustix::fs::listxattr(path, &mut none) {
@@ -356,12 +403,13 @@ impl CopyTrees<'_> {
         let mut at = match path {
             AnyPath::Local(path) => return Ok(AnyPath::Local(path.canonicalize()?)),
             AnyPath::Volume(path) => path.clone(),
+            AnyPath::Site(_) => return Ok(path.clone()),
         };
         for _ in 0..LINKS_MAX {
-            if self.tree.stat(&at, false)?.kind != InodeKind::Symlink {
+            if self.volume()?.stat(&at, false)?.kind != InodeKind::Symlink {
                 return Ok(AnyPath::Volume(at));
             }
-            let target = self.tree.read_link(&at)?;
+            let target = self.volume()?.read_link(&at)?;
             at = match parent_of(&AnyPath::Volume(at)) {
                 Some(AnyPath::Volume(parent)) if !target.starts_with(b"/") => {
                     join_path(&parent, &target)
@@ -377,7 +425,7 @@ impl CopyTrees<'_> {
         match path {
             AnyPath::Volume(path) => {
                 let mut first = None;
-                self.tree.remove_all(path, false, &mut |event| {
+                self.volume()?.remove_all(path, false, &mut |event| {
                     if let RemovalEvent::Failed(_, errno) = event {
                         first.get_or_insert(errno);
                     }
@@ -388,6 +436,13 @@ impl CopyTrees<'_> {
                 Ok(std::fs::remove_dir_all(path)?)
             }
             AnyPath::Local(path) => Ok(std::fs::remove_file(path)?),
+            AnyPath::Site(file) => {
+                let mut first = None;
+                site_tree::remove_all(file, &mut |step| {
+                    first = first.or(step.failed.first().map(|(_, errno)| Errno(*errno)));
+                })?;
+                first.map_or(Ok(()), Err)
+            }
         }
     }
 
@@ -396,13 +451,14 @@ impl CopyTrees<'_> {
         // The copy must be able to fill it, regardless of the mode of the original.
         let mode = (mode & 0o777) | 0o700;
         let made = match path {
-            AnyPath::Volume(path) => self.tree.mkdir(path, mode, self.umask).map(drop),
+            AnyPath::Volume(path) => self.volume()?.mkdir(path, mode, self.umask).map(drop),
             AnyPath::Local(path) => std::os::unix::fs::DirBuilderExt::mode(
                 &mut std::fs::DirBuilder::new(),
                 u32::from(mode),
             )
             .create(path)
             .map_err(Errno::from),
+            AnyPath::Site(file) => site_tree::make_dir(file, mode, false),
         };
         match made {
             Ok(()) => Ok(true),
@@ -413,25 +469,32 @@ impl CopyTrees<'_> {
 
     pub fn read_link(&self, path: &AnyPath) -> Result<Vec<u8>, Errno> {
         Ok(match path {
-            AnyPath::Volume(path) => self.tree.read_link(path)?,
+            AnyPath::Volume(path) => self.volume()?.read_link(path)?,
             AnyPath::Local(path) => std::fs::read_link(path)?.into_os_string().into_vec(),
+            AnyPath::Site(file) => {
+                let target = site_tree::look_at(file, false)?.target;
+                target.ok_or(Errno::EINVAL)?.into_vec()
+            }
         })
     }
 
     pub fn copy_link(&self, from: &AnyPath, to: &AnyPath) -> Result<(), Errno> {
         let target = self.read_link(from)?;
         match to {
-            AnyPath::Volume(path) => self.tree.symlink(path, &target).map(drop),
+            AnyPath::Volume(path) => self.volume()?.symlink(path, &target).map(drop),
             AnyPath::Local(path) => {
                 let target = std::ffi::OsStr::from_bytes(&target);
                 std::os::unix::fs::symlink(target, path).map_err(Errno::from)
             }
+            AnyPath::Site(file) => site_tree::make_link(file, &target),
         }
     }
 
     pub fn preserve_attrs(&self, path: &AnyPath, facts: &FileFacts) -> Result<(), Errno> {
         match path {
-            AnyPath::Volume(path) => self.tree.set_attrs(path, facts.preserved_attrs()).map(drop),
+            AnyPath::Volume(path) => {
+                self.volume()?.set_attrs(path, facts.preserved_attrs()).map(drop)
+            }
             AnyPath::Local(path) => {
                 let mode = std::fs::Permissions::from_mode(u32::from(facts.mode));
                 std::fs::set_permissions(path, mode)?;
@@ -439,8 +502,26 @@ impl CopyTrees<'_> {
                 rustix::fs::utimensat(rustix::fs::CWD, path, &times_of(facts.mtime), flags)
                     .map_err(|e| Errno(e.raw_os_error()))
             }
+            AnyPath::Site(file) => site_tree::change(file, change_of(Some(facts))),
         }
     }
+}
+
+/// Returns what `--preserve` changes on another site.
+fn change_of(preserved: Option<&FileFacts>) -> SiteChange {
+    SiteChange {
+        mode: preserved.map(|facts| facts.mode.into()),
+        modified: preserved.map(|facts| (facts.mtime.sec, facts.mtime.nsec)),
+    }
+}
+
+fn facts_of_site(file: &SiteFile, found: &SiteAttr) -> Result<FileFacts, Errno> {
+    let attr = site_tree::attr_of(found)?;
+    // No device number of this machine has the highest bit.
+    let mut hasher = std::hash::DefaultHasher::new();
+    (&file.site, found.dev).hash(&mut hasher);
+    let device = (hasher.finish() | 1 << 63) & !2;
+    Ok(FileFacts { identity: (device, found.ino), ..facts_of_attr(&attr) })
 }
 
 /// Returns the attributes that a new file gets: those of the source, if it is `preserved`, and
@@ -482,12 +563,9 @@ fn set_local_time(file: &File, mtime: Timestamp) -> Result<(), Errno> {
     rustix::fs::futimens(file, &times_of(mtime)).map_err(|e| Errno(e.raw_os_error()))
 }
 
-/// Returns `path` with `name` appended, in the volume or on this machine.
+/// Returns `path` with `name` appended.
 pub fn append_name(path: &AnyPath, name: &[u8]) -> AnyPath {
-    match path {
-        AnyPath::Volume(path) => AnyPath::Volume(join_path(path, name)),
-        AnyPath::Local(path) => AnyPath::Local(path.join(std::ffi::OsStr::from_bytes(name))),
-    }
+    path.join(name)
 }
 
 /// Returns the path without its last name, or `None` where it has none to take away.
@@ -505,6 +583,12 @@ fn parent_of(path: &AnyPath) -> Option<AnyPath> {
                 // A relative path begins in the working directory.
                 true => (path.as_os_str() != ".").then(|| AnyPath::Local(".".into())),
             }
+        }
+        AnyPath::Site(file) => {
+            let AnyPath::Local(path) = parent_of(&AnyPath::Local(file.path.clone()))? else {
+                return None;
+            };
+            Some(AnyPath::Site(SiteFile { site: file.site.clone(), path }))
         }
     }
 }

@@ -3,6 +3,7 @@
 use crate::error::{CommandFailure, CommandResult, keep_first};
 use crate::json::{optional_wide_number, wide_number};
 use crate::listing::{self, FileListing, ListingOrder, ListingStyle};
+use crate::site_tree::{self, SiteReader};
 use crate::status;
 use crate::term::{self, DIM, TermOutput, TextTable};
 use crate::volume_dir::{VolumeArgs, VolumeDir};
@@ -11,8 +12,9 @@ use anstyle::Style;
 use indicatif::ProgressBar;
 use std::collections::HashSet;
 use std::io::{Read, Write};
-use tatami_client::tree::{VolumeTree, join_path};
+use tatami_client::tree::VolumeTree;
 use tatami_client::{RemovalEvent, VolumeSpace};
+use tatami_remote::SiteFile;
 use tatami_wire::{Errno, InodeKind, NodeId};
 
 /// Bytes of one read: as much as one request carries.
@@ -65,7 +67,7 @@ pub struct LsArgs {
     /// Print help
     #[arg(long, action = clap::ArgAction::Help)]
     help: Option<bool>,
-    /// Paths in the volume, with a colon in front
+    /// Paths in the volume, with a colon in front, or on another site: host:/path
     #[arg(default_value = ":/")]
     paths: Vec<AnyPath>,
 }
@@ -75,7 +77,14 @@ pub struct LsArgs {
 /// # Errors
 /// A path that does not exist; the others are listed.
 pub fn ls(args: &LsArgs) -> CommandResult {
-    let (_, tree) = open_volume(&args.at)?;
+    let volume = OpenVolume::for_paths(&args.at, &args.paths)?;
+    let read_rows = |any: &AnyPath, itself: bool| {
+        let read = match any {
+            AnyPath::Site(file) => listing::read_site_listing(file, itself, args.all),
+            _ => listing::read_listing(volume.tree()?, any.require_volume()?, itself, args.all),
+        };
+        read.map_err(|e| any.operation_failure("cannot list", e))
+    };
     let mut out = TermOutput::new();
     let mut result = Ok(());
     let mut json = Vec::new();
@@ -85,11 +94,7 @@ pub fn ls(args: &LsArgs) -> CommandResult {
     // As in ls(1): the files among the arguments come first, in one listing.
     let (mut files, mut todo) = (FileListing::of_arguments(), Vec::new());
     for any in &args.paths {
-        let read = any.require_volume().and_then(|path| {
-            listing::read_listing(&tree, path, args.directory, args.all)
-                .map_err(|e| any.operation_failure("cannot list", e))
-        });
-        match read {
+        match read_rows(any, args.directory) {
             Ok(found) if found.is_dir => todo.push((any.clone(), Some(found))),
             Ok(found) => files.rows.extend(found.rows),
             Err(e) => keep_first(&mut result, e),
@@ -103,10 +108,7 @@ pub fn ls(args: &LsArgs) -> CommandResult {
     while let Some((any, found)) = todo.pop() {
         let read = match found {
             Some(found) => Ok(found),
-            None => any.require_volume().and_then(|path| {
-                listing::read_listing(&tree, path, false, args.all)
-                    .map_err(|e| any.operation_failure("cannot list", e))
-            }),
+            None => read_rows(&any, false),
         };
         let mut found = match read {
             Ok(found) => found,
@@ -120,7 +122,7 @@ pub fn ls(args: &LsArgs) -> CommandResult {
             let dirs = found.rows.iter().rev().filter(|row| {
                 row.attr.kind == InodeKind::Dir && !matches!(row.name.as_slice(), b"." | b"..")
             });
-            let below = dirs.map(|row| AnyPath::Volume(join_path(&found.path, &row.name)));
+            let below = dirs.map(|row| found.path.join(&row.name));
             todo.extend(below.map(|path| (path, None)));
         }
         if args.json {
@@ -160,6 +162,31 @@ impl LsArgs {
     }
 }
 
+/// The volume of a command, if one of its paths is in it.
+pub struct OpenVolume(Option<(VolumeDir, VolumeTree)>);
+
+impl OpenVolume {
+    /// Opens the volume, unless all paths are on other sites.
+    ///
+    /// # Errors
+    /// No daemon answers.
+    pub fn for_paths(at: &VolumeArgs, paths: &[AnyPath]) -> CommandResult<OpenVolume> {
+        match paths.iter().all(AnyPath::is_site) {
+            true => Ok(OpenVolume(None)),
+            false => Ok(OpenVolume(Some(open_volume(at)?))),
+        }
+    }
+
+    /// Returns the tree of the volume.
+    ///
+    /// # Errors
+    /// No path of the command was in the volume.
+    pub fn tree(&self) -> CommandResult<&VolumeTree> {
+        let open = self.0.as_ref().map(|(_, tree)| tree);
+        open.ok_or_else(|| CommandFailure::usage("none of the paths is in the volume"))
+    }
+}
+
 /// Opens the volume and returns its directory and its tree.
 pub fn open_volume(at: &VolumeArgs) -> CommandResult<(VolumeDir, VolumeTree)> {
     open_volume_at(at, None)
@@ -188,7 +215,7 @@ pub struct CatArgs {
     /// Ignored, as in cat(1): bytes are printed as they come
     #[arg(short, hide = true)]
     unbuffered: bool,
-    /// Paths in the volume, with a colon in front
+    /// Paths in the volume, with a colon in front, or on another site: host:/path
     #[arg(required = true)]
     paths: Vec<AnyPath>,
 }
@@ -198,13 +225,16 @@ pub struct CatArgs {
 /// # Errors
 /// A file that cannot be read; the others are printed.
 pub fn cat(args: &CatArgs) -> CommandResult {
-    let (_, tree) = open_volume(&args.at)?;
+    let volume = OpenVolume::for_paths(&args.at, &args.paths)?;
     let mut out = TermOutput::new();
     let mut buffer = vec![0; CHUNK];
     let mut result = Ok(());
     for any in &args.paths {
-        let path = any.require_volume()?;
-        let mut file = match tree.open(path) {
+        let opened: Result<Box<dyn Read>, Errno> = match any {
+            AnyPath::Site(file) => SiteReader::open(file).map(|file| Box::new(file) as _),
+            _ => volume.tree()?.open(any.require_volume()?).map(|file| Box::new(file) as _),
+        };
+        let mut file = match opened {
             Ok(file) => file,
             Err(e) => {
                 keep_first(&mut result, any.operation_failure("cannot read", e));
@@ -243,7 +273,7 @@ pub struct RmArgs {
     /// Print each removed path
     #[arg(short, long)]
     verbose: bool,
-    /// Paths in the volume, with a colon in front
+    /// Paths in the volume, with a colon in front, or on another site: host:/path
     #[arg(required = true)]
     paths: Vec<AnyPath>,
 }
@@ -253,11 +283,14 @@ pub struct RmArgs {
 /// # Errors
 /// A path that cannot be removed; the others are removed.
 pub fn rm(args: &RmArgs) -> CommandResult {
-    let (_, tree) = open_volume(&args.at)?;
+    let volume = OpenVolume::for_paths(&args.at, &args.paths)?;
     let mut out = TermOutput::new();
     let mut result = Ok(());
     for any in &args.paths {
-        let path = any.require_volume()?;
+        let path = match any {
+            AnyPath::Site(file) => site_tree::path_of(file),
+            _ => any.require_volume()?,
+        };
         if matches!(last_component(path), b"" | b"." | b"..") {
             let what = format!("will not remove {any}");
             keep_first(
@@ -266,9 +299,18 @@ pub fn rm(args: &RmArgs) -> CommandResult {
             );
             continue;
         }
-        let removed = match tree.stat(path, false) {
+        let found = match any {
+            AnyPath::Site(file) => {
+                site_tree::look_at(file, false).and_then(|entry| site_tree::attr_of(&entry.attr))
+            }
+            _ => volume.tree()?.stat(path, false),
+        };
+        let removed = match found {
             Ok(attr) if attr.kind == InodeKind::Dir && args.dirs && !args.recursive => {
-                let removed = tree.remove_dir(path);
+                let removed = match any {
+                    AnyPath::Site(file) => site_tree::remove_dir(file),
+                    _ => volume.tree()?.remove_dir(path),
+                };
                 if removed.is_ok() && args.verbose {
                     writeln!(out, "removed {any}")?;
                 }
@@ -279,7 +321,10 @@ pub fn rm(args: &RmArgs) -> CommandResult {
                 keep_first(&mut result, e.try_this(format!("tatami rm -r {any}")));
                 continue;
             }
-            Ok(_) => remove_tree(&tree, path, args.verbose, &mut out, &mut result),
+            Ok(_) => match any {
+                AnyPath::Site(file) => remove_site_tree(file, args.verbose, &mut out, &mut result),
+                _ => remove_tree(volume.tree()?, path, args.verbose, &mut out, &mut result),
+            },
             Err(e) => Err(e),
         };
         match removed {
@@ -323,6 +368,32 @@ fn remove_tree(
     done.or_else(|errno| if is_told { Ok(()) } else { Err(errno) })
 }
 
+/// As [`remove_tree`], on another site.
+fn remove_site_tree(
+    file: &SiteFile,
+    verbose: bool,
+    out: &mut TermOutput,
+    result: &mut CommandResult,
+) -> Result<(), Errno> {
+    let bar = if verbose { ProgressBar::hidden() } else { term::new_spinner("removing") };
+    let mut removed = 0;
+    let done = site_tree::remove_all(file, &mut |step| {
+        removed += step.removed.len();
+        bar.set_message(format!("{removed} removed"));
+        for path in step.removed.iter().filter(|_| verbose) {
+            // A closed output shows up as an error of the flush at the end.
+            let _ = writeln!(out, "removed {}", AnyPath::Site(site_tree::with_path(file, path)));
+        }
+        for (path, errno) in &step.failed {
+            let any = AnyPath::Site(site_tree::with_path(file, path));
+            let failure = any.operation_failure("cannot remove", Errno(*errno));
+            bar.suspend(|| keep_first(result, failure));
+        }
+    });
+    bar.finish_and_clear();
+    done
+}
+
 /// `tatami mkdir`
 #[derive(Debug, clap::Args)]
 pub struct MkdirArgs {
@@ -334,7 +405,7 @@ pub struct MkdirArgs {
     /// Permission bits, octal [default: 777 without the umask]
     #[arg(short, long, value_name = "MODE", value_parser = octal)]
     mode: Option<u16>,
-    /// Paths in the volume, with a colon in front
+    /// Paths in the volume, with a colon in front, or on another site: host:/path
     #[arg(required = true)]
     paths: Vec<AnyPath>,
 }
@@ -349,15 +420,28 @@ fn octal(text: &str) -> Result<u16, String> {
 /// # Errors
 /// A directory that cannot be made; the others are made.
 pub fn mkdir(args: &MkdirArgs) -> CommandResult {
-    let (_, tree) = open_volume(&args.at)?;
+    let volume = OpenVolume::for_paths(&args.at, &args.paths)?;
     let (mode, mask) = args.mode.map_or((0o777, read_umask()), |mode| (mode, 0));
     let mut result = Ok(());
     for any in &args.paths {
-        let path = any.require_volume()?;
-        let made = if args.parents {
-            make_parents(&tree, path, mode, mask)
-        } else {
-            tree.mkdir(path, mode, mask).map(drop)
+        let made = match any {
+            AnyPath::Site(file) => {
+                let make = |part: &[u8]| {
+                    let exact = args.mode.is_some();
+                    site_tree::make_dir(&site_tree::with_path(file, part), mode, exact)
+                };
+                let kind = |part: &[u8]| {
+                    let entry = site_tree::look_at(&site_tree::with_path(file, part), true)?;
+                    site_tree::attr_of(&entry.attr).map(|attr| attr.kind)
+                };
+                make_one_or_all(args.parents, site_tree::path_of(file), make, kind)
+            }
+            _ => {
+                let (tree, path) = (volume.tree()?, any.require_volume()?);
+                let make = |part: &[u8]| tree.mkdir(part, mode, mask).map(drop);
+                let kind = |part: &[u8]| tree.stat(part, true).map(|attr| attr.kind);
+                make_one_or_all(args.parents, path, make, kind)
+            }
         };
         if let Err(e) = made {
             let failure = any.operation_failure("cannot make", e);
@@ -373,16 +457,27 @@ pub fn mkdir(args: &MkdirArgs) -> CommandResult {
     result
 }
 
-fn make_parents(tree: &VolumeTree, path: &[u8], mode: u16, mask: u16) -> Result<(), Errno> {
+/// Makes a directory; with `parents`, also the missing ones above it.
+fn make_one_or_all(
+    parents: bool,
+    path: &[u8],
+    make: impl Fn(&[u8]) -> Result<(), Errno>,
+    kind_of: impl Fn(&[u8]) -> Result<InodeKind, Errno>,
+) -> Result<(), Errno> {
+    if !parents {
+        return make(path);
+    }
     let ends = (1..=path.len()).filter(|i| path.get(*i).is_none_or(|b| *b == b'/'));
     for end in ends {
         let part = &path[..end];
         if matches!(last_component(part), b"" | b"." | b"..") {
             continue;
         }
-        match tree.mkdir(part, mode, mask) {
-            Ok(_) => {}
-            Err(Errno::EEXIST) if tree.stat(part, true)?.kind == InodeKind::Dir => {}
+        match make(part) {
+            Ok(()) => {}
+            // A directory in which nothing may be made can exist all the same.
+            Err(Errno::EEXIST | Errno::EACCES | Errno::EROFS)
+                if kind_of(part) == Ok(InodeKind::Dir) => {}
             Err(Errno::EEXIST) => return Err(Errno::ENOTDIR),
             Err(e) => return Err(e),
         }
@@ -401,7 +496,7 @@ pub struct StatArgs {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
-    /// Paths in the volume, with a colon in front
+    /// Paths in the volume, with a colon in front, or on another site: host:/path
     #[arg(required = true)]
     paths: Vec<AnyPath>,
 }
@@ -411,16 +506,35 @@ pub struct StatArgs {
 /// # Errors
 /// A path that does not exist; the others are shown.
 pub fn stat(args: &StatArgs) -> CommandResult {
-    let (place, tree) = open_volume(&args.at)?;
-    let volume = place.load_volume()?;
+    let open = OpenVolume::for_paths(&args.at, &args.paths)?;
+    let volume = open.0.as_ref().map(|(place, _)| place.load_volume()).transpose()?;
     let mut out = TermOutput::new();
     let mut json = Vec::new();
     let mut result = Ok(());
     for any in &args.paths {
-        let path = any.require_volume()?;
-        match tree.stat(path, args.dereference) {
-            Ok(attr) if args.json => json.push(listing::attr_json(path, &attr)),
-            Ok(attr) => listing::print_attr(&mut out, &tree, path, &attr, &volume)?,
+        let (found, nodes) = match any {
+            AnyPath::Site(file) => {
+                let found = site_tree::look_at(file, args.dereference).and_then(|entry| {
+                    let target = entry.target.map(|target| target.into_vec());
+                    Ok((site_tree::attr_of(&entry.attr)?, target))
+                });
+                (found, None)
+            }
+            _ => {
+                let (tree, path) = (open.tree()?, any.require_volume()?);
+                let found = tree.stat(path, args.dereference);
+                let found = found.map(|attr| {
+                    let target = listing::link_target(tree, path, &attr);
+                    (attr, target)
+                });
+                (found, volume.as_ref())
+            }
+        };
+        match found {
+            Ok((attr, _)) if args.json => json.push(listing::attr_json(any, &attr)),
+            Ok((attr, target)) => {
+                listing::print_attr(&mut out, any, &attr, target.as_deref(), nodes)?;
+            }
             Err(e) => keep_first(&mut result, any.operation_failure("cannot look at", e)),
         }
     }

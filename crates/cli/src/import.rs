@@ -46,7 +46,7 @@ impl CopyJob<'_> {
         }
         // The first entry moves a new directory to the executor of its own shard. Until then no
         // batch can be run there.
-        let is_spread = self.sides.tree.client().map().first_shards().len() > 1;
+        let is_spread = self.sides.require_volume()?.client().map().first_shards().len() > 1;
         let mut most = if is_new && is_spread { 1 } else { ENTRIES_PER_REQUEST };
         let mut items = new.into_iter().peekable();
         while items.peek().is_some() {
@@ -91,7 +91,8 @@ impl CopyJob<'_> {
                 None => rest.push(item),
             }
         }
-        let (client, cred) = (self.sides.tree.client(), self.sides.tree.cred());
+        let tree = self.sides.require_volume()?;
+        let (client, cred) = (tree.client(), tree.cred());
         let all = client.create_many(cred, dir, new, self.sides.umask, true, None);
         for (mut item, made) in which.into_iter().zip(all) {
             match (made, item.facts.kind) {
@@ -124,13 +125,13 @@ impl CopyJob<'_> {
             }
         }
         let new = which.iter().map(|item| (entry_name(&item.to), item.facts.mode & 0o777));
-        let (client, cred) = (sides.tree.client(), sides.tree.cred());
+        let tree = sides.require_volume()?;
+        let (client, cred) = (tree.client(), tree.cred());
         let made = client.create_unnamed_many(cred, dir, new.collect(), sides.umask);
         let (mut written, mut ended) = (Vec::new(), Ok(()));
         for ((item, mut source), made) in which.into_iter().zip(sources).zip(made) {
-            let opened = made.and_then(|made| {
-                sides.tree.open_unnamed(dir, &entry_name(&item.to), made).map(Box::new)
-            });
+            let opened = made
+                .and_then(|made| tree.open_unnamed(dir, &entry_name(&item.to), made).map(Box::new));
             // The caller copies it alone, which gives the right error. After Ctrl-C the files that
             // were made are only deleted.
             let Ok(file) = opened else {
@@ -171,7 +172,8 @@ impl CopyJob<'_> {
         &mut self,
         written: Vec<(CopyItem, Box<UnnamedFile>)>,
     ) -> CommandResult<Vec<CopyItem>> {
-        let (client, cred) = (self.sides.tree.client(), self.sides.tree.cred());
+        let tree = self.sides.require_volume()?;
+        let (client, cred) = (tree.client(), tree.cred());
         let (mut files, mut commits) = (Vec::new(), Vec::new());
         for (item, mut file) in written {
             match file.close_deferred() {
@@ -265,6 +267,6 @@ fn is_replaced(item: &CopyItem, old: &FileFacts) -> bool {
 fn entry_name(path: &AnyPath) -> Vec<u8> {
     match path {
         AnyPath::Volume(path) => last_component(path).to_vec(),
-        AnyPath::Local(_) => Vec::new(),
+        AnyPath::Local(_) | AnyPath::Site(_) => Vec::new(),
     }
 }

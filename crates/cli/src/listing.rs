@@ -2,18 +2,23 @@
 
 use crate::error::CommandResult;
 use crate::json::{self, NameFields};
+use crate::site_tree;
 use crate::term::{self, TermOutput};
+use crate::volume_path::AnyPath;
 use serde_json::json;
 use std::collections::HashMap;
 use std::io::Write;
 use tatami_client::tree::{VolumeTree, join_path};
 use tatami_cluster::VolumeFile;
+use tatami_remote::{SiteEntry, SiteFile};
 use tatami_wire::{Attr, Errno, InodeKind, Timestamp, XattrClass};
 
 /// One line of a listing.
 pub struct ListingRow {
-    /// The name; for a path that is no directory, the path as given.
+    /// The name; for a path that is no directory, the path.
     pub name: Vec<u8>,
+    /// The path as given, if it is no entry of a directory.
+    pub given: Option<AnyPath>,
     /// The attributes.
     pub attr: Attr,
     /// The target of a symbolic link.
@@ -23,7 +28,7 @@ pub struct ListingRow {
 /// A directory with its entries, or one file.
 pub struct FileListing {
     /// The path.
-    pub path: Vec<u8>,
+    pub path: AnyPath,
     /// The rows are the entries of a directory.
     pub is_dir: bool,
     /// The entries, by name.
@@ -59,7 +64,7 @@ const GAP: usize = 2;
 impl FileListing {
     /// Returns an empty listing, for the files among the arguments of a command.
     pub fn of_arguments() -> FileListing {
-        FileListing { path: Vec::new(), is_dir: false, rows: Vec::new() }
+        FileListing { path: AnyPath::Volume(Vec::new()), is_dir: false, rows: Vec::new() }
     }
 }
 
@@ -83,7 +88,7 @@ pub fn read_listing(
     if is_dir {
         for name in [b".".as_slice(), b".."].into_iter().filter(|_| dots) {
             let attr = tree.stat(&join_path(path, name), true)?;
-            rows.push(ListingRow { name: name.to_vec(), attr, target: None });
+            rows.push(ListingRow { name: name.to_vec(), given: None, attr, target: None });
         }
         for entry in tree.read_dir(path, true)? {
             let below = join_path(path, &entry.name);
@@ -97,14 +102,48 @@ pub fn read_listing(
                 },
             };
             let target = link_target(tree, &below, &attr);
-            rows.push(ListingRow { name: entry.name.into_vec(), attr, target });
+            rows.push(ListingRow { name: entry.name.into_vec(), given: None, attr, target });
         }
     } else {
         let attr = if is_link { tree.stat(path, false)? } else { followed };
         let target = link_target(tree, path, &attr);
-        rows.push(ListingRow { name: path.to_vec(), attr, target });
+        let given = Some(AnyPath::Volume(path.to_vec()));
+        rows.push(ListingRow { name: path.to_vec(), given, attr, target });
     }
-    Ok(FileListing { path: path.to_vec(), is_dir, rows })
+    Ok(FileListing { path: AnyPath::Volume(path.to_vec()), is_dir, rows })
+}
+
+/// As [`read_listing`], of a path on another site.
+///
+/// # Errors
+/// Those of the site.
+pub fn read_site_listing(file: &SiteFile, itself: bool, dots: bool) -> Result<FileListing, Errno> {
+    let row = |entry: SiteEntry, given: Option<AnyPath>| -> Result<ListingRow, Errno> {
+        let attr = site_tree::attr_of(&entry.attr)?;
+        let target = entry.target.map(|target| target.into_vec());
+        Ok(ListingRow { name: entry.name.into_vec(), given, attr, target })
+    };
+    let path = AnyPath::Site(file.clone());
+    let mut own = row(site_tree::look_at(file, false)?, Some(path.clone()))?;
+    own.name = site_tree::path_of(file).to_vec();
+    let is_link = own.attr.kind == InodeKind::Symlink;
+    let followed = match is_link && !itself {
+        true => site_tree::look_at(file, true).and_then(|entry| site_tree::attr_of(&entry.attr)),
+        false => Ok(own.attr.clone()),
+    };
+    if itself || followed.map_or(own.attr.kind, |attr| attr.kind) != InodeKind::Dir {
+        return Ok(FileListing { path, is_dir: false, rows: vec![own] });
+    }
+    let mut rows = Vec::new();
+    for name in [b".".as_slice(), b".."].into_iter().filter(|_| dots) {
+        let mut dot = row(site_tree::look_at(&site_tree::append_name(file, name), true)?, None)?;
+        dot.name = name.to_vec();
+        rows.push(dot);
+    }
+    for entry in site_tree::list(file)? {
+        rows.push(row(entry, None)?);
+    }
+    Ok(FileListing { path, is_dir: true, rows })
 }
 
 /// Leaves out hidden names, and sorts the rows.
@@ -127,15 +166,18 @@ pub fn select_rows(found: &mut FileListing, style: &ListingStyle) {
     }
 }
 
-fn link_target(tree: &VolumeTree, path: &[u8], attr: &Attr) -> Option<Vec<u8>> {
+/// Returns the target of a symbolic link of the volume.
+pub fn link_target(tree: &VolumeTree, path: &[u8], attr: &Attr) -> Option<Vec<u8>> {
     (attr.kind == InodeKind::Symlink).then(|| tree.read_link(path).unwrap_or_default())
 }
 
 impl ListingRow {
     /// Returns the object for `ls --json`.
     pub fn to_json(&self, found: &FileListing) -> serde_json::Value {
-        let path =
-            if found.is_dir { join_path(&found.path, &self.name) } else { self.name.clone() };
+        let path = match &self.given {
+            Some(given) => given.clone(),
+            None => found.path.join(&self.name),
+        };
         let mut value = attr_json(&path, &self.attr);
         if let Some(target) = &self.target {
             NameFields::new("target", &target[..]).add_to(&mut value);
@@ -158,7 +200,7 @@ fn kind_name(kind: InodeKind) -> &'static str {
 }
 
 /// Returns attributes as JSON, for scripts.
-pub fn attr_json(path: &[u8], attr: &Attr) -> serde_json::Value {
+pub fn attr_json(path: &AnyPath, attr: &Attr) -> serde_json::Value {
     // A program can set any time. One that a number does not hold is 285 million years away.
     let time = |t: Timestamp| {
         let sec = t.sec.clamp(-json::EXACT_MAX, json::EXACT_MAX);
@@ -178,7 +220,15 @@ pub fn attr_json(path: &[u8], attr: &Attr) -> serde_json::Value {
         "atime": time(attr.atime),
         "btime": time(attr.btime),
     });
-    NameFields::new("path", path).add_to(&mut value);
+    let bytes = match path {
+        AnyPath::Site(file) => {
+            value["site"] = json!(file.site.to_string());
+            site_tree::path_of(file).to_vec()
+        }
+        AnyPath::Volume(path) => path.clone(),
+        AnyPath::Local(_) => path.to_bytes(),
+    };
+    NameFields::new("path", &bytes[..]).add_to(&mut value);
     value
 }
 
@@ -247,6 +297,19 @@ impl AccountNames {
         AccountNames(text.lines().filter_map(entry).collect())
     }
 
+    /// No names: those of another site are not known here.
+    fn unknown() -> AccountNames {
+        AccountNames(HashMap::new())
+    }
+
+    /// Returns the names of users and of groups for a path.
+    fn load_for(path: &AnyPath) -> (AccountNames, AccountNames) {
+        match path {
+            AnyPath::Site(_) => (AccountNames::unknown(), AccountNames::unknown()),
+            _ => (AccountNames::load_file("/etc/passwd"), AccountNames::load_file("/etc/group")),
+        }
+    }
+
     fn name_of(&self, id: u32) -> String {
         self.0.get(&id).cloned().unwrap_or_else(|| id.to_string())
     }
@@ -266,12 +329,11 @@ fn kind_mark(attr: &Attr) -> &'static str {
 
 impl ListingStyle {
     /// Returns the name with what the options add. In a long listing a link shows its target.
-    fn format_name(&self, row: &ListingRow, is_entry: bool) -> String {
-        let mut name = term::escape_name(&row.name);
-        if !is_entry {
-            // A path as the user writes it.
-            name.insert(0, ':');
-        }
+    fn format_name(&self, row: &ListingRow) -> String {
+        let mut name = match &row.given {
+            Some(given) => given.to_string(),
+            None => term::escape_name(&row.name),
+        };
         if self.inode {
             name = format!("{} {name}", row.attr.ino.0);
         }
@@ -321,16 +383,16 @@ pub fn print_listing(
     style: &ListingStyle,
 ) -> CommandResult {
     if !style.long {
-        let names: Vec<String> =
-            found.rows.iter().map(|row| style.format_name(row, found.is_dir)).collect();
+        let names: Vec<String> = found.rows.iter().map(|row| style.format_name(row)).collect();
         match style.width {
             Some(width) => write!(out, "{}", arrange_columns(&names, width))?,
             None => names.iter().try_for_each(|name| writeln!(out, "{name}"))?,
         }
         return Ok(());
     }
-    let (users, groups) =
-        (AccountNames::load_file("/etc/passwd"), AccountNames::load_file("/etc/group"));
+    let (users, groups) = AccountNames::load_for(&found.path);
+    let none = AccountNames::unknown();
+    let is_there = |row: &ListingRow| row.given.as_ref().is_some_and(AnyPath::is_site);
     let lines: Vec<[String; 7]> = found
         .rows
         .iter()
@@ -345,11 +407,11 @@ pub fn print_listing(
             [
                 mode_text(&row.attr),
                 row.attr.nlink.to_string(),
-                users.name_of(row.attr.uid),
-                groups.name_of(row.attr.gid),
+                if is_there(row) { &none } else { &users }.name_of(row.attr.uid),
+                if is_there(row) { &none } else { &groups }.name_of(row.attr.gid),
                 size,
                 time_text(row.attr.mtime),
-                style.format_name(row, found.is_dir),
+                style.format_name(row),
             ]
         })
         .collect();
@@ -365,16 +427,15 @@ pub fn print_listing(
 /// Prints one file's attributes as text.
 pub fn print_attr(
     out: &mut TermOutput,
-    tree: &VolumeTree,
-    path: &[u8],
+    path: &AnyPath,
     attr: &Attr,
-    volume: &VolumeFile,
+    target: Option<&[u8]>,
+    volume: Option<&VolumeFile>,
 ) -> CommandResult {
-    let (users, groups) =
-        (AccountNames::load_file("/etc/passwd"), AccountNames::load_file("/etc/group"));
-    let mut name = format!(":{}", term::escape_name(path));
-    if let Some(target) = link_target(tree, path, attr) {
-        name = format!("{name} -> {}", term::escape_name(&target));
+    let (users, groups) = AccountNames::load_for(path);
+    let mut name = path.to_string();
+    if let Some(target) = target {
+        name = format!("{name} -> {}", term::escape_name(target));
     }
     writeln!(out, "{name}")?;
     writeln!(
@@ -395,7 +456,7 @@ pub fn print_attr(
         groups.name_of(attr.gid),
         attr.gid
     )?;
-    if attr.kind == InodeKind::File {
+    if let Some(volume) = volume.filter(|_| attr.kind == InodeKind::File) {
         let nodes: Vec<String> = attr
             .layout
             .all_objects()

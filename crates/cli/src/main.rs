@@ -72,6 +72,8 @@ mod root_dir;
 mod run_cmd;
 mod session;
 mod shard_plan;
+mod site_tree;
+mod site_usage;
 mod ssh_session;
 mod start_process;
 mod started_parts;

@@ -53,6 +53,9 @@ pub fn run(args: &MvArgs) -> CommandResult {
             "put a colon in front: tatami mv :/FILE :/DIR/; within this machine, use mv",
         ));
     }
+    for site in std::iter::once(to).chain(from).filter(|path| path.is_site()) {
+        site.require_volume()?;
+    }
     if is_standard_stream(to) || from.iter().any(is_standard_stream) {
         return Err(CommandFailure::usage("- is a stream of bytes, and cannot be moved")
             .try_this("tatami cp - :/FILE"));

@@ -96,6 +96,10 @@ fn locate_path(any: &AnyPath) -> CommandResult<LocatedPath> {
             return Ok(LocatedPath { dir: None, node: None, path: path.clone() });
         }
         AnyPath::Local(path) => path,
+        AnyPath::Site(_) => {
+            any.require_volume()?;
+            return Err(CommandFailure::usage(any.to_string()));
+        }
     };
     let found = local.canonicalize().context(|| format!("cannot find {any}"))?;
     let mount =

@@ -49,6 +49,9 @@ pub fn run(args: &SyncArgs) -> CommandResult {
             "put a colon in front: tatami sync DIR :/DIR; within this machine, use rsync",
         ));
     }
+    for site in [from, to].into_iter().filter(|path| path.is_site()) {
+        site.require_volume()?;
+    }
     if [from, to].into_iter().any(is_standard_stream) {
         return Err(CommandFailure::usage("- is a stream of bytes, and has no size or time")
             .try_this("tatami cp - :/FILE"));

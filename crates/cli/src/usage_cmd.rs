@@ -3,9 +3,11 @@
 use crate::error::{CommandResult, keep_first};
 use crate::json::{NameFields, wide_number};
 use crate::session::{FoundPath, VolumeSessions};
+use crate::site_tree;
+use crate::site_usage;
 use crate::term::{self, TermOutput};
 use crate::volume_dir::VolumeArgs;
-use crate::volume_path::{AnyPath, volume_failure};
+use crate::volume_path::AnyPath;
 use std::io::Write;
 use tatami_client::UsageSum;
 
@@ -41,7 +43,7 @@ pub struct DuArgs {
     /// Print help
     #[arg(long, action = clap::ArgAction::Help)]
     help: Option<bool>,
-    /// Paths on a mount, or in the volume with a colon in front
+    /// Paths on a mount, in the volume with a colon in front, or on another site: host:/path
     #[arg(default_value = ":/")]
     paths: Vec<AnyPath>,
 }
@@ -57,13 +59,23 @@ pub fn run(args: &DuArgs) -> CommandResult {
     let mut total = UsageSum::default();
     let mut sessions = VolumeSessions::new(&args.at);
     for any in &args.paths {
-        let FoundPath { tree, path, .. } = sessions.find_path(any)?;
         let bar = term::new_spinner("scanning");
         let mut found = 0;
-        let usage = tree.sum_usage(&path, &mut |more| {
+        let mut count = |more| {
             found += more;
             bar.set_message(format!("{found} names"));
-        });
+        };
+        let usage = match any {
+            AnyPath::Site(file) => site_usage::sum_usage(file, &mut count),
+            _ => {
+                let FoundPath { tree, path, .. } = sessions.find_path(any)?;
+                tree.sum_usage(&path, &mut count)
+            }
+        };
+        let place = |path: &[u8]| match any {
+            AnyPath::Site(file) => AnyPath::Site(site_tree::with_path(file, path)),
+            _ => AnyPath::Volume(path.to_vec()),
+        };
         bar.finish_and_clear();
         let usage = match usage {
             Ok(usage) => usage,
@@ -73,8 +85,7 @@ pub fn run(args: &DuArgs) -> CommandResult {
             }
         };
         for (path, errno) in &usage.failed {
-            let what = format!("cannot look into :{}", term::escape_name(path));
-            keep_first(&mut result, volume_failure(&what, *errno));
+            keep_first(&mut result, place(path).operation_failure("cannot look into", *errno));
         }
         let Some((top, whole)) = usage.paths.last() else { continue };
         total.size = total.size.saturating_add(whole.size);
@@ -89,10 +100,13 @@ pub fn run(args: &DuArgs) -> CommandResult {
                     "files": used.files, "directories": used.dirs,
                     "size": wide_number(used.size), "used": wide_number(used.blocks * BLOCK),
                 });
+                if let AnyPath::Site(file) = any {
+                    one["site"] = serde_json::json!(file.site.to_string());
+                }
                 NameFields::new("path", &path[..]).add_to(&mut one);
                 json.push(one);
             } else {
-                writeln!(out, "{}\t:{}", format_amount(args, used), term::escape_name(path))?;
+                writeln!(out, "{}\t{}", format_amount(args, used), place(path))?;
             }
         }
     }

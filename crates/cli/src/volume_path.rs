@@ -1,6 +1,8 @@
-//! Paths on the command line: in the volume (`:/dir/file`) or on this machine.
+//! Paths on the command line: in the volume (`:/dir/file`), on this machine, or on a machine of
+//! another site (`host:/dir/file`).
 
 use crate::error::{CommandFailure, CommandResult};
+use crate::site_tree;
 use crate::term;
 use crate::volume_dir::VolumeDir;
 use rustix::process::{getegid, geteuid, getgroups};
@@ -8,7 +10,8 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::OnceLock;
-use tatami_client::tree::VolumeTree;
+use tatami_client::tree::{VolumeTree, join_path};
+use tatami_remote::SiteFile;
 use tatami_wire::{Cred, Errno, GROUPS_MAX, NodeId};
 
 /// A path as given.
@@ -18,18 +21,28 @@ pub enum AnyPath {
     Volume(Vec<u8>),
     /// On this machine.
     Local(PathBuf),
+    /// On a machine of another site.
+    Site(SiteFile),
 }
 
-impl From<OsString> for AnyPath {
-    /// `:/a`, `:a` and `tatami:/a` are paths in the volume. A local file with a name that begins
-    /// with a colon is written `./:name`.
-    fn from(text: OsString) -> AnyPath {
+impl AnyPath {
+    /// `:/a`, `:a` and `tatami:/a` are paths in the volume; `host:/a`, `user@host:a` and
+    /// `tatami://host/a` are on another site. A local file with a colon in its name is written
+    /// `./name`.
+    ///
+    /// # Errors
+    /// A sentence: the text before the colon is no address.
+    pub fn parse(text: OsString) -> Result<AnyPath, String> {
         let bytes = text.as_bytes();
+        let is_url = bytes.starts_with(b"tatami://");
         let rest = bytes.strip_prefix(b":").or_else(|| bytes.strip_prefix(b"tatami:"));
-        match rest {
-            Some(rest) if rest.starts_with(b"/") => AnyPath::Volume(rest.to_vec()),
-            Some(rest) => AnyPath::Volume([b"/", rest].concat()),
-            None => AnyPath::Local(text.into()),
+        match rest.filter(|_| !is_url) {
+            Some(rest) if rest.starts_with(b"/") => Ok(AnyPath::Volume(rest.to_vec())),
+            Some(rest) => Ok(AnyPath::Volume([b"/", rest].concat())),
+            None => match SiteFile::parse_place(bytes) {
+                Some(file) => file.map(AnyPath::Site),
+                None => Ok(AnyPath::Local(text.into())),
+            },
         }
     }
 }
@@ -43,11 +56,15 @@ impl clap::builder::TypedValueParser for AnyPathParser {
 
     fn parse_ref(
         &self,
-        _: &clap::Command,
+        command: &clap::Command,
         _: Option<&clap::Arg>,
         value: &OsStr,
     ) -> Result<AnyPath, clap::Error> {
-        Ok(value.to_owned().into())
+        AnyPath::parse(value.to_owned()).map_err(|why| {
+            let name = term::escape_name(value.as_bytes());
+            let text = format!("{why}\n\n  tip: a local file with a colon is written ./{name}\n");
+            clap::Error::raw(clap::error::ErrorKind::ValueValidation, text).with_cmd(command)
+        })
     }
 }
 
@@ -65,6 +82,10 @@ impl std::fmt::Display for AnyPath {
         match self {
             AnyPath::Volume(path) => write!(f, ":{}", term::escape_name(path)),
             AnyPath::Local(path) => f.write_str(&term::escape_name(path.as_os_str().as_bytes())),
+            AnyPath::Site(file) => {
+                let path = term::escape_name(file.path.as_os_str().as_bytes());
+                write!(f, "{}{path}", file.prefix())
+            }
         }
     }
 }
@@ -85,7 +106,26 @@ impl AnyPath {
                     term::escape_name(name.as_os_str().as_bytes())
                 )))
             }
+            AnyPath::Site(_) => {
+                let what = format!("{self} is on another site, and this command is for volumes");
+                Err(CommandFailure::usage(what)
+                    .try_this("ls, cat, stat, mkdir, rm, cp and du work on other sites"))
+            }
         }
+    }
+
+    /// Returns the path with a name appended.
+    pub fn join(&self, name: &[u8]) -> AnyPath {
+        match self {
+            AnyPath::Volume(path) => AnyPath::Volume(join_path(path, name)),
+            AnyPath::Local(path) => AnyPath::Local(path.join(OsStr::from_bytes(name))),
+            AnyPath::Site(file) => AnyPath::Site(site_tree::append_name(file, name)),
+        }
+    }
+
+    /// Whether the path is on another site.
+    pub fn is_site(&self) -> bool {
+        matches!(self, AnyPath::Site(_))
     }
 
     /// Returns the path as the user writes it, for JSON.
@@ -93,12 +133,19 @@ impl AnyPath {
         match self {
             AnyPath::Volume(path) => [b":", &path[..]].concat(),
             AnyPath::Local(path) => path.as_os_str().as_bytes().to_vec(),
+            AnyPath::Site(file) => {
+                [file.prefix().as_bytes(), file.path.as_os_str().as_bytes()].concat()
+            }
         }
     }
 
     /// Returns a failure for this path, with a remedy for the error number.
     pub fn operation_failure(&self, what: &str, errno: Errno) -> CommandFailure {
-        volume_failure(&format!("{what} {self}"), errno)
+        let what = format!("{what} {self}");
+        match self {
+            AnyPath::Site(file) => site_tree::site_failure(file, &what, errno),
+            _ => volume_failure(&what, errno),
+        }
     }
 }
 
@@ -165,13 +212,17 @@ mod tests {
 
     #[test]
     fn a_colon_means_the_volume() {
-        let parse = |text: &str| AnyPath::from(OsString::from(text));
+        let parse = |text: &str| AnyPath::parse(OsString::from(text)).expect("a path");
         assert_eq!(parse(":/a/b"), AnyPath::Volume(b"/a/b".to_vec()));
         assert_eq!(parse("tatami:/a"), AnyPath::Volume(b"/a".to_vec()));
         assert_eq!(parse(":a"), AnyPath::Volume(b"/a".to_vec()));
         assert_eq!(parse(":"), AnyPath::Volume(b"/".to_vec()));
-        assert_eq!(parse("a:/b"), AnyPath::Local("a:/b".into()));
         assert_eq!(parse("./:a"), AnyPath::Local("./:a".into()));
+        assert_eq!(parse("./a:/b"), AnyPath::Local("./a:/b".into()));
+        for site in ["a:/b", "me@a:b", "tatami://a:22/b"] {
+            assert!(parse(site).is_site() && parse(site).to_string() == site, "{site}");
+        }
+        assert!(AnyPath::parse(OsString::from("-a:/b")).is_err());
         let text = parse("/dir/f").require_volume().expect_err("local").report();
         assert!(text.contains(":/dir/f"), "{text}");
     }

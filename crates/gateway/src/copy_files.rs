@@ -2,8 +2,8 @@
 //! written. A new file has no name before it is complete. Where the file system can have files
 //! without a name, nothing of it is left even if this process is killed.
 
-use crate::gateway_files::{FILES_MAX, not_open, refuse};
 use crate::path_calls::{attr_of_file, change_file, failed, is_kind, read_attr};
+use crate::refusal::{FILES_MAX, not_open, refuse};
 use crate::tree_removal::split_path;
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, SeekFrom, linkat, openat, renameat, seek, unlinkat,

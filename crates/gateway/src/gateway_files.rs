@@ -3,14 +3,13 @@
 use crate::copy_files::CopyFiles;
 use crate::lock_watch::LockWatch;
 use crate::path_calls::{self, SiteListing};
-use crate::tree_removal::TreeRemoval;
+use crate::refusal::{FILES_MAX, not_open, path_of, refuse};
+use crate::tree_removal::SiteTreeRemoval;
 use rustix::io::Errno;
 use std::collections::HashMap;
-use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Read;
-use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use tatami_layout::{Shape, View};
 use tatami_remote::{
     BYTES_MAX, FileOpen, RemoteCall, RemoteFailure, RemoteReply, SiteStat, sum_bytes,
@@ -20,31 +19,17 @@ use tatami_tiled::{
     machine, stat,
 };
 
-/// Most files that one process at the other site may have open here.
-pub(crate) const FILES_MAX: usize = 65_536;
-
 /// The open files, by the numbers that the other side has chosen.
 pub(crate) struct GatewayFiles {
     watch: LockWatch,
     files: HashMap<u64, RankFile>,
     copies: CopyFiles,
     listing: Option<SiteListing>,
-    removal: Option<TreeRemoval>,
-}
-
-pub(crate) fn refuse(errno: Errno, what: &str) -> RemoteFailure {
-    RemoteFailure { errno: errno.raw_os_error(), what: what.to_owned() }
+    removal: Option<SiteTreeRemoval>,
 }
 
 fn failure(error: TiledError) -> RemoteFailure {
     RemoteFailure { errno: error.errno.raw_os_error(), what: error.to_string() }
-}
-
-pub(crate) fn path_of(bytes: &[u8]) -> Result<&Path, RemoteFailure> {
-    match bytes.is_empty() || bytes.contains(&0) {
-        true => Err(refuse(Errno::INVAL, "no path of a file")),
-        false => Ok(Path::new(OsStr::from_bytes(bytes))),
-    }
 }
 
 /// The hints of an open: the file is an ordinary one, also on a mount of a volume.
@@ -204,7 +189,7 @@ impl GatewayFiles {
                 let known = self.removal.take().filter(|known| known.number() == removal);
                 let mut work = match known {
                     Some(work) => work,
-                    None => TreeRemoval::begin(path_of(&path)?, removal)?,
+                    None => SiteTreeRemoval::begin(path_of(&path)?, removal)?,
                 };
                 let step = work.remove_some();
                 self.removal = (!step.is_last).then_some(work);
@@ -231,10 +216,6 @@ impl GatewayFiles {
     fn find(&self, file: u64) -> Result<&RankFile, RemoteFailure> {
         self.files.get(&file).ok_or_else(not_open)
     }
-}
-
-pub(crate) fn not_open() -> RemoteFailure {
-    refuse(Errno::BADF, "the file is not open")
 }
 
 fn one_byte() -> Result<Shape, RemoteFailure> {

@@ -7,6 +7,7 @@ mod gateway_files;
 mod gateway_loop;
 mod lock_watch;
 mod path_calls;
+mod refusal;
 mod tree_removal;
 
 pub use gateway_loop::{GatewayError, serve_gateway};

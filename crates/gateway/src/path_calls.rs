@@ -1,6 +1,6 @@
 //! Calls on names: attributes, listings, directories and links.
 
-use crate::gateway_files::refuse;
+use crate::refusal::refuse;
 use rustix::fs::{
     AtFlags, CWD, Dir, Gid, Mode, OFlags, Statx, StatxFlags, StatxTimestamp, Timespec, Timestamps,
     Uid, makedev, openat, readlinkat, statx,

@@ -30,7 +30,7 @@ struct OpenLevel {
 }
 
 /// A removal at work.
-pub(crate) struct TreeRemoval {
+pub(crate) struct SiteTreeRemoval {
     number: u64,
     /// The directory of the top.
     parent: OwnedFd,
@@ -56,12 +56,12 @@ pub(crate) fn split_path(path: &Path) -> Result<(&Path, &OsStr), Errno> {
     Ok((Path::new(OsStr::from_bytes(dir)), OsStr::from_bytes(name)))
 }
 
-impl TreeRemoval {
+impl SiteTreeRemoval {
     /// Looks at the path. Nothing is removed yet.
     ///
     /// # Errors
     /// It does not exist, or has no name.
-    pub(crate) fn begin(path: &Path, number: u64) -> Result<TreeRemoval, RemoteFailure> {
+    pub(crate) fn begin(path: &Path, number: u64) -> Result<SiteTreeRemoval, RemoteFailure> {
         let (dir, name) = split_path(path).map_err(failed)?;
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let parent = openat(CWD, dir, flags, Mode::empty()).map_err(failed)?;
@@ -72,7 +72,7 @@ impl TreeRemoval {
         }
         let (name, step) = (name.to_owned(), SiteRemoval::default());
         let levels = Vec::new();
-        Ok(TreeRemoval { number, parent, top, name, levels, step, bytes: 0, has_begun: false })
+        Ok(SiteTreeRemoval { number, parent, top, name, levels, step, bytes: 0, has_begun: false })
     }
 
     pub(crate) fn number(&self) -> u64 {
@@ -228,7 +228,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     fn remove_all(path: &Path) -> SiteRemoval {
-        let mut work = TreeRemoval::begin(path, 1).expect("it is there");
+        let mut work = SiteTreeRemoval::begin(path, 1).expect("it is there");
         let mut all = SiteRemoval::default();
         while !all.is_last {
             let step = work.remove_some();
@@ -269,7 +269,7 @@ mod tests {
         fs::create_dir_all(&kept).expect("made");
         fs::write(kept.join("f"), "kept").expect("written");
         fs::create_dir_all(top.join("a")).expect("made");
-        let mut work = TreeRemoval::begin(&top, 1).expect("it is there");
+        let mut work = SiteTreeRemoval::begin(&top, 1).expect("it is there");
         work.remove_entry("top".into(), Some(FileType::Directory));
         work.has_begun = true;
         fs::rename(top.join("a"), top.join("b")).expect("renamed");

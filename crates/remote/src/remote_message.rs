@@ -244,7 +244,7 @@ pub enum RemoteCall {
         /// Where the search begins.
         from: u64,
     },
-    /// Opens a file to be written by `Write` and `SetSize`. `FinishSink` gives it its name. → `Done`
+    /// Opens a file for `Write` and `SetSize`. It gets its name by `FinishSink`. → `Done`
     OpenSink {
         /// The number of the file.
         file: u64,

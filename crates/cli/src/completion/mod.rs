@@ -254,7 +254,11 @@ fn complete_path(
     volume_only: bool,
     join: &dyn Fn(&[u8]) -> Vec<u8>,
 ) -> CandidateList {
-    if let AnyPath::Local(_) = AnyPath::from(OsString::from_vec(value.to_vec())) {
+    let parsed = AnyPath::parse(OsString::from_vec(value.to_vec()));
+    if let Ok(AnyPath::Site(_)) | Err(_) = parsed {
+        return CandidateList::words(Vec::new());
+    }
+    if let Ok(AnyPath::Local(_)) = parsed {
         return match (volume_only, value.is_empty()) {
             (false, _) => CandidateList::of_kind(CandidateKind::LocalFiles),
             // The word goes on behind the slash.
