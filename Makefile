@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help quickstart quickstart-cluster check test test-libraries test-upgrade fuzz soak bench predict bench-hosts bench-mpi lint install deb tools packages fmt
+.PHONY: help quickstart quickstart-cluster quickstart-remote check test test-libraries test-upgrade fuzz soak bench predict bench-hosts bench-mpi lint install deb tools packages fmt
 
 # The compiler is pinned (rust-toolchain.toml). Where rustup has not got it yet, it is fetched; where
 # it cannot be fetched, the default compiler does, and a word says so.
@@ -31,6 +31,9 @@ quickstart: ## start four nodes on this machine, run LAMMPS and PnetCDF on them
 
 quickstart-cluster: ## the same on four hosts of namespaces, by ssh and under Slurm; as root
 	@scripts/quickstart-cluster.sh
+
+quickstart-remote: ## programs of Open MPI and MPICH on one host write files on another, by ssh; as root
+	@scripts/quickstart-remote.sh
 
 check: ## format, clippy and unit tests: no root, no packages, two minutes when built
 	@scripts/check.sh

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the missing Debian packages for the named purposes: build, test, jobs,
-# mpi, shared, libraries, sources, gfarm, hosts, slurm, peers, deb.
+# mpi, shared, libraries, sources, gfarm, hosts, sites, slurm, peers, deb.
 # Does nothing where all are installed.
 set -euo pipefail
 
@@ -26,6 +26,8 @@ declare -A packages=(
   [deb]="debhelper dpkg-dev lintian systemd"
   # Hosts of the end-to-end tests: namespaces with a network, a login on each, and wrong clocks.
   [hosts]="faketime iproute2 openssh-client openssh-server util-linux"
+  # Programs whose files lie on another host, and the file system that they are measured against.
+  [sites]="hdf5-tools libhdf5-mpich-dev libpnetcdf-dev netcdf-bin sshfs"
   # Batch jobs on these hosts, and the headers of the SPANK plugin.
   [slurm]="libslurm-dev munge slurm-client slurmctld slurmd"
   # The programs that the end-to-end tests run on mounts.
