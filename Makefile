@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help quickstart quickstart-cluster quickstart-remote check test test-libraries test-upgrade fuzz soak bench predict bench-hosts bench-mpi lint install deb tools packages fmt
+.PHONY: help quickstart quickstart-cluster quickstart-remote check test test-libraries test-upgrade fuzz soak bench predict bench-hosts bench-remote bench-mpi lint install deb tools packages fmt
 
 # The compiler is pinned (rust-toolchain.toml). Where rustup has not got it yet, it is fetched; where
 # it cannot be fetched, the default compiler does, and a word says so.
@@ -84,6 +84,14 @@ bench-hosts: ## measure a volume on 4 and on 16 hosts of namespaces: start, stop
 	cargo build --quiet --locked --release --bin tatami --bin measure-hosts
 	cargo build --quiet --locked --release -p tatami-preload
 	TATAMI_BIN=target/release/tatami target/release/measure-hosts
+
+bench-remote: ## measure files on another site: two hosts of namespaces, beside TCP, scp and sshfs
+	@scripts/packages.sh build mpi hosts sites
+	cargo build --quiet --locked --release -p tatami-cli -p tatami-capi -p tatami-preload
+	cargo build --quiet --locked --release -p tatami-tests --bin measure-remote
+	$(MAKE) --silent -C mpi IO=../target/release BUILD=../target/release/mpi
+	mpicc.openmpi -O2 mpi-bench/remote.c -lpnetcdf -o target/release/remote_bench
+	TATAMI_BIN=target/release/tatami target/release/measure-remote
 
 lint: packages $(TOOLS)/cargo-deny ## format, clippy, licences and origin of dependencies
 	@scripts/lint.sh

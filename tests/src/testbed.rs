@@ -272,6 +272,20 @@ impl HostBed {
         self.run_in_switch(&format!("ip link set {} down", self.hosts[at].port));
     }
 
+    /// Limits what passes to and from a host to this rate, in the words of tc(8); `None`: no limit.
+    pub fn limit_rate(&self, at: usize, rate: Option<&str>) {
+        let host = &self.hosts[at];
+        // The end in the switch shapes what the host receives, its own end what it sends.
+        let line = |device: &str| match rate {
+            Some(rate) => format!(
+                "tc qdisc replace dev {device} root tbf rate {rate} burst 128k latency 50ms"
+            ),
+            None => format!("tc qdisc delete dev {device} root 2>/dev/null || true"),
+        };
+        self.run_in_switch(&line(&host.port));
+        run(&mut host.command(&line("eth0")));
+    }
+
     /// Takes the link of a host up again.
     pub fn plug_in(&self, at: usize) {
         self.run_in_switch(&format!("ip link set {} up", self.hosts[at].port));

@@ -41,6 +41,7 @@ PasswordAuthentication no
 PrintMotd no
 PidFile none
 MaxStartups 100
+Subsystem sftp internal-sftp
 CONFIG
   echo "$name" >"$own/etc/hostname"
   tr -d - </proc/sys/kernel/random/uuid >"$own/etc/machine-id"
