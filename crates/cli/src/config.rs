@@ -348,14 +348,17 @@ mod tests {
         }
     }
 
-    /// Returns some value of the key that is not its default; `n` chooses.
+    /// Returns some value of the key; `n` chooses, and the next `n` another one.
     fn sample(key: &ConfigKey, n: u64) -> (String, KeyValue) {
         match key.range {
             keys::KeyRange::Bool => {
                 let flip = key.default_value(Path::new("/")) == KeyValue::Bool(n.is_multiple_of(2));
                 (flip.to_string(), KeyValue::Bool(flip))
             }
-            keys::KeyRange::Int(min, _) => ((min + n).to_string(), KeyValue::Int(min + n)),
+            keys::KeyRange::Int(min, max) => {
+                let value = min + n % (max - min).saturating_add(1);
+                (value.to_string(), KeyValue::Int(value))
+            }
             keys::KeyRange::OneOf(words) => {
                 let word = words[n as usize % words.len()];
                 (word.to_owned(), KeyValue::Text(word.to_owned()))

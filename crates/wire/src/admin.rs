@@ -192,10 +192,12 @@ impl ClusterMap {
         }
     }
 
-    /// Gives a node another address, its `moved`th after the first. An earlier one changes nothing.
+    /// Gives a node another address, its `moved`th after the first. An earlier one changes nothing,
+    /// and neither does one of a removed node, of which only the state is kept.
     pub fn move_node(&mut self, id: NodeId, address: &str, moved: u32) {
-        let known = self.nodes.iter_mut().find(|node| node.id == id && node.moved < moved);
-        if let Some(node) = known {
+        let is_older = |node: &NodeInfo| node.state != NodeState::Removed && node.moved < moved;
+        let known = self.nodes.iter_mut().find(|node| node.id == id);
+        if let Some(node) = known.filter(|node| is_older(node)) {
             self.epoch += u64::from(moved - node.moved);
             (node.address, node.moved) = (address.to_owned(), moved);
         }
@@ -217,8 +219,8 @@ impl ClusterMap {
                 self.nodes.push(NodeInfo { state: NodeState::Serving, ..node.clone() });
                 self.epoch += 1;
             }
-            self.advance_node(node.id, node.state);
             self.move_node(node.id, &node.address, node.moved);
+            self.advance_node(node.id, node.state);
         }
         for shard in 0..count {
             let more = other.moves[shard].saturating_sub(self.moves[shard]);
