@@ -117,6 +117,10 @@ fn files_are_copied_both_ways() {
     two.run("cd /srv/data; echo old > f; ln f g; ln -s h l; echo old > h");
     one.run("echo new > /srv/new; for n in f l; do tatami cp /srv/new siteb:/srv/data/$n; done");
     two.run("cd /srv/data; test -L l; cat f g h | uniq -c | grep -q '3 new'");
+    // By another address of that machine a copy over itself would empty the file.
+    let said = one.ask(&format!("tatami cp siteb:/srv/data/f {}:/srv/data/g", two.address()));
+    assert!(said.code == Some(1) && said.err.contains("are the same file"), "{said:?}");
+    two.run("grep -q new /srv/data/g");
     one.run(
         "echo piped | tatami cp - siteb:/srv/data/p; tatami cp siteb:/srv/data/p - | grep -q piped",
     );

@@ -15,7 +15,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use tatami_client::RemovalEvent;
 use tatami_client::tree::{VolumeTree, join_path};
-use tatami_remote::{SiteAttr, SiteChange, SiteFile};
+use tatami_remote::{SiteAttr, SiteChange, SiteFile, own_machine_id};
 use tatami_wire::{Attr, Errno, Ino, InodeKind, SetAttr, Timestamp, XattrClass};
 
 /// Symbolic links followed in one path before it counts as a loop, as in Linux.
@@ -517,9 +517,15 @@ fn change_of(preserved: Option<&FileFacts>) -> SiteChange {
 
 fn facts_of_site(file: &SiteFile, found: &SiteAttr) -> Result<FileFacts, Errno> {
     let attr = site_tree::attr_of(found)?;
+    // Two addresses may lead to one machine, or to this one.
+    let machine = site_tree::session_of(file)?.machine();
+    if !machine.is_empty() && machine == own_machine_id() {
+        return Ok(FileFacts { identity: (found.dev, found.ino), ..facts_of_attr(&attr) });
+    }
+    let site = Some(&file.site).filter(|_| machine.is_empty());
     // No device number of this machine has the highest bit.
     let mut hasher = std::hash::DefaultHasher::new();
-    (&file.site, found.dev).hash(&mut hasher);
+    (site, machine, found.dev).hash(&mut hasher);
     let device = (hasher.finish() | 1 << 63) & !2;
     Ok(FileFacts { identity: (device, found.ino), ..facts_of_attr(&attr) })
 }

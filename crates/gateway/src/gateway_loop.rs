@@ -4,7 +4,7 @@ use crate::gateway_files::GatewayFiles;
 use crate::lock_watch::LockWatch;
 use std::io::{self, BufReader, Read, Write};
 use std::os::fd::AsFd;
-use tatami_remote::{REMOTE_PROTOCOL, RemoteCall, SiteGreeting, format_greeting};
+use tatami_remote::{RemoteCall, SiteGreeting, format_greeting};
 use tatami_wire::frame::{self, FrameClass, FrameError};
 
 /// Bytes that are received at a time where calls are short.
@@ -29,11 +29,7 @@ pub enum GatewayError {
 /// [`GatewayError`].
 pub fn serve_gateway(input: impl Read + AsFd, mut output: impl Write) -> Result<(), GatewayError> {
     let watch = LockWatch::start(input.as_fd().try_clone_to_owned()?)?;
-    let greeting = SiteGreeting {
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        protocol: REMOTE_PROTOCOL,
-        name: rustix::system::uname().nodename().to_string_lossy().into_owned(),
-    };
+    let greeting = SiteGreeting::of_this_machine(env!("CARGO_PKG_VERSION"));
     output.write_all(format_greeting(&greeting).as_bytes())?;
     output.flush()?;
     let mut input = BufReader::with_capacity(BUFFER, input);

@@ -21,7 +21,7 @@ mod ssh_link;
 pub use remote_message::{
     BYTES_MAX, FileOpen, GREETING, REMOTE_PROTOCOL, RemoteCall, RemoteFailure, RemoteReply,
     SiteAttr, SiteChange, SiteEntry, SiteGreeting, SiteRemoval, SiteStat, format_greeting,
-    sum_bytes,
+    own_machine_id, sum_bytes,
 };
 pub use remote_session::{RemoteError, RemoteSession};
 pub use site_address::{SiteAddress, SiteFile, SiteMap};

@@ -21,6 +21,26 @@ pub struct SiteGreeting {
     pub protocol: u32,
     /// The name that the machine gives itself.
     pub name: String,
+    /// Its machine id, or an empty text: two addresses may lead to one machine.
+    #[serde(default)]
+    pub machine: String,
+}
+
+impl SiteGreeting {
+    /// Returns the greeting of this machine. `version` is that of `tatami`.
+    pub fn of_this_machine(version: &str) -> SiteGreeting {
+        SiteGreeting {
+            version: version.to_owned(),
+            protocol: REMOTE_PROTOCOL,
+            name: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            machine: own_machine_id(),
+        }
+    }
+}
+
+/// Returns the id of this machine, or an empty text.
+pub fn own_machine_id() -> String {
+    std::fs::read_to_string("/etc/machine-id").unwrap_or_default().trim().to_owned()
 }
 
 /// Returns the greeting line.

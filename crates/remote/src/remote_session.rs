@@ -143,6 +143,13 @@ impl RemoteSession {
         RemoteError { errno: Errno::PROTO, what: format!("{}: an odd reply", self.site) }
     }
 
+    /// Returns the id of the machine there, or an empty text.
+    pub fn machine(&self) -> String {
+        self.with_state(|state| {
+            state.link.as_ref().map(|link| link.machine.clone()).unwrap_or_default()
+        })
+    }
+
     /// Keeps other threads away from the session until [`RemoteSession::end_turn`] by this thread:
     /// the calls in between belong together.
     pub fn begin_turn(&self) {

@@ -28,12 +28,19 @@ const SAID_MAX: u64 = 2000;
 const CROWDED: [&str; 3] =
     ["kex_exchange_identification", "Connection reset by", "Connection closed by"];
 
+/// The end of a link of which ssh says nothing.
+const ENDED: &str = "the connection has ended";
+/// How often a login with such an end is repeated.
+const ENDS_MAX: u32 = 4;
+
 /// A running ssh, and the stream through it.
 #[derive(Debug)]
 pub(crate) struct SshLink {
     pub(crate) stream: BufReader<UnixStream>,
     child: Child,
     said: File,
+    /// The machine id there, or an empty text.
+    pub(crate) machine: String,
 }
 
 impl SshLink {
@@ -45,14 +52,17 @@ impl SshLink {
         if !site.is_valid() {
             return Err(format!("{:?} is no name of a host or user", site.host));
         }
-        let (start, mut pause) = (Instant::now(), CROWD_PAUSE);
+        let (start, mut pause, mut ends) = (Instant::now(), CROWD_PAUSE, 0);
         loop {
             match SshLink::try_open(site) {
-                // The ranks of a job log in at once, and sshd drops some of so many.
+                // The ranks of a job log in at once, and sshd drops some of so many. An I/O process
+                // that was killed at its start says nothing.
                 Err(why)
-                    if CROWDED.iter().any(|words| why.contains(words))
-                        && start.elapsed() < CROWD_WAIT =>
+                    if (why == ENDED && ends < ENDS_MAX)
+                        || (CROWDED.iter().any(|words| why.contains(words))
+                            && start.elapsed() < CROWD_WAIT) =>
                 {
+                    ends += u32::from(why == ENDED);
                     // Nothing tells when sshd has room again.
                     #[allow(clippy::disallowed_methods)]
                     std::thread::sleep(pause);
@@ -78,10 +88,16 @@ impl SshLink {
         // Its copies of the far end must not outlive the start, or its end would go unnoticed.
         drop(command);
         near.set_read_timeout(Some(GREETING_WAIT)).map_err(failed)?;
-        let mut link = SshLink { stream: BufReader::with_capacity(BUFFER, near), child, said };
+        let mut link = SshLink {
+            stream: BufReader::with_capacity(BUFFER, near),
+            child,
+            said,
+            machine: String::new(),
+        };
         match link.read_greeting() {
             Ok(greeting) if greeting.protocol == REMOTE_PROTOCOL => {
                 link.stream.get_ref().set_read_timeout(None).map_err(failed)?;
+                link.machine = greeting.machine;
                 Ok(link)
             }
             Ok(greeting) => Err(format!(
@@ -132,7 +148,7 @@ impl SshLink {
             (_, Some(127), _) => "tatami is not found there: install it, or name its directory by \
                                   the hint path"
                 .to_owned(),
-            (.., "") => "the connection has ended".to_owned(),
+            (.., "") => ENDED.to_owned(),
             (.., said) => said.to_owned(),
         }
     }

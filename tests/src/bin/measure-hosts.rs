@@ -93,8 +93,8 @@ fn measure_start(count: usize) -> Value {
     json!({ "hosts": count, "up": up, "again": again, "down": down, "ssh": ssh })
 }
 
-/// Measures what passes between two hosts: bytes and names, beside bare TCP. `encryption` is that of
-/// the volume.
+/// Measures what passes between two hosts: bytes and names, beside bare TCP. `encryption` is that
+/// of the volume.
 fn measure_passing(encryption: &str) -> Value {
     let bed = HostBed::start(&["n1", "n2"]);
     let (one, two) = (bed.host(0), bed.host(1));
