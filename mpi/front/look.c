@@ -55,36 +55,29 @@ static int look(const char *path, int flags)
   return found >= 0 ? found : -1;
 }
 
+/* The mode is an argument only where the call may make a file. */
 static mode_t mode_of(int flags, va_list arguments)
 {
   return (flags & O_CREAT) != 0 || (flags & O_TMPFILE) == O_TMPFILE ? va_arg(arguments, mode_t) : 0;
 }
 
-int open(const char *path, int flags, ...)
-{
-  static int (*next)(const char *, int, ...);
-  if (next == NULL)
-    find_next(&next, "open");
-  va_list arguments;
-  va_start(arguments, flags);
-  mode_t mode = mode_of(flags, arguments);
-  va_end(arguments);
-  int found = look(path, flags);
-  return found >= 0 ? found : next(path, flags, mode);
-}
+/* The C library has both names, for programs with and without large files. */
+#define LOOKING_OPEN(name)                                                                                             \
+  int name(const char *path, int flags, ...)                                                                           \
+  {                                                                                                                    \
+    static int (*next)(const char *, int, ...);                                                                        \
+    if (next == NULL)                                                                                                  \
+      find_next(&next, #name);                                                                                         \
+    va_list arguments;                                                                                                 \
+    va_start(arguments, flags);                                                                                        \
+    mode_t mode = mode_of(flags, arguments);                                                                           \
+    va_end(arguments);                                                                                                 \
+    int found = look(path, flags);                                                                                     \
+    return found >= 0 ? found : next(path, flags, mode);                                                               \
+  }
 
-int open64(const char *path, int flags, ...)
-{
-  static int (*next)(const char *, int, ...);
-  if (next == NULL)
-    find_next(&next, "open64");
-  va_list arguments;
-  va_start(arguments, flags);
-  mode_t mode = mode_of(flags, arguments);
-  va_end(arguments);
-  int found = look(path, flags);
-  return found >= 0 ? found : next(path, flags, mode);
-}
+LOOKING_OPEN(open)
+LOOKING_OPEN(open64)
 
 int ncmpi_open(uintptr_t comm, const char *path, int mode, uintptr_t info, int *file)
 {

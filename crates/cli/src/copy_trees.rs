@@ -176,7 +176,7 @@ impl CopyTrees<'_> {
             return Ok(found);
         }
         if let AnyPath::Site(dir) = path {
-            for entry in site_tree::list(dir)? {
+            for entry in site_tree::list_dir(dir)? {
                 let facts = facts_of_site(dir, &entry.attr)?;
                 found.insert(entry.name.into_vec(), facts);
             }
@@ -207,7 +207,7 @@ impl CopyTrees<'_> {
                 Ok(names)
             }
             AnyPath::Site(dir) => {
-                let entries = site_tree::list(dir)?;
+                let entries = site_tree::list_dir(dir)?;
                 Ok(entries.into_iter().map(|entry| entry.name.into_vec()).collect())
             }
         }
@@ -502,7 +502,7 @@ impl CopyTrees<'_> {
                 rustix::fs::utimensat(rustix::fs::CWD, path, &times_of(facts.mtime), flags)
                     .map_err(|e| Errno(e.raw_os_error()))
             }
-            AnyPath::Site(file) => site_tree::change(file, change_of(Some(facts))),
+            AnyPath::Site(file) => site_tree::change_attrs(file, change_of(Some(facts))),
         }
     }
 }

@@ -1,4 +1,5 @@
-//! `tatami gateway`: the I/O process for a program of another site, whose ssh starts it.
+//! `tatami gateway`: the I/O process for a program of another site. The ssh of that program starts
+//! it.
 
 use crate::error::{CommandFailure, CommandResult, FailureContext};
 use std::fs::File;

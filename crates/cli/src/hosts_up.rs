@@ -435,7 +435,8 @@ fn move_nodes(
     let answers = status::ask_all_nodes(place, volume);
     let running = volume.nodes.iter().zip(&answers).find(|(_, answer)| answer.is_ok());
     if let Some((entry, _)) = running {
-        // A daemon that was started on its host has told its new address to the others.
+        // A daemon that starts on a host with a new address sends that address to the other
+        // daemons.
         let mut known = volume.clone();
         known.merge_map(&rebalance_cmd::merge_maps(place, volume)?);
         let addresses =

@@ -140,7 +140,7 @@ pub fn read_site_listing(file: &SiteFile, itself: bool, dots: bool) -> Result<Fi
         dot.name = name.to_vec();
         rows.push(dot);
     }
-    for entry in site_tree::list(file)? {
+    for entry in site_tree::list_dir(file)? {
         rows.push(row(entry, None)?);
     }
     Ok(FileListing { path, is_dir: true, rows })

@@ -1,4 +1,4 @@
-//! The new address of a node whose machine has another one than the volume knows.
+//! The new address of a node: its machine no longer has the address in the file of the volume.
 //!
 //! The daemon finds it at its start, listens there, and tells all other nodes, which tell the
 //! mounts. The count of a node's addresses says which one is the newest.

@@ -90,8 +90,8 @@ pub fn look_at(file: &SiteFile, follow: bool) -> Result<SiteEntry, Errno> {
 }
 
 /// Returns the entries of a directory, by name.
-pub fn list(file: &SiteFile) -> Result<Vec<SiteEntry>, Errno> {
-    let mut entries = session_of(file)?.list(path_of(file)).map_err(errno_of)?;
+pub fn list_dir(file: &SiteFile) -> Result<Vec<SiteEntry>, Errno> {
+    let mut entries = session_of(file)?.list_dir(path_of(file)).map_err(errno_of)?;
     entries.sort_unstable_by(|a, b| a.name.cmp(&b.name));
     Ok(entries)
 }
@@ -107,8 +107,8 @@ pub fn make_link(file: &SiteFile, target: &[u8]) -> Result<(), Errno> {
 }
 
 /// Changes the attributes of a path.
-pub fn change(file: &SiteFile, change: SiteChange) -> Result<(), Errno> {
-    session_of(file)?.change(path_of(file), change).map_err(errno_of)
+pub fn change_attrs(file: &SiteFile, change: SiteChange) -> Result<(), Errno> {
+    session_of(file)?.change_attrs(path_of(file), change).map_err(errno_of)
 }
 
 /// Removes an empty directory.

@@ -48,7 +48,7 @@ pub fn sum_usage(file: &SiteFile, watch: &mut dyn FnMut(u64)) -> Result<Usage, E
                 sum: UsageSum { files: 0, dirs: 1, size: 0, blocks },
                 todo: Vec::new(),
             };
-            match site_tree::list(&dir) {
+            match site_tree::list_dir(&dir) {
                 Ok(entries) => {
                     watch(entries.len() as u64);
                     for entry in entries {

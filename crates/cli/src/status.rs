@@ -241,8 +241,8 @@ fn collect_report(place: &VolumeDir, volume: &VolumeFile) -> StatusReport {
     report
 }
 
-/// Names the nodes that speak an older protocol than others: an upgrade is under way, or somebody
-/// has forgotten them.
+/// Names the nodes with an older protocol than the newest one in the volume. An administrator has
+/// not upgraded them yet.
 fn describe_upgrade(nodes: &[NodeReport]) -> Option<String> {
     let newest = nodes.iter().filter_map(|node| node.protocol).max()?;
     let older = nodes.iter().filter(|node| node.protocol.is_some_and(|spoken| spoken < newest));

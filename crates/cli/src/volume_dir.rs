@@ -452,7 +452,7 @@ impl VolumeDir {
         let with_key = self.load_key().is_ok_and(|key| key.is_some());
         let endpoint = self.node_endpoint(entry, with_key);
         let reply = self.call_daemon(&endpoint, timeout, volume, entry, call);
-        // Its machine may have a new address, of which the daemons know.
+        // Its machine may have a new address. The daemons of this machine have it in their map.
         let newer = match &reply {
             Err(AdminCallError::Connect(_)) => self.find_newer_address(volume, entry),
             _ => None,

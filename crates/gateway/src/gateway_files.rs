@@ -171,7 +171,7 @@ impl GatewayFiles {
             }
             RemoteCall::List { path, listing, piece } => {
                 let known = self.listing.take();
-                let (reply, rest) = path_calls::list(known, path_of(&path)?, listing, piece)?;
+                let (reply, rest) = path_calls::list_piece(known, path_of(&path)?, listing, piece)?;
                 self.listing = rest;
                 Ok(reply)
             }
@@ -182,7 +182,7 @@ impl GatewayFiles {
                 path_calls::make_link(path_of(&path)?, path_of(&target)?).map(done)
             }
             RemoteCall::Change { path, change } => {
-                path_calls::change(path_of(&path)?, change).map(done)
+                path_calls::change_attrs(path_of(&path)?, change).map(done)
             }
             RemoteCall::RemoveDir { path } => path_calls::remove_dir(path_of(&path)?).map(done),
             RemoteCall::RemoveTree { path, removal } => {

@@ -1,6 +1,6 @@
-//! The I/O process for programs of another site (`tatami gateway`). It carries out the calls of one
-//! process there on ordinary files here, one after the other. It runs as the user who logged in,
-//! and can do no more than that user. It ends with its input, and then nothing of it is left.
+//! The I/O process for programs of another site (`tatami gateway`). One process there sends calls.
+//! This one carries them out on ordinary files, one after the other. It runs as the user who logged
+//! in, and can do no more than that user. It ends with its input, and then nothing of it is left.
 
 mod copy_files;
 mod gateway_files;

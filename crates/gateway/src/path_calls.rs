@@ -92,7 +92,7 @@ pub(crate) fn open_dir(at: impl AsFd, path: &Path, follow: bool) -> Result<(Owne
 }
 
 /// Lists piece `piece`. `known` is the listing of the pieces before.
-pub(crate) fn list(
+pub(crate) fn list_piece(
     known: Option<SiteListing>,
     path: &Path,
     number: u64,
@@ -155,7 +155,7 @@ fn times_of((tv_sec, nsec): (i64, u32)) -> Timestamps {
     Timestamps { last_access: omit, last_modification: modified }
 }
 
-pub(crate) fn change(path: &Path, change: SiteChange) -> Result<(), RemoteFailure> {
+pub(crate) fn change_attrs(path: &Path, change: SiteChange) -> Result<(), RemoteFailure> {
     if let Some(mode) = change.mode {
         rustix::fs::chmod(path, Mode::from_raw_mode(mode & 0o7777)).map_err(failed)?;
     }

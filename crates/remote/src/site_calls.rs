@@ -39,7 +39,7 @@ impl RemoteSession {
     ///
     /// # Errors
     /// As for opendir(3) and stat(2), and those of the link.
-    pub fn list(&self, path: &[u8]) -> Result<Vec<SiteEntry>, RemoteError> {
+    pub fn list_dir(&self, path: &[u8]) -> Result<Vec<SiteEntry>, RemoteError> {
         for _ in 1..LISTINGS_MAX {
             match self.list_once(path) {
                 Err(error) if error.errno == Errno::STALE => {}
@@ -91,7 +91,7 @@ impl RemoteSession {
     ///
     /// # Errors
     /// As for chmod(2) and utimensat(2), and those of the link.
-    pub fn change(&self, path: &[u8], change: SiteChange) -> Result<(), RemoteError> {
+    pub fn change_attrs(&self, path: &[u8], change: SiteChange) -> Result<(), RemoteError> {
         self.done(&RemoteCall::Change { path: bytes_of(path), change })
     }
 
