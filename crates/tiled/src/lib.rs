@@ -35,6 +35,7 @@ pub mod token;
 pub mod volume;
 
 mod begun;
+mod block_cache;
 mod collective_open;
 mod container;
 mod container_backing;
@@ -56,6 +57,7 @@ mod rank_table;
 mod reader;
 mod remote_engine;
 mod sharing;
+mod small_pieces;
 mod tiled_engine;
 mod unordered;
 mod wholelock;

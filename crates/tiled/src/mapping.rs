@@ -1,7 +1,7 @@
-//! Files mapped into memory and shared with other processes, word by word.
+//! Files mapped into memory and shared with other processes.
 //!
-//! Nothing here is ever seen as bytes or as a slice: other processes store into the same pages, so
-//! each access is an atomic word.
+//! Nothing here is ever seen as bytes or as a slice: other processes store into the same pages. An
+//! access of this process is an atomic word, or a copy by the kernel.
 
 use rustix::fd::AsFd;
 use rustix::io::Errno;
@@ -9,7 +9,28 @@ use rustix::mm::{MapFlags, MsyncFlags, ProtFlags};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 
-/// The first bytes of a file, shared with all processes that map it.
+/// Most places of one [`Mapping::copy_into_places`]: as many as the kernel takes.
+pub const PLACES_MAX: usize = 1024;
+
+/// Maps a range of a file.
+fn map_shared(
+    file: impl AsFd,
+    offset: u64,
+    len: usize,
+    writable: bool,
+) -> Result<NonNull<u8>, Errno> {
+    let protection = match writable {
+        true => ProtFlags::READ | ProtFlags::WRITE,
+        false => ProtFlags::READ,
+    };
+    // SAFETY: the kernel chooses the address, so nothing that exists is replaced.
+    let at = unsafe {
+        rustix::mm::mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, file, offset)
+    }?;
+    NonNull::new(at.cast()).ok_or(Errno::NOMEM)
+}
+
+/// A range of a file, shared with all processes that map it.
 #[derive(Debug)]
 pub struct Mapping {
     at: NonNull<u8>,
@@ -30,16 +51,66 @@ impl Mapping {
     /// # Errors
     /// `EINVAL` for no bytes; the errors of mmap(2), `ENODEV` for a file system without mappings.
     pub fn new(file: impl AsFd, len: usize, writable: bool) -> Result<Mapping, Errno> {
-        let protection = match writable {
-            true => ProtFlags::READ | ProtFlags::WRITE,
-            false => ProtFlags::READ,
-        };
-        // SAFETY: the kernel chooses the address, so nothing that exists is replaced.
-        let at = unsafe {
-            rustix::mm::mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, file, 0)
-        }?;
-        let at = NonNull::new(at.cast()).ok_or(Errno::NOMEM)?;
+        let at = map_shared(file, 0, len, writable)?;
         Ok(Mapping { at, len, writable })
+    }
+
+    /// Maps `len` bytes of `file` from byte `offset` on, a multiple of the page size, for
+    /// [`Mapping::copy_into_places`]. They need not exist.
+    ///
+    /// # Errors
+    /// As for [`Mapping::new`].
+    pub fn for_copies(file: impl AsFd, offset: u64, len: usize) -> Result<Mapping, Errno> {
+        Ok(Mapping { at: map_shared(file, offset, len, true)?, len, writable: true })
+    }
+
+    /// Copies `bytes`, piece after piece, to `places` in the mapping: offsets and lengths, at most
+    /// [`PLACES_MAX`]. The kernel copies, so a page that cannot be had (past the end of the file,
+    /// or on a full disk) ends the copy and is no signal. Returns the number of bytes copied.
+    ///
+    /// # Errors
+    /// `EFAULT`: the first page cannot be had. `EPERM`, `ENOSYS`: this machine forbids such copies.
+    /// `EINVAL`: a place is not in the mapping, or there are more than bytes.
+    pub fn copy_into_places(
+        &self,
+        places: &[(usize, usize)],
+        bytes: &[u8],
+    ) -> Result<usize, Errno> {
+        let fits = |(at, len): &(usize, usize)| at.checked_add(*len).is_some_and(|e| e <= self.len);
+        let all = places.iter().map(|(_, len)| len).sum::<usize>();
+        if !self.writable || places.len() > PLACES_MAX || all > bytes.len() {
+            return Err(Errno::INVAL);
+        }
+        if !places.iter().all(fits) {
+            return Err(Errno::INVAL);
+        }
+        let into: Vec<libc::iovec> = places
+            .iter()
+            .map(|(at, len)| libc::iovec {
+                iov_base: self.at.as_ptr().wrapping_add(*at).cast(),
+                iov_len: *len,
+            })
+            .collect();
+        let from = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: all };
+        // SAFETY: every place lies in the mapping, of which no reference exists. The kernel only
+        // reads `bytes`.
+        let copied = unsafe {
+            libc::process_vm_readv(
+                libc::getpid(),
+                into.as_ptr(),
+                into.len() as libc::c_ulong,
+                &raw const from,
+                1,
+                0,
+            )
+        };
+        match usize::try_from(copied) {
+            Ok(copied) => Ok(copied),
+            Err(_) => {
+                let error = std::io::Error::last_os_error();
+                Err(Errno::from_io_error(&error).unwrap_or(Errno::IO))
+            }
+        }
     }
 
     /// Bytes mapped.

@@ -7,6 +7,7 @@ use crate::flags::Flags;
 use crate::hints::Hints;
 use crate::machine;
 use crate::memory::Buffer;
+use crate::small_pieces::{PieceWriter, for_each_stretch};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use std::fs::{File, OpenOptions};
@@ -22,6 +23,9 @@ pub struct PlainEngine {
     delete: bool,
     hints: Hints,
     scratch: Vec<u8>,
+    writer: PieceWriter,
+    /// A stretch of the file around pieces that are read together.
+    stretch: Vec<u8>,
 }
 
 /// Bytes that are packed at a time.
@@ -58,37 +62,34 @@ impl PlainEngine {
         let file = open_options(flags).open(path).context("open", path)?;
         let delete = flags.contains(Flags::DELETE_ON_CLOSE);
         let (path, hints) = (path.to_path_buf(), hints.clone());
-        Ok(PlainEngine { file, path, delete, hints, scratch: Vec::new() })
+        let writer = PieceWriter::new(&file, flags.can_read());
+        let (scratch, stretch) = (Vec::new(), Vec::new());
+        Ok(PlainEngine { file, path, delete, hints, scratch, writer, stretch })
     }
 
-    fn read_extents(&self, view: &View, stream: u64, bytes: &mut [u8]) -> Result<()> {
+    /// Reads the pieces of the view. Pieces that lie close together are read at once, with what is
+    /// between them.
+    fn read_pieces(&mut self, view: &View, stream: u64, bytes: &mut [u8]) -> Result<()> {
+        let (file, stretch) = (&self.file, &mut self.stretch);
+        let longest = if self.hints.sieve { self.hints.read_buffer } else { 0 };
         let mut done = 0;
-        for (offset, len) in view.extents(stream, bytes.len() as u64) {
-            let part = &mut bytes[done..][..len as usize];
-            read_full(&self.file, part, offset).context("read", &self.path)?;
-            done += len as usize;
-        }
-        Ok(())
-    }
-
-    /// Reads the whole stretch of the file around the bytes at once, if they are at least a quarter
-    /// of it. Returns whether it did.
-    fn read_sieved(&mut self, view: &View, stream: u64, bytes: &mut [u8]) -> Result<bool> {
-        let len = bytes.len() as u64;
-        let (first, last) = (view.offset_of(stream), view.offset_of(stream + len - 1));
-        let span = last.saturating_sub(first).saturating_add(1);
-        if !self.hints.sieve || span > len.saturating_mul(4) {
-            return Ok(false);
-        }
-        let mut whole = vec![0; span as usize];
-        read_full(&self.file, &mut whole, first).context("read", &self.path)?;
-        let mut done = 0;
-        for (offset, len) in view.extents(stream, len) {
-            let (at, len) = ((offset - first) as usize, len as usize);
-            bytes[done..done + len].copy_from_slice(&whole[at..at + len]);
-            done += len;
-        }
-        Ok(true)
+        for_each_stretch(view.extents(stream, bytes.len() as u64), longest, |first, pieces| {
+            let [.., (last, len)] = *pieces else { return Ok(()) };
+            if pieces.len() == 1 {
+                read_full(file, &mut bytes[done..][..len as usize], first)?;
+                done += len as usize;
+                return Ok(());
+            }
+            stretch.resize((last + len - first) as usize, 0);
+            read_full(file, stretch, first)?;
+            for (offset, len) in pieces {
+                let (at, len) = ((offset - first) as usize, *len as usize);
+                bytes[done..done + len].copy_from_slice(&stretch[at..at + len]);
+                done += len;
+            }
+            Ok(())
+        })
+        .context("read", &self.path)
     }
 }
 
@@ -125,12 +126,9 @@ impl Engine for PlainEngine {
                     &self.scratch[..]
                 }
             };
-            let mut done = 0;
-            for (offset, len) in view.extents(stream + from, len as u64) {
-                let part = &bytes[done..][..len as usize];
-                self.file.write_all_at(part, offset).context("write", &self.path)?;
-                done += len as usize;
-            }
+            let pieces = view.extents(stream + from, len as u64);
+            let done = self.writer.write_pieces(&self.file, pieces, bytes);
+            let done = done.context("write", &self.path)?;
             // The view has ended: a file has no more offsets.
             if done < len {
                 return Err(TiledError::new("write", &self.path, Errno::FBIG));
@@ -147,17 +145,14 @@ impl Engine for PlainEngine {
         while from < all {
             let len = (all - from).min(self.hints.read_buffer as u64) as usize;
             if let Some(bytes) = into.dense_slice_mut(from, len) {
-                if !self.read_sieved(view, stream + from, bytes)? {
-                    self.read_extents(view, stream + from, bytes)?;
-                }
+                self.read_pieces(view, stream + from, bytes)?;
             } else {
                 let mut bytes = std::mem::take(&mut self.scratch);
                 bytes.resize(len, 0);
-                if !self.read_sieved(view, stream + from, &mut bytes)? {
-                    self.read_extents(view, stream + from, &mut bytes)?;
-                }
+                let read = self.read_pieces(view, stream + from, &mut bytes);
                 into.scatter(from, &bytes);
                 self.scratch = bytes;
+                read?;
             }
             from += len as u64;
         }

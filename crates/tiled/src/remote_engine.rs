@@ -7,7 +7,11 @@
 //! for it (hint `tatami_write_behind`), writes are sent behind, and small ones that follow one
 //! another are gathered. They are visible to others and on the disk after a sync or close, and
 //! after each access in atomic mode.
+//!
+//! In such a file, and in one that is opened for reading alone, small reads bring the bytes around
+//! them along. They are forgotten at each sync, at a new view, and at a write.
 
+use crate::block_cache::{BLOCK, BlockCache};
 use crate::collective_open::CollectiveOpen;
 use crate::engine::Engine;
 use crate::error::{Result, TiledError};
@@ -25,6 +29,8 @@ use tatami_remote::{BYTES_MAX, FileOpen, RemoteError, RemoteSession, SiteFile, S
 
 /// Most bytes of small writes that are gathered.
 const GATHER_MAX: usize = 256 << 10;
+/// A read of at least as many bytes brings no others along.
+const AHEAD_BELOW: usize = 4 * BLOCK as usize;
 /// Bytes of a scattered buffer that are packed for one read.
 const PACK: usize = 16 << 20;
 
@@ -162,6 +168,8 @@ pub struct RemoteEngine {
     /// Small writes that follow one another, from this stream position on.
     gathered: (u64, Vec<u8>),
     scratch: Vec<u8>,
+    /// Bytes that were read ahead; `None` where other ranks of the open may write.
+    ahead: Option<BlockCache>,
 }
 
 impl RemoteEngine {
@@ -177,7 +185,8 @@ impl RemoteEngine {
         token: &OpenToken,
     ) -> Result<RemoteEngine> {
         let missing = || TiledError::new("open", path, Errno::INVAL);
-        let behind = hints.write_behind.unwrap_or(token.ranks == 1);
+        let is_alone = token.ranks == 1;
+        let behind = hints.write_behind.unwrap_or(is_alone);
         let SiteTicket { file, token } = token.remote.clone().ok_or_else(missing)?;
         let opened = RemoteSession::with_site(&file.site).and_then(|session| {
             let number = session.open(describe_open(&file, flags, hints), rank, token)?;
@@ -186,7 +195,8 @@ impl RemoteEngine {
         let (session, number) = opened.map_err(|error| fail("open", path, error))?;
         let file = Arc::new(RemoteFile { session, number, path: path.to_path_buf() });
         let (gathered, scratch) = ((0, Vec::new()), Vec::new());
-        Ok(RemoteEngine { file, view: None, behind, gathered, scratch })
+        let ahead = (is_alone || !flags.can_write()).then(BlockCache::default);
+        Ok(RemoteEngine { file, view: None, behind, gathered, scratch, ahead })
     }
 
     /// The open file, for its lock and pointer.
@@ -218,12 +228,46 @@ impl RemoteEngine {
             return Ok(());
         }
         self.send_gathered()?;
+        self.forget_ahead();
         let mut bytes = Vec::new();
         view.encode(&mut bytes);
         let sent = self.file.session.set_view(self.file.number, bytes);
         self.file.check("set the view of", sent)?;
         self.view = Some(view.clone());
         Ok(())
+    }
+
+    fn forget_ahead(&mut self) {
+        if let Some(ahead) = &mut self.ahead {
+            ahead.clear();
+        }
+    }
+
+    /// Reads into `bytes`; returns the bytes read, fewer at the end of the file.
+    fn read_bytes(&mut self, stream: u64, bytes: &mut [u8]) -> Result<u64> {
+        let file = &self.file;
+        let read = |stream: u64, bytes: &mut [u8]| {
+            let read = file.session.read(file.number, stream, bytes);
+            file.check("read", read)
+        };
+        let Some(ahead) = self.ahead.as_mut().filter(|_| bytes.len() < AHEAD_BELOW) else {
+            return read(stream, bytes);
+        };
+        let mut done = 0;
+        loop {
+            done += ahead.copy_known(stream + done as u64, &mut bytes[done..]);
+            if done == bytes.len() {
+                return Ok(done as u64);
+            }
+            let at = stream + done as u64;
+            let (start, len) = ahead.choose_range(at, (bytes.len() - done) as u64);
+            self.scratch.resize(len, 0);
+            let got = read(start, &mut self.scratch)?;
+            ahead.insert(start, &self.scratch[..got as usize]);
+            if start + got <= at {
+                return Ok(done as u64);
+            }
+        }
     }
 
     fn is_next(&self, stream: u64, len: u64) -> bool {
@@ -236,6 +280,7 @@ impl RemoteEngine {
 impl Engine for RemoteEngine {
     fn write(&mut self, view: &View, stream: u64, data: &Buffer<'_>) -> Result<()> {
         self.use_view(view)?;
+        self.forget_ahead();
         if !self.is_next(stream, data.len()) {
             self.send_gathered()?;
         }
@@ -279,15 +324,11 @@ impl Engine for RemoteEngine {
         let mut from = 0;
         while from < into.len() {
             let len = (into.len() - from).min(PACK as u64) as usize;
-            let read = |bytes: &mut [u8]| {
-                let read = self.file.session.read(self.file.number, stream + from, bytes);
-                self.file.check("read", read)
-            };
             let got = match into.dense_slice_mut(from, len) {
-                Some(bytes) => read(bytes)?,
+                Some(bytes) => self.read_bytes(stream + from, bytes)?,
                 None => {
                     let mut bytes = vec![0; len];
-                    let got = read(&mut bytes)?;
+                    let got = self.read_bytes(stream + from, &mut bytes)?;
                     into.scatter(from, &bytes[..got as usize]);
                     got
                 }
@@ -307,6 +348,7 @@ impl Engine for RemoteEngine {
 
     fn set_size(&mut self, size: u64) -> Result<()> {
         self.send_gathered()?;
+        self.forget_ahead();
         self.file.check("truncate", self.file.session.set_size(self.file.number, size))
     }
 
@@ -323,10 +365,15 @@ impl Engine for RemoteEngine {
         Ok(())
     }
 
-    fn set_atomic(&mut self, _on: bool) {}
+    fn set_atomic(&mut self, on: bool) {
+        if on {
+            self.ahead = None;
+        }
+    }
 
     fn seal_piece(&mut self, durable: bool) -> Result<Vec<u8>> {
         let sent = self.send_gathered();
+        self.forget_ahead();
         let sealed = self.file.session.seal(self.file.number, durable);
         self.file.check("sync", sealed).and(sent).map(|()| Vec::new())
     }
@@ -336,5 +383,7 @@ impl Engine for RemoteEngine {
         self.file.check("sync", published)
     }
 
-    fn mark_published(&mut self) {}
+    fn mark_published(&mut self) {
+        self.forget_ahead();
+    }
 }
