@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Runs all checks and tests of the sources. `make test` installs the packages for
 # them. TATAMI_TEST_SCALE (1) multiplies the work of the end-to-end tests. A test
-# that cannot run here fails; with TATAMI_TEST_MUST_RUN=0 it is skipped.
+# that cannot run here fails; with TATAMI_TEST_MUST_RUN=0 it is skipped. Tests that hang are ended
+# after TATAMI_TEST_SECONDS (3300; without a limit in long form).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 start=$SECONDS
@@ -24,7 +25,16 @@ cargo build --quiet --locked --workspace --all-targets
 make --silent -C mpi IO=../target/debug tests
 export TATAMI_TEST_MUST_RUN=${TATAMI_TEST_MUST_RUN:-1}
 status=0
-cargo test --locked --workspace --no-fail-fast 2>&1 | tee "$log" || status=$?
+limit=${TATAMI_TEST_SECONDS:-3300}
+if [ "${TATAMI_TEST_SCALE:-1}" -gt 1 ]; then limit=${TATAMI_TEST_SECONDS:-0}; fi
+# A test that hangs has been named by "has been running for over 60 seconds" before the end.
+run_tests() {
+  local result=0
+  timeout --kill-after=60 "$limit" cargo test --locked --workspace "$@" 2>&1 | tee --append "$log" || result=$?
+  if [ "$result" = 124 ]; then echo "the tests were ended after $limit s" | tee --append "$log"; fi
+  return "$result"
+}
+run_tests --no-fail-fast || status=$?
 
 # The same tests with each node on a host of its own: a telling part of them, or all in long form.
 some=(names:: unlinked:: tiled:: shared:: mpi_programs::mpi4py relayout::nodes visibility::names
@@ -33,8 +43,10 @@ all=(coreutils delegations files lent locks mpi_programs model names posix relay
   tiled unlinked visibility)
 echo "== tests on hosts"
 if [ "${TATAMI_TEST_SCALE:-1}" -gt 1 ]; then some=("${all[@]/%/::}"); fi
-TATAMI_TEST_HOSTS=1 cargo test --locked --workspace --test e2e -- "${some[@]}" --skip silent:: 2>&1 |
-  tee --append "$log" || status=$?
+# After a hang there may be no time left for them.
+if [ "$status" != 124 ]; then
+  TATAMI_TEST_HOSTS=1 run_tests --test e2e -- "${some[@]}" --skip silent:: || status=$?
+fi
 
 # Every test binary reports "test result: ok. 3 passed; 0 failed; …".
 awk -v seconds=$((SECONDS - start)) '
