@@ -136,6 +136,30 @@ fn libraries_write_the_same_files_on_another_site() {
     }
 }
 
+/// LAMMPS writes its dumps to the other site. It begins its restart files with fwrite(3), which knows
+/// no other site, so these are left out.
+#[test]
+fn lammps_writes_its_dumps_to_another_site() {
+    let Some(bed) = start_sites() else { return };
+    let _turn = ONE_AT_A_TIME.lock();
+    let one = bed.host(0);
+    bed.install_file(&sources().parent().expect("the workspace").join("examples/in.melt"));
+    let job = |launcher: &str, dir: &str| {
+        let script = format!("/restart/d; s,melt[.](dump|atom),{dir}/&,");
+        one.run(&format!(
+            "{SETTINGS} sed -E '{script}' /usr/local/bin/in.melt > /srv/disk/in && {launcher} -n 3 \
+             lmp -in /srv/disk/in -log none -screen none -var edge 5 -var steps 100"
+        ));
+    };
+    job("mpirun.openmpi", "/srv/disk");
+    job("tatami mpirun --launcher mpirun.openmpi", "/site");
+    for name in ["melt.dump.mpiio", "melt.atom.mpiio"] {
+        one.run(&format!("test -s /srv/disk/{name}"));
+        one.run(&format!("ssh siteb cat /srv/data/{name} | cmp - /srv/disk/{name}"));
+    }
+    expect_nothing_left(&bed, "melt.atom.mpiio\nmelt.dump.mpiio");
+}
+
 /// Installs a program in Python that writes a known pattern, and returns the command that runs it
 /// with the layer. Debian's own Python has mpi4py for Open MPI.
 fn install_steady(bed: &HostBed, ranks: u32) -> String {
