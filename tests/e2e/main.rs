@@ -4,6 +4,7 @@
 //! `cargo test -p tatami-tests --test e2e -- MODULE::` runs those of one module.
 
 mod another_site;
+mod another_site_backends;
 mod another_site_files;
 mod away;
 mod bulk;

@@ -1,9 +1,9 @@
 //! The command line as a whole. The arguments of a command are defined beside its code.
 
 use crate::{
-    completion, config_cmd, copy, dir_cmd, down, exec, files, fsck_cmd, host_serve, job_cmd,
-    manual, mount_cmd, move_cmd, mpi_cmd, node_cmd, recover_cmd, relayout_cmd, run_cmd, status,
-    sync_cmd, up, usage_cmd, volume_cmd, where_cmd,
+    completion, config_cmd, copy, dir_cmd, down, exec, files, fsck_cmd, gateway_cmd, host_serve,
+    job_cmd, manual, mount_cmd, move_cmd, mpi_cmd, node_cmd, recover_cmd, relayout_cmd, run_cmd,
+    status, sync_cmd, up, usage_cmd, volume_cmd, where_cmd,
 };
 
 /// A parallel file system from the local disks of a job's nodes
@@ -349,7 +349,7 @@ at the same path on each. docs/operating/jobs.md has more.")]
     },
     /// Serve a program of another site: started by ssh
     #[command(hide = true)]
-    Gateway,
+    Gateway(gateway_cmd::GatewayArgs),
     /// Find what may stand at the cursor of a command line: for completion scripts
     #[command(hide = true)]
     Complete(completion::CompleteArgs),

@@ -162,7 +162,7 @@ fn run(command: &CliCommand) -> CommandResult {
         CliCommand::Config(args) => config_cmd::run(args),
         CliCommand::Job { command } => job_cmd::run(command),
         CliCommand::Host { command } => host_serve::run(command),
-        CliCommand::Gateway => gateway_cmd::run(),
+        CliCommand::Gateway(args) => gateway_cmd::run(args),
         CliCommand::Complete(args) => completion::print_candidates(args, Cli::command()),
         CliCommand::Completions(args) => manual::print_completions(args, Cli::command()),
         CliCommand::Man(args) => manual::write_pages(args, Cli::command()),

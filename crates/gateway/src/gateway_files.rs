@@ -1,9 +1,11 @@
 //! The files that the process at the other site has open, and its calls on them.
 
+use crate::backend_choice::{choose_backend, hints_of, open_file};
 use crate::copy_files::CopyFiles;
 use crate::lock_watch::LockWatch;
 use crate::path_calls::{self, SiteListing};
-use crate::refusal::{FILES_MAX, not_open, path_of, refuse};
+use crate::refusal::{FILES_MAX, failure, not_open, path_of, refuse};
+use crate::sealed_parts::SealedParts;
 use crate::tree_removal::SiteTreeRemoval;
 use rustix::io::Errno;
 use std::collections::HashMap;
@@ -15,34 +17,29 @@ use tatami_remote::{
     BYTES_MAX, FileOpen, RemoteCall, RemoteFailure, RemoteReply, SiteStat, sum_bytes,
 };
 use tatami_tiled::{
-    Buffer, CollectiveOpen, Environment, Flags, Hints, OpenToken, RankFile, TiledError, begin_open,
+    Buffer, CollectiveOpen, Environment, Flags, OpenToken, RankFile, TiledError, begin_open,
     machine, stat,
 };
+
+/// Most bytes that one rank seals: a reply has this much room.
+const SEALED_MAX: usize = 1 << 19;
 
 /// The open files, by the numbers that the other side has chosen.
 pub(crate) struct GatewayFiles {
     watch: LockWatch,
     files: HashMap<u64, RankFile>,
+    sealed: SealedParts,
     copies: CopyFiles,
     listing: Option<SiteListing>,
     removal: Option<SiteTreeRemoval>,
 }
 
-fn failure(error: TiledError) -> RemoteFailure {
-    RemoteFailure { errno: error.errno.raw_os_error(), what: error.to_string() }
-}
-
-/// The hints of an open: the file is an ordinary one, also on a mount of a volume.
-fn hints_of(open: &FileOpen) -> Hints {
-    let read_buffer = (open.read_buffer as usize).clamp(4096, 1 << 30);
-    Hints { plain: Some(true), read_buffer, sieve: open.sieve, ..Hints::default() }
-}
-
 impl GatewayFiles {
     /// Returns an empty table. Waits for locks end with the input that `watch` watches.
     pub(crate) fn new(watch: LockWatch) -> GatewayFiles {
-        let (files, copies) = (HashMap::new(), CopyFiles::default());
-        GatewayFiles { watch, files, copies, listing: None, removal: None }
+        let (files, copies, sealed) =
+            (HashMap::new(), CopyFiles::default(), SealedParts::default());
+        GatewayFiles { watch, files, sealed, copies, listing: None, removal: None }
     }
 
     /// Carries out a call. The bytes of a read go to `out`.
@@ -74,9 +71,7 @@ impl GatewayFiles {
                 }
                 let path = path_of(&open.path)?;
                 let token = OpenToken::decode(&token, path).map_err(failure)?;
-                let (flags, hints) = (Flags(open.flags), hints_of(&open));
-                let opened = RankFile::open(path, flags, &hints, rank, token).map_err(failure)?;
-                self.files.insert(file, opened);
+                self.files.insert(file, open_file(path, &open, rank, token)?);
                 Ok(RemoteReply::Done)
             }
             RemoteCall::SetView { file, view } => {
@@ -119,10 +114,30 @@ impl GatewayFiles {
             },
             RemoteCall::Preallocate { file, size } => done(self.find(file)?.preallocate(size)),
             RemoteCall::Seal { file, durable } => {
-                done(self.find(file)?.seal_piece(durable).map(|_| ()))
+                let sealed = self.find(file)?.seal_piece(durable).map_err(failure)?;
+                match sealed.len() > SEALED_MAX {
+                    true => Err(refuse(Errno::TOOBIG, "a rank has sealed too much")),
+                    false => Ok(RemoteReply::Sealed(sealed.into())),
+                }
             }
-            RemoteCall::Publish { file, durable, closing } => {
-                done(self.find(file)?.publish_pieces(&[], durable, closing))
+            RemoteCall::AddSealed { file, rank } => {
+                self.find(file)?;
+                self.sealed.add_part(file, rank, payload).map(|()| RemoteReply::Done)
+            }
+            RemoteCall::Publish { file, durable, closing, ranks, sealed } => {
+                let parts = self.sealed.take_parts(file, ranks, sealed)?;
+                let parts: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
+                done(self.find(file)?.publish_pieces(&parts, durable, closing))
+            }
+            RemoteCall::NextStamp { file } => Ok(RemoteReply::Stamp(self.find(file)?.next_stamp())),
+            RemoteCall::BeginEpoch { file, stamp } => done(self.find(file)?.begin_epoch(stamp)),
+            RemoteCall::SetAtomic { file, on } => {
+                self.find(file)?.set_atomic(on);
+                Ok(RemoteReply::Done)
+            }
+            RemoteCall::MarkPublished { file } => {
+                self.find(file)?.mark_published();
+                Ok(RemoteReply::Done)
             }
             RemoteCall::Lock { file } => {
                 let file = self.find(file)?;
@@ -137,6 +152,7 @@ impl GatewayFiles {
             RemoteCall::Close { file } => {
                 self.files.remove(&file);
                 self.copies.close(file);
+                self.sealed.forget_file(file);
                 Ok(RemoteReply::Done)
             }
             RemoteCall::Delete { path } => {
@@ -224,11 +240,12 @@ fn one_byte() -> Result<Shape, RemoteFailure> {
 
 fn begin(open: &FileOpen, mode: u32, ranks: u32) -> Result<RemoteReply, RemoteFailure> {
     let path = PathBuf::from(path_of(&open.path)?);
+    let backend = choose_backend(&path, open)?;
     let open = CollectiveOpen {
         path: &path,
         flags: Flags(open.flags),
         mode,
-        hints: &hints_of(open),
+        hints: &hints_of(open, &backend),
         environment: &Environment::default(),
         ranks,
         // Each rank has an I/O process of its own, all on this machine.
@@ -236,5 +253,5 @@ fn begin(open: &FileOpen, mode: u32, ranks: u32) -> Result<RemoteReply, RemoteFa
         nodes: &[],
     };
     let token = begin_open(&open).map_err(failure)?;
-    Ok(RemoteReply::Token(token.encode().into()))
+    Ok(RemoteReply::Token { token: token.encode().into(), backend })
 }

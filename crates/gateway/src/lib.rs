@@ -1,13 +1,22 @@
 //! The I/O process for programs of another site (`tatami gateway`). One process there sends calls.
-//! This one carries them out on ordinary files, one after the other. It runs as the user who logged
-//! in, and can do no more than that user. It ends with its input, and then nothing of it is left.
+//! This one carries them out, one after the other. It runs as the user who logged in, and can do no
+//! more than that user. It ends with its input, and then nothing of it is left.
+//!
+//! A file has one of three back ends: system calls on an ordinary file, the pieces of a file of a
+//! volume (both by `tatami-tiled`), or the MPI-IO of an MPI library of this machine.
 
+mod backend_choice;
 mod copy_files;
 mod gateway_files;
 mod gateway_loop;
 mod lock_watch;
+mod mpi_engine;
+mod mpi_library;
+mod mpi_trial;
 mod path_calls;
 mod refusal;
+mod sealed_parts;
 mod tree_removal;
 
 pub use gateway_loop::{GatewayError, serve_gateway};
+pub use mpi_trial::{LAUNCHED, finish_backends, try_mpi};

@@ -5,12 +5,18 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use tatami_remote::RemoteFailure;
+use tatami_tiled::TiledError;
 
 /// Most files that one process at the other site may have open here.
 pub(crate) const FILES_MAX: usize = 65_536;
 
 pub(crate) fn refuse(errno: Errno, what: &str) -> RemoteFailure {
     RemoteFailure { errno: errno.raw_os_error(), what: what.to_owned() }
+}
+
+/// Returns a failed operation on a file as the reply to a call.
+pub(crate) fn failure(error: TiledError) -> RemoteFailure {
+    RemoteFailure { errno: error.errno.raw_os_error(), what: error.to_string() }
 }
 
 pub(crate) fn path_of(bytes: &[u8]) -> Result<&Path, RemoteFailure> {

@@ -10,10 +10,12 @@
 //! This crate has the address of a site, the messages, and the near side of a session. The far side
 //! is `crates/gateway`.
 
+mod piece_calls;
 mod remote_message;
 mod remote_session;
 mod session_turn;
 mod site_address;
+mod site_backend;
 mod site_calls;
 mod site_ticket;
 mod ssh_link;
@@ -25,4 +27,5 @@ pub use remote_message::{
 };
 pub use remote_session::{RemoteError, RemoteSession};
 pub use site_address::{SiteAddress, SiteFile, SiteMap};
+pub use site_backend::{SiteBackend, SiteMpi};
 pub use site_ticket::SiteTicket;

@@ -2,11 +2,12 @@
 //! stream, after a greeting line of the I/O process. Each call has one reply, in the order of the
 //! calls. A caller need not wait for a reply before it sends the next call.
 
+use crate::site_backend::SiteBackend;
 use serde::{Deserialize, Serialize};
 use tatami_wire::meta::Bytes;
 
 /// The version of these messages.
-pub const REMOTE_PROTOCOL: u32 = 1;
+pub const REMOTE_PROTOCOL: u32 = 2;
 /// The first word of the greeting line. Lines before it come from the login shell.
 pub const GREETING: &str = "tatami-gateway";
 /// Most bytes of a file in one call or reply.
@@ -65,6 +66,8 @@ pub struct FileOpen {
     pub read_buffer: u64,
     /// Whether a gap may be read to save a call.
     pub sieve: bool,
+    /// The back end: the wish in `Begin`, the one in force in `Open`.
+    pub backend: SiteBackend,
 }
 
 /// A call to the I/O process. `file` is a number that the caller chooses for an open file. Stream
@@ -135,12 +138,43 @@ pub enum RemoteCall {
         /// Its least size.
         size: u64,
     },
-    /// Completes the writes of this rank. → `Done`
+    /// Completes the writes of this rank. → `Sealed`
     Seal {
         /// The file.
         file: u64,
         /// Whether the bytes must be on the disk.
         durable: bool,
+    },
+    /// Adds the payload to what a rank has sealed, for the next `Publish`. → `Done`
+    AddSealed {
+        /// The file.
+        file: u64,
+        /// The rank.
+        rank: u32,
+    },
+    /// Asks for a stamp for a new view epoch. → `Stamp`
+    NextStamp {
+        /// The file.
+        file: u64,
+    },
+    /// Begins a view epoch. → `Done`
+    BeginEpoch {
+        /// The file.
+        file: u64,
+        /// Its stamp.
+        stamp: u64,
+    },
+    /// Switches atomic mode. → `Done`
+    SetAtomic {
+        /// The file.
+        file: u64,
+        /// Whether each access is made under the lock.
+        on: bool,
+    },
+    /// Records that what this rank sealed last was published. → `Done`
+    MarkPublished {
+        /// The file.
+        file: u64,
     },
     /// Ends a sync or an open as rank 0, after all ranks have sealed. → `Done`
     Publish {
@@ -150,6 +184,10 @@ pub enum RemoteCall {
         durable: bool,
         /// Whether the open ends.
         closing: bool,
+        /// Ranks of the open.
+        ranks: u32,
+        /// Bytes that the ranks have sealed, all together.
+        sealed: u64,
     },
     /// Waits for the lock of atomic mode. → `Done`
     Lock {
@@ -289,8 +327,17 @@ pub enum RemoteCall {
 pub enum RemoteReply {
     /// It is done.
     Done,
-    /// The open has begun: the token for all ranks.
-    Token(Bytes),
+    /// The open has begun.
+    Token {
+        /// The token for all ranks.
+        token: Bytes,
+        /// The back end that was chosen.
+        backend: SiteBackend,
+    },
+    /// What this rank has sealed, for rank 0.
+    Sealed(Bytes),
+    /// A stamp.
+    Stamp(u64),
     /// The bytes of the payload, with their checksum.
     Bytes {
         /// The checksum.

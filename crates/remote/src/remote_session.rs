@@ -13,6 +13,7 @@ use crate::remote_message::{
 };
 use crate::session_turn::SessionTurn;
 use crate::site_address::SiteAddress;
+use crate::site_backend::SiteBackend;
 use crate::ssh_link::SshLink;
 use parking_lot::Mutex;
 use rustix::io::Errno;
@@ -35,6 +36,8 @@ const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
 /// The flag of an open that refuses a file that exists (`TIO_EXCL`).
 const EXCLUSIVE: u32 = 0x10;
+/// The flags of an open that may write (`TIO_RDWR`, `TIO_WRONLY`).
+const WRITES: u32 = 0x2 | 0x4;
 
 /// A failed call.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -72,12 +75,14 @@ pub(crate) struct KnownFile {
     is_locked: bool,
     /// The first error of a write that was sent behind.
     pub(crate) error: Option<RemoteError>,
+    /// Why no call for it can be carried out any more.
+    lost: Option<RemoteError>,
 }
 
 impl KnownFile {
     /// Returns a file that `open` has opened, or will have.
     pub(crate) fn new(open: RemoteCall) -> KnownFile {
-        KnownFile { open, view: None, is_locked: false, error: None }
+        KnownFile { open, view: None, is_locked: false, error: None, lost: None }
     }
 }
 
@@ -187,13 +192,18 @@ impl RemoteSession {
         }
     }
 
-    /// Begins a collective open as rank 0. Returns the token for all ranks.
+    /// Begins a collective open as rank 0. Returns the token for all ranks, and the back end.
     ///
     /// # Errors
     /// As for open(2), and those of the link.
-    pub fn begin(&self, open: FileOpen, mode: u32, ranks: u32) -> Result<Vec<u8>, RemoteError> {
+    pub fn begin(
+        &self,
+        open: FileOpen,
+        mode: u32,
+        ranks: u32,
+    ) -> Result<(Vec<u8>, SiteBackend), RemoteError> {
         match self.call(&RemoteCall::Begin { open, mode, ranks })? {
-            RemoteReply::Token(token) => Ok(token.into_vec()),
+            RemoteReply::Token { token, backend } => Ok((token.into_vec(), backend)),
             _ => Err(self.odd()),
         }
     }
@@ -324,23 +334,9 @@ impl RemoteSession {
         self.done(&RemoteCall::Preallocate { file, size })
     }
 
-    /// Waits until all writes to a file have been made; with `durable`, until they are on the disk.
-    ///
-    /// # Errors
-    /// The first error of the writes since the last call.
-    pub fn seal(&self, file: u64, durable: bool) -> Result<(), RemoteError> {
-        let sealed = self.done(&RemoteCall::Seal { file, durable });
-        let earlier =
-            self.with_state(|state| state.files.get_mut(&file).and_then(|k| k.error.take()));
-        earlier.map_or(sealed, Err)
-    }
-
-    /// Ends a sync or an open as rank 0.
-    ///
-    /// # Errors
-    /// Those of the call.
-    pub fn publish(&self, file: u64, durable: bool, closing: bool) -> Result<(), RemoteError> {
-        self.done(&RemoteCall::Publish { file, durable, closing })
+    /// Takes the first error of the writes to a file that were sent behind.
+    pub(crate) fn take_error(&self, file: u64) -> Option<RemoteError> {
+        self.with_state(|state| state.files.get_mut(&file).and_then(|known| known.error.take()))
     }
 
     /// Waits for the lock of atomic mode. This thread has the session to itself until
@@ -488,9 +484,14 @@ impl RemoteSession {
         while state.pending.front().is_some_and(|oldest| oldest.seq < seq) {
             self.receive_oldest(state)?;
         }
+        let file = state.pending.front().and_then(|call| call.file);
         loop {
             match state.receive_reply(seq, into) {
-                Ok((RemoteReply::Failed(failure), _)) => return Ok(Err(self.refused(failure))),
+                Ok((RemoteReply::Failed(failure), _)) => {
+                    let known = file.and_then(|file| state.files.get(&file));
+                    let lost = known.and_then(|known| known.lost.clone());
+                    return Ok(Err(lost.unwrap_or_else(|| self.refused(failure))));
+                }
                 Ok(reply) => return Ok(Ok(reply)),
                 Err(e) => self.repair(state, &e)?,
             }
@@ -577,12 +578,27 @@ impl RemoteSession {
         }
     }
 
+    /// The state of a rank that writes its piece of a file ended with its I/O process. The bytes so
+    /// far are kept there, but no other process can go on with the piece.
+    fn drop_lost_pieces(&self, state: &mut SessionState) {
+        let what = "the connection ended while the file was written on a volume; what was written \
+                    before is kept there";
+        let (errno, what) = (Errno::STALE, format!("{}: {what}", self.site));
+        for known in state.files.values_mut().filter(|known| keeps_piece(&known.open)) {
+            let error = RemoteError { errno, what: what.clone() };
+            known.error.get_or_insert_with(|| error.clone());
+            known.lost = Some(error);
+        }
+    }
+
     fn restore(&self, state: &mut SessionState) -> Result<(), String> {
         self.drop_lost_sinks(state);
+        self.drop_lost_pieces(state);
         let calls: Vec<RemoteCall> = state
             .files
             .values()
             .filter(|known| !matches!(known.open, RemoteCall::OpenSink { .. }))
+            .filter(|known| known.lost.is_none())
             .flat_map(|known| {
                 let file = file_of(&known.open).filter(|_| known.is_locked);
                 let lock = file.map(|file| RemoteCall::Lock { file });
@@ -619,6 +635,12 @@ impl RemoteSession {
     }
 }
 
+/// Whether a call opens a file of which the I/O process writes a piece.
+fn keeps_piece(open: &RemoteCall) -> bool {
+    let RemoteCall::Open { open, .. } = open else { return false };
+    open.backend == SiteBackend::Volume && open.flags & WRITES != 0
+}
+
 /// The file that a call concerns.
 fn file_of(call: &RemoteCall) -> Option<u64> {
     use RemoteCall::*;
@@ -635,6 +657,11 @@ fn file_of(call: &RemoteCall) -> Option<u64> {
         | Preallocate { file, .. }
         | Seal { file, .. }
         | Publish { file, .. }
+        | AddSealed { file, .. }
+        | NextStamp { file }
+        | BeginEpoch { file, .. }
+        | SetAtomic { file, .. }
+        | MarkPublished { file }
         | Lock { file }
         | Unlock { file }
         | AddToPointer { file, .. }
@@ -657,6 +684,9 @@ fn is_repeatable(call: &RemoteCall) -> bool {
             true
         }
         SetSize { .. } | Preallocate { .. } | Publish { .. } | SetPointer { .. } => true,
+        // A file in pieces is lost with its link, so these are carried out at most once.
+        AddSealed { .. } | NextStamp { .. } | BeginEpoch { .. } | SetAtomic { .. } => true,
+        MarkPublished { .. } => true,
         // A lock ends with the process that holds it, and is taken again with the file.
         Lock { .. } | Unlock { .. } | Close { .. } | Delete { .. } => true,
         Look { .. } | Stat { .. } => true,

@@ -10,6 +10,7 @@ use crate::heartbeat;
 use crate::journal;
 use crate::marker::{self, PieceName};
 use crate::piece::{OwnPiece, OwnPieceState, PieceStore, decode_sealed};
+use crate::piece_file::PieceFile;
 use crate::published::PublishedPiece;
 use crate::rank_table::{OpenHeader, RANKS_MAX, RankHeartbeat, RankTable};
 use crate::recovery;
@@ -17,7 +18,6 @@ use crate::tiled_engine::TiledBacking;
 use crate::token::OpenToken;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
-use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 use tatami_layout::{TileCut, View};
@@ -147,7 +147,7 @@ impl ContainerBacking {
 }
 
 impl PieceStore for ContainerBacking {
-    fn create_files(&self, name: PieceName) -> Result<(File, journal::JournalWriter)> {
+    fn create_files(&self, name: PieceName) -> Result<(PieceFile, journal::JournalWriter)> {
         let (container, path) = (&self.container, self.container.path());
         let is_local = self.require_slot()?.roll.is_local();
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
@@ -163,7 +163,7 @@ impl PieceStore for ContainerBacking {
             let _ = container.remove_file(&marker::journal_name(name));
             let _ = container.remove_file(&marker::piece_name(name));
         }
-        Ok((piece, journal?))
+        Ok((PieceFile::Local(piece), journal?))
     }
 
     fn record_changes(&self, rank: u32, changes: u64) -> Result<()> {

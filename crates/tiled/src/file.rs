@@ -297,17 +297,30 @@ impl RankFile {
                 Box::new(engine)
             }
         };
-        Ok(RankFile {
-            path: real,
+        let file = RankFile::with_engine(real, flags, hints, token, engine);
+        Ok(RankFile { job, remote, ..file })
+    }
+
+    /// Returns the handle of one rank over an engine of the caller. The shared pointer and the lock
+    /// are those of an ordinary file at `path`, a real path, for which `token` is.
+    pub fn with_engine(
+        path: PathBuf,
+        flags: Flags,
+        hints: &Hints,
+        token: OpenToken,
+        engine: Box<dyn Engine>,
+    ) -> RankFile {
+        RankFile {
+            path,
             flags,
             token,
             hints: hints.clone(),
             inner: Mutex::new(RankFileState { engine, view: View::all_bytes().into() }),
             lock: OnceLock::new(),
             pointer: OnceLock::new(),
-            job,
-            remote,
-        })
+            job: None,
+            remote: None,
+        }
     }
 
     /// The file's real path.
@@ -563,6 +576,12 @@ impl RankFile {
 
     /// The hints in force, as lines `key=value`.
     pub fn hint_lines(&self) -> String {
-        self.hints.to_lines(self.token.kind)
+        let mut lines = self.hints.to_lines(self.token.kind);
+        if let Some(ticket) = &self.token.remote {
+            // Whatever the program said: the environment or the path may have named the site.
+            let (site, backend) = (&ticket.file.site, &ticket.backend);
+            lines += &format!("host={}\ntatami_backend={backend}\n", site.host);
+        }
+        lines
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::token::EngineKind;
 use std::path::PathBuf;
-use tatami_remote::{SiteAddress, SiteMap};
+use tatami_remote::{SiteAddress, SiteBackend, SiteMap};
 
 /// The requests of a program. Unknown keys and meaningless values are ignored, as MPI demands.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,6 +23,11 @@ pub struct Hints {
     /// `host`, with `user`, `port` and `path`: the file lies on another site. `path` is the
     /// directory of the program `tatami` there.
     pub site: Option<SiteAddress>,
+    /// `tatami_backend`: how the other site keeps the file.
+    pub backend: Option<SiteBackend>,
+    /// The pieces of a volume's file lie on all nodes of the volume in turn, and not on those of
+    /// the ranks. No program can ask for it: an I/O process does.
+    pub spread: bool,
 }
 
 const READ_BUFFER: usize = 4 << 20;
@@ -37,6 +42,8 @@ impl Default for Hints {
             sieve: true,
             write_behind: None,
             site: None,
+            backend: None,
+            spread: false,
         }
     }
 }
@@ -55,6 +62,8 @@ impl Hints {
                 "path" => site.program = Some(format!("{}/tatami", value.trim_end_matches('/'))),
                 "tatami_container" => hints.container = parse_bool(value).or(hints.container),
                 "tatami_tiled" => hints.tiled = parse_bool(value).or(hints.tiled),
+                // A word without a meaning is refused at the open.
+                "tatami_backend" => hints.backend = Some(SiteBackend::parse(value)),
                 "tatami_plain" => hints.plain = parse_bool(value).or(hints.plain),
                 "tatami_write_behind" => {
                     hints.write_behind = parse_bool(value).or(hints.write_behind);
@@ -141,6 +150,8 @@ pub struct Environment {
     pub sites: SiteMap,
     /// What is wrong with that variable.
     pub sites_error: Option<String>,
+    /// `TATAMI_BACKEND`: the hint `tatami_backend` of files without it.
+    pub backend: Option<SiteBackend>,
 }
 
 impl Environment {
@@ -154,7 +165,9 @@ impl Environment {
             Ok(sites) => (sites, None),
             Err(why) => (SiteMap::default(), Some(format!("TATAMI_SITES: {why}"))),
         };
-        Environment { container, plain, tiled, sites, sites_error }
+        let backend = std::env::var("TATAMI_BACKEND").ok().filter(|value| !value.is_empty());
+        let backend = backend.map(|value| SiteBackend::parse(&value));
+        Environment { container, plain, tiled, sites, sites_error, backend }
     }
 }
 

@@ -6,6 +6,7 @@
 //! the file, after the bytes are in the piece. That needs no system call, and kill(2) loses
 //! nothing. docs/reference/formats.md draws the format.
 
+use crate::piece_file::{AwayFile, JournalWords};
 use crate::shared::SharedWords;
 use rustix::io::Errno;
 use std::fs::File;
@@ -32,7 +33,7 @@ const LENGTH: u64 = (TILE_WORDS as u64 - 1) * 8;
 /// A journal that is written.
 #[derive(Debug)]
 pub struct JournalWriter {
-    words: SharedWords,
+    words: JournalWords,
     header: JournalHeader,
     used: u64,
     room: u64,
@@ -48,9 +49,20 @@ impl JournalWriter {
     /// # Errors
     /// `ENOSPC`, and other errors of the disk.
     pub fn new(file: File, open: u64, rank: u32, mapped: bool) -> Result<JournalWriter, Errno> {
-        // Blocks before the mapping: a store into a hole on a full disk would be a signal.
-        crate::shared::reserve_blocks(&file, STEP_MIN)?;
-        let words = SharedWords::of_len(file, mapped, STEP_MIN);
+        JournalWriter::in_words(JournalWords::in_file(file, mapped, STEP_MIN)?, open, rank)
+    }
+
+    /// Begins one in an empty object of another node.
+    ///
+    /// # Errors
+    /// `ENOSPC`, and other errors of the node.
+    pub fn new_away(object: AwayFile, open: u64, rank: u32) -> Result<JournalWriter, Errno> {
+        let mut words = JournalWords::Away(object);
+        words.grow_to(STEP_MIN)?;
+        JournalWriter::in_words(words, open, rank)
+    }
+
+    fn in_words(words: JournalWords, open: u64, rank: u32) -> Result<JournalWriter, Errno> {
         let header = JournalHeader::new(open, rank);
         words.store_record(0, &header.words())?;
         Ok(JournalWriter {

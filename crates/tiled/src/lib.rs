@@ -26,6 +26,7 @@ pub mod journal;
 pub mod machine;
 pub mod marker;
 pub mod piece;
+pub mod piece_file;
 pub mod published;
 pub mod recovery;
 pub mod relayout;
@@ -63,6 +64,7 @@ mod unordered;
 mod wholelock;
 
 pub use collective_open::CollectiveOpen;
+pub use engine::Engine;
 pub use error::{Result, TiledError};
 pub use file::{RankFile, begin_open};
 pub use flags::Flags;

@@ -4,10 +4,9 @@ use crate::error::{ErrorContext, Result, TiledError};
 use crate::journal;
 use crate::marker::PieceName;
 use crate::memory::Buffer;
+use crate::piece_file::PieceFile;
 use crate::ranges::RangeSet;
 use rustix::io::Errno;
-use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use tatami_layout::{Appended, MAX_OFFSET, PieceTiles, View};
@@ -38,7 +37,7 @@ pub trait PieceStore {
     ///
     /// # Errors
     /// `ENOSPC`, and others of the disk; then no file is left.
-    fn create_files(&self, name: PieceName) -> Result<(File, journal::JournalWriter)>;
+    fn create_files(&self, name: PieceName) -> Result<(PieceFile, journal::JournalWriter)>;
 
     /// Publishes the number of changes of a rank's piece.
     ///
@@ -50,7 +49,7 @@ pub trait PieceStore {
 /// The files, once something has been written.
 #[derive(Debug)]
 struct OwnPieceFiles {
-    piece: Arc<File>,
+    piece: Arc<PieceFile>,
     journal: journal::JournalWriter,
 }
 
@@ -141,9 +140,13 @@ impl OwnPiece {
         self.files.as_ref().map_or(0, |files| files.journal.used_bytes())
     }
 
-    /// The file with its bytes; `None` while it is empty.
-    pub fn file(&self) -> Option<&File> {
-        self.files.as_ref().map(|files| &*files.piece)
+    /// Returns its blocks on the disk, of 512 bytes; 0 while it is empty.
+    ///
+    /// # Errors
+    /// Those of the disk, or of its node.
+    pub fn count_blocks(&self) -> Result<u64> {
+        let blocks = self.files.as_ref().map_or(Ok(0), |files| files.piece.count_blocks());
+        blocks.context("stat", &self.path)
     }
 
     /// Whether there are bytes or tiles that no sync has brought to the disk.
@@ -278,7 +281,7 @@ impl OwnPiece {
     /// Writes data from `from` on at `at`, as much as one call takes; returns the bytes written.
     fn write_part(
         &mut self,
-        piece: &File,
+        piece: &PieceFile,
         at: u64,
         data: &Buffer<'_>,
         from: u64,
@@ -328,7 +331,7 @@ impl OwnPiece {
             && self.dirty
         {
             // The bytes first: a tile on the disk must not name bytes that a power cut could take.
-            rustix::fs::fdatasync(&files.piece).context("sync", &self.path)?;
+            files.piece.sync_bytes().context("sync", &self.path)?;
             files.journal.flush().context("sync the journal of", &self.path)?;
             self.dirty = false;
         }

@@ -25,7 +25,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tatami_layout::View;
-use tatami_remote::{BYTES_MAX, FileOpen, RemoteError, RemoteSession, SiteFile, SiteTicket};
+use tatami_remote::{
+    BYTES_MAX, FileOpen, RemoteError, RemoteSession, SiteBackend, SiteFile, SiteTicket,
+};
 
 /// Most bytes of small writes that are gathered.
 const GATHER_MAX: usize = 256 << 10;
@@ -38,12 +40,13 @@ fn fail(operation: &'static str, path: &Path, error: RemoteError) -> TiledError 
     TiledError::with_detail(operation, path, error.errno, error.what)
 }
 
-fn describe_open(file: &SiteFile, flags: Flags, hints: &Hints) -> FileOpen {
+fn describe_open(file: &SiteFile, flags: Flags, hints: &Hints, backend: SiteBackend) -> FileOpen {
     FileOpen {
         path: file.path.as_os_str().as_bytes().to_vec().into(),
         flags: flags.0,
         read_buffer: hints.read_buffer as u64,
         sieve: hints.sieve,
+        backend,
     }
 }
 
@@ -56,11 +59,21 @@ pub fn begin_remote_open(
     file: SiteFile,
     token: OpenToken,
 ) -> Result<OpenToken> {
+    let wanted = open.hints.backend.clone().or_else(|| open.environment.backend.clone());
+    let wanted = wanted.unwrap_or_default();
+    if let SiteBackend::Unknown(word) = &wanted {
+        let why = format!(
+            "{word:?} is no tatami_backend: auto, posix, volume, mpi, mpi:openmpi or mpi:mpich"
+        );
+        return Err(TiledError::with_detail("open", open.path, Errno::INVAL, why));
+    }
     let begun = RemoteSession::with_site(&file.site).and_then(|session| {
-        session.begin(describe_open(&file, open.flags, open.hints), open.mode, open.ranks)
+        let there = describe_open(&file, open.flags, open.hints, wanted);
+        session.begin(there, open.mode, open.ranks)
     });
-    let there = begun.map_err(|error| fail("open", open.path, error))?;
-    let token = OpenToken { remote: Some(SiteTicket { file, token: there }), ..token };
+    let (there, backend) = begun.map_err(|error| fail("open", open.path, error))?;
+    let ticket = SiteTicket { file, token: there, backend };
+    let token = OpenToken { remote: Some(ticket), ..token };
     match token.encode().len() > crate::token::TOKEN_MAX {
         true => Err(TiledError::new("open", open.path, Errno::NAMETOOLONG)),
         false => Ok(token),
@@ -165,6 +178,9 @@ pub struct RemoteEngine {
     view: Option<View>,
     /// Writes are sent behind.
     behind: bool,
+    /// The file lies there in pieces of the ranks, on a volume. So the other side knows epochs, and
+    /// publishes what the ranks have sealed.
+    in_pieces: bool,
     /// Small writes that follow one another, from this stream position on.
     gathered: (u64, Vec<u8>),
     scratch: Vec<u8>,
@@ -187,16 +203,17 @@ impl RemoteEngine {
         let missing = || TiledError::new("open", path, Errno::INVAL);
         let is_alone = token.ranks == 1;
         let behind = hints.write_behind.unwrap_or(is_alone);
-        let SiteTicket { file, token } = token.remote.clone().ok_or_else(missing)?;
+        let SiteTicket { file, token, backend } = token.remote.clone().ok_or_else(missing)?;
+        let in_pieces = backend == SiteBackend::Volume;
         let opened = RemoteSession::with_site(&file.site).and_then(|session| {
-            let number = session.open(describe_open(&file, flags, hints), rank, token)?;
+            let number = session.open(describe_open(&file, flags, hints, backend), rank, token)?;
             Ok((session, number))
         });
         let (session, number) = opened.map_err(|error| fail("open", path, error))?;
         let file = Arc::new(RemoteFile { session, number, path: path.to_path_buf() });
         let (gathered, scratch) = ((0, Vec::new()), Vec::new());
         let ahead = (is_alone || !flags.can_write()).then(BlockCache::default);
-        Ok(RemoteEngine { file, view: None, behind, gathered, scratch, ahead })
+        Ok(RemoteEngine { file, view: None, behind, in_pieces, gathered, scratch, ahead })
     }
 
     /// The open file, for its lock and pointer.
@@ -358,16 +375,27 @@ impl Engine for RemoteEngine {
     }
 
     fn next_stamp(&self) -> u64 {
-        machine::now()
+        let asked = self.in_pieces.then(|| self.file.session.next_stamp(self.file.number));
+        // A failed link is the error of the next call.
+        asked.and_then(std::result::Result::ok).unwrap_or_else(machine::now)
     }
 
-    fn begin_epoch(&mut self, _stamp: u64) -> Result<()> {
-        Ok(())
+    fn begin_epoch(&mut self, stamp: u64) -> Result<()> {
+        if !self.in_pieces {
+            return Ok(());
+        }
+        self.send_gathered()?;
+        self.file.check("sync", self.file.session.begin_epoch(self.file.number, stamp))
     }
 
     fn set_atomic(&mut self, on: bool) {
         if on {
             self.ahead = None;
+        }
+        if self.in_pieces {
+            // A failed link is the error of the next call.
+            let _ = self.send_gathered();
+            let _ = self.file.session.set_atomic(self.file.number, on);
         }
     }
 
@@ -375,15 +403,19 @@ impl Engine for RemoteEngine {
         let sent = self.send_gathered();
         self.forget_ahead();
         let sealed = self.file.session.seal(self.file.number, durable);
-        self.file.check("sync", sealed).and(sent).map(|()| Vec::new())
+        self.file.check("sync", sealed).and_then(|sealed| sent.map(|()| sealed))
     }
 
-    fn publish_pieces(&mut self, _sealed: &[&[u8]], durable: bool, closing: bool) -> Result<()> {
-        let published = self.file.session.publish(self.file.number, durable, closing);
+    fn publish_pieces(&mut self, sealed: &[&[u8]], durable: bool, closing: bool) -> Result<()> {
+        let published = self.file.session.publish(self.file.number, sealed, durable, closing);
         self.file.check("sync", published)
     }
 
     fn mark_published(&mut self) {
         self.forget_ahead();
+        if self.in_pieces {
+            // A failed link is the error of the next call.
+            let _ = self.file.session.mark_published(self.file.number);
+        }
     }
 }

@@ -61,7 +61,10 @@ pub struct OpenedVolumeFile {
     /// Whether the program names it by a link, which may lead to another file system than its
     /// directory's.
     pub linked: bool,
-    /// The node of each rank. Empty for an open without writers, and where the token has no room;
+    /// The node of the rank table, where the pieces lie on all nodes in turn. All ranks are on that
+    /// node then.
+    pub table: Option<NodeId>,
+    /// The node of each rank's piece. Empty for an open without writers, and where the token has no room;
     /// then the shard has the list.
     pub rank_nodes: Vec<NodeId>,
 }
@@ -71,7 +74,7 @@ const WORDS: usize = 7;
 /// Bytes of a run of ranks on one node: the node, and how many.
 const RUN: usize = 2 + 4;
 /// Runs for which there is room.
-const RUNS_MAX: usize = (TOKEN_MAX - WORDS * 8 - CAP_LEN - 16 - 1 - 4) / RUN;
+const RUNS_MAX: usize = (TOKEN_MAX - WORDS * 8 - CAP_LEN - 16 - 1 - 2 - 4) / RUN;
 
 impl OpenedVolumeFile {
     /// Encodes the facts. Most jobs fill one node after the other, or go round all nodes. So the
@@ -79,7 +82,8 @@ impl OpenedVolumeFile {
     fn encode(&self, out: &mut Vec<u8>) {
         out.extend(self.cap.to_bytes());
         out.extend(self.client.0);
-        out.push(u8::from(self.linked));
+        out.push(u8::from(self.linked) | u8::from(self.table.is_some()) << 1);
+        out.extend(self.table.map_or(0, |node| node.0).to_le_bytes());
         // The position of the first node's next appearance, behind its first run.
         let starts = self.rank_nodes.iter().skip_while(|home| **home == self.rank_nodes[0]);
         let run = self.rank_nodes.len() - starts.clone().count();
@@ -102,7 +106,9 @@ impl OpenedVolumeFile {
     fn decode(bytes: &[u8], ranks: u32) -> Option<OpenedVolumeFile> {
         let (cap, bytes) = bytes.split_first_chunk::<CAP_LEN>()?;
         let (client, bytes) = bytes.split_first_chunk::<16>()?;
-        let (linked, runs) = bytes.split_first()?;
+        let (facts, bytes) = bytes.split_first()?;
+        let (table, runs) = bytes.split_first_chunk::<2>()?;
+        let table = (facts & 2 != 0).then_some(NodeId(u16::from_le_bytes(*table)));
         let (runs, []) = runs.as_chunks::<RUN>() else { return None };
         let mut homes = Vec::new();
         for run in runs {
@@ -121,7 +127,8 @@ impl OpenedVolumeFile {
         Some(OpenedVolumeFile {
             cap: Cap::from_bytes(cap),
             client: ClientId(*client),
-            linked: *linked != 0,
+            linked: facts & 1 != 0,
+            table,
             rank_nodes: homes,
         })
     }
@@ -234,6 +241,7 @@ mod tests {
                 cap,
                 client: ClientId([3; 16]),
                 linked: true,
+                table: Some(NodeId(3)),
                 rank_nodes: homes,
             });
             let token = of(EngineKind::Volume, volume);
@@ -245,6 +253,7 @@ mod tests {
                 cap,
                 client: ClientId([3; 16]),
                 linked: false,
+                table: None,
                 rank_nodes: homes,
             })
         };

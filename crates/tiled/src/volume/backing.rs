@@ -14,13 +14,13 @@ use crate::journal;
 use crate::machine;
 use crate::marker::PieceName;
 use crate::piece::{OwnPiece, OwnPieceState, PieceStore};
+use crate::piece_file::{AwayFile, PieceFile};
 use crate::tiled_engine::TiledBacking;
 use crate::token::OpenToken;
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use tatami_client::JobMember;
@@ -97,8 +97,17 @@ struct PieceFiles {
 }
 
 impl PieceStore for VolumeBacking {
-    fn create_files(&self, name: PieceName) -> Result<(File, journal::JournalWriter)> {
+    fn create_files(&self, name: PieceName) -> Result<(PieceFile, journal::JournalWriter)> {
         let (path, number) = (&self.volume.path, self.state.own_piece()?);
+        let node = self.state.own_piece_node()?;
+        if node != self.volume.session.node {
+            let away = |piece| self.volume.open_object(node, piece).map(AwayFile::new);
+            let (bytes, journal) = (Piece::of_bytes(number), Piece::of_journal(number));
+            let (bytes, journal) = (away(bytes)?, away(journal)?);
+            let journal = journal::JournalWriter::new_away(journal, name.open, name.rank);
+            let journal = journal.context("create a journal of", path)?;
+            return Ok((PieceFile::Away(bytes), journal));
+        }
         let made = self.require_writer()?.made.lock().take();
         let [bytes, journal] = match made.filter(|made| made.number == number) {
             Some(made) => [made.bytes, made.journal],
@@ -107,7 +116,7 @@ impl PieceStore for VolumeBacking {
             }
         };
         let journal = journal::JournalWriter::new(journal, name.open, name.rank, true);
-        Ok((bytes, journal.context("create a journal of", path)?))
+        Ok((PieceFile::Local(bytes), journal.context("create a journal of", path)?))
     }
 
     fn record_changes(&self, _rank: u32, changes: u64) -> Result<()> {
@@ -211,6 +220,10 @@ impl VolumeBacking {
             return Ok(Some(roll));
         }
         let (number, seat) = (self.state.own_piece()?, writer.position);
+        if self.state.own_piece_node()? != volume.session.node {
+            let [roll] = volume.create_objects([Piece::of_bytes(seat.roll)])?;
+            return self.use_rank_table(writer, roll).map(Some);
+        }
         let passed = writer.neighbors.as_ref().and_then(|all| all.obtain(volume, self.first, seat));
         let [bytes, journal, roll] = match passed {
             Some(files) => files,
@@ -220,16 +233,22 @@ impl VolumeBacking {
                 Piece::of_bytes(seat.roll),
             ])?,
         };
-        let roll = OwnRankTable::new(roll, writer.open, seat.slot, seat.slots);
+        // Store the files before the rank table becomes visible: a write that finds the table takes
+        // them without another request.
+        *writer.made.lock() = Some(PieceFiles { number, bytes, journal });
+        self.use_rank_table(writer, roll).map(Some)
+    }
+
+    /// Uses the object in `file` as the rank table of this node.
+    fn use_rank_table<'a>(&self, writer: &'a VolumeWriter, file: File) -> Result<&'a OwnRankTable> {
+        let (seat, volume) = (writer.position, &self.volume);
+        let roll = OwnRankTable::new(file, writer.open, seat.slot, seat.slots);
         let roll = Arc::new(roll.context("open", &volume.path)?);
         // Advance the clock before the first stamp is drawn: a stamp before the epoch would lose
         // against older bytes.
         roll.clock().observe_stamp(self.epoch);
-        // Store the files before the rank table becomes visible: a write that finds the table takes
-        // them without another request.
-        *writer.made.lock() = Some(PieceFiles { number, bytes, journal });
         let _ = volume.roll.set(roll.clone());
-        Ok(Some(writer.rank_table.get_or_init(|| roll)))
+        Ok(writer.rank_table.get_or_init(|| roll))
     }
 
     /// Takes a new piece when this one has too many tiles for the shard, or too long a journal for
@@ -256,15 +275,15 @@ impl VolumeBacking {
             return Ok(false);
         }
         let (ino, path, session) = (volume.ino, &volume.path, &volume.session);
-        let blocks = count_blocks(piece, path)?;
+        let (blocks, node) = (piece.count_blocks()?, self.state.own_piece_node()?);
         // The new piece first: if the shard refuses it, the old one stays in use.
-        let made = session.client.add_pieces(&Cred::ROOT, ino, vec![(session.node, 1)]);
+        let made = session.client.add_pieces(&Cred::ROOT, ino, vec![(node, 1)]);
         let (number, _) = made.daemon_context("write", path)?;
         let part = PieceUpdate { piece: old, tiles: encoded.into(), blocks, close: true };
         publish_part(session, ino, path, vec![part])?;
         *piece = OwnPiece::new(piece.name(), path.clone());
         writer.check_at = TILES_STEP;
-        self.state.replace_own_piece(number);
+        self.state.replace_own_piece(number, node);
         // Other ranks follow the rank table, so they see the new piece only after the old one was
         // published.
         self.require_rank_table()?.set_piece(number).context("write", path)?;
@@ -348,14 +367,6 @@ impl VolumeBacking {
         }
         Ok(())
     }
-}
-
-/// Returns the blocks of the piece on the disk.
-fn count_blocks(piece: &OwnPiece, path: &Path) -> Result<u64> {
-    piece
-        .file()
-        .map_or(Ok(0), |file| file.metadata().map(|meta| meta.blocks()))
-        .context("stat", path)
 }
 
 fn publish_part(
@@ -477,9 +488,10 @@ impl TiledBacking for VolumeBacking {
     fn seal_piece(&mut self, piece: &mut OwnPiece, durable: bool) -> Result<Vec<u8>> {
         let (number, path) = (self.state.own_piece()?, &self.volume.path);
         if durable && piece.is_dirty() {
+            let node = self.state.own_piece_node()?;
             // This also brings the names of the objects to the disk, which the daemon has created.
             for object in [Piece::of_bytes(number), Piece::of_journal(number)] {
-                let object = self.volume.open_object(self.volume.session.node, object)?;
+                let object = self.volume.open_object(node, object)?;
                 object.sync(false).daemon_context("sync", path)?;
             }
         }
@@ -491,7 +503,7 @@ impl TiledBacking for VolumeBacking {
             out.extend(piece.changes().to_le_bytes());
             return Ok(out);
         }
-        out.extend(count_blocks(piece, path)?.to_le_bytes());
+        out.extend(piece.count_blocks()?.to_le_bytes());
         out.extend(sealed);
         Ok(out)
     }

@@ -39,8 +39,13 @@ pub fn begin_volume_open(
     let found = LookedUpFile::look_up(real, if is_new { Flags::default() } else { open.flags })?;
     let (ino, session) = (found.ino, found.session.clone());
     (token.id, token.stamp) = (ino.0, machine::now());
+    let mut table = None;
     let (held, cap, homes) = if open.flags.can_write() {
-        let wanted = plan_pieces(open, &session, real)?;
+        table = open.hints.spread.then_some(session.node);
+        let wanted = match table {
+            Some(table) => spread_pieces(open.ranks, &session, table),
+            None => plan_pieces(open, &session, real)?,
+        };
         let homes = wanted.iter().take(open.ranks as usize).map(|(node, _)| *node).collect();
         token.nodes = wanted.len() as u32 - open.ranks;
         let (held, cap) = WriteHold::new(&session, ino).daemon_context("open", real)?;
@@ -53,8 +58,8 @@ pub fn begin_volume_open(
         let opened = session.client.open(&Cred::ROOT, ino, Access::READ);
         (None, opened.daemon_context("open", real)?.1, Vec::new())
     };
-    token.volume =
-        Some(OpenedVolumeFile { cap, client: session.client.id(), linked, rank_nodes: homes });
+    let client = session.client.id();
+    token.volume = Some(OpenedVolumeFile { cap, client, linked, table, rank_nodes: homes });
     let volume = OpenVolumeFile::new(found, real, cap);
     BEGUN.keep_open(token.open, BegunVolumeOpen { volume, held });
     Ok(token)
@@ -82,6 +87,20 @@ fn plan_pieces(
         wanted.push((node, 1));
     }
     Ok(wanted)
+}
+
+/// Returns a piece for each rank on the nodes in turn, from this node on, and one on this node,
+/// where all ranks are: their rank table.
+fn spread_pieces(ranks: u32, session: &VolumeSession, own: NodeId) -> Vec<(NodeId, u32)> {
+    let map = session.client.map();
+    let serving = map.nodes.iter().map(|info| info.id).filter(|id| map.is_serving(*id));
+    let mut nodes: Vec<NodeId> = serving.collect();
+    match nodes.iter().position(|node| *node == own) {
+        Some(at) => nodes.rotate_left(at),
+        None => nodes.insert(0, session.client.serving_node(own)),
+    }
+    let of_ranks = nodes.iter().cycle().take(ranks as usize);
+    of_ranks.chain([&own]).map(|node| (*node, 1)).collect()
 }
 
 /// Returns the distinct nodes in the order of their first appearance.

@@ -65,6 +65,8 @@ pub struct VolumeState {
     rank_tables: Vec<NodeRankTable>,
     /// The rank table of each node of the open: its number, the node, and its slots.
     table_places: Vec<(u32, (NodeId, usize))>,
+    /// The node of the only rank table, where the pieces lie on all nodes in turn.
+    table: Option<NodeId>,
     is_stale: bool,
     version: Option<u64>,
     nodes: BTreeMap<u32, NodeId>,
@@ -93,6 +95,7 @@ impl VolumeState {
             rank_positions: Vec::new(),
             rank_tables: Vec::new(),
             table_places: Vec::new(),
+            table: None,
             is_stale: true,
             version: None,
             nodes: BTreeMap::new(),
@@ -123,17 +126,22 @@ impl VolumeState {
             let known = ranks.clone().map(|piece| self.nodes.get(&piece).copied());
             homes = known.collect::<Option<Vec<NodeId>>>().ok_or_else(stale)?;
         }
-        let all = distinct_nodes(homes.iter().copied());
+        self.table = token.volume.as_ref().and_then(|opened| opened.table);
+        let all = match self.table {
+            Some(node) => vec![node],
+            None => distinct_nodes(homes.iter().copied()),
+        };
         let mut slots = vec![0; all.len()];
         for (piece, home) in ranks.clone().zip(&homes) {
-            let roll = all.iter().position(|node| node == home).ok_or_else(stale)?;
+            let table = self.table.as_ref().unwrap_or(home);
+            let roll = all.iter().position(|node| node == table).ok_or_else(stale)?;
             self.nodes.insert(piece, *home);
             self.rank_positions.push(RankPosition { roll, slot: slots[roll], piece, seen: 0 });
             slots[roll] += 1;
         }
         let rank = self.rank.ok_or_else(stale)?;
         let seat = self.rank_positions.get(rank as usize).ok_or_else(stale)?;
-        if homes.get(rank as usize) != Some(&self.volume.session.node) {
+        if all.get(seat.roll) != Some(&self.volume.session.node) {
             let why = "the mount at this path is not that of the node on which the open began";
             return Err(TiledError::with_detail("open", &self.volume.path, Errno::XDEV, why));
         }
@@ -188,8 +196,15 @@ impl VolumeState {
         own.map(|own| own.piece).ok_or_else(reader)
     }
 
-    /// Gives this rank another piece, which is empty.
-    pub(super) fn replace_own_piece(&mut self, piece: u32) {
+    /// Returns the node of this rank's piece.
+    pub(super) fn own_piece_node(&self) -> Result<NodeId> {
+        let piece = self.own_piece()?;
+        Ok(self.nodes.get(&piece).copied().unwrap_or(self.volume.session.node))
+    }
+
+    /// Gives this rank another piece, which is empty, on `node`.
+    pub(super) fn replace_own_piece(&mut self, piece: u32, node: NodeId) {
+        self.nodes.insert(piece, node);
         let own = self.rank.and_then(|rank| self.rank_positions.get_mut(rank as usize));
         own.into_iter().for_each(|own| own.piece = piece);
         // The new piece has the name of the old one, and may get as many changes. Without a known
