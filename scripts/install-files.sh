@@ -10,7 +10,7 @@ tatami=$binaries/tatami
 install -D -t "$prefix/bin" "$tatami" "$tatami-bench"
 install -D -m 644 -t "$prefix/lib/tatami" "$binaries"/libtatami_{io,preload}.so
 if [ -d "$mpi" ]; then
-  install -D -m 644 -t "$prefix/lib/tatami" "$mpi"/libtatami_mpi*.so
+  install -D -m 644 -t "$prefix/lib/tatami" "$mpi"/libtatami_{mpi,gateway_}*.so
 fi
 if [ -d "$bench" ]; then
   (cd "$bench" && find . -type f -perm -u+x -exec install -D {} "$prefix/lib/tatami/mpi-bench/{}" \;)

@@ -120,3 +120,154 @@ fn random_calls_leave_the_same_bytes_on_each_back_end() {
     }
     two.run("tatami fsck");
 }
+
+/// Compiles a C program for an MPI library and installs it on all hosts.
+fn install_program(bed: &HostBed, source: &str, mpi: &str, flags: &str) {
+    let from = match source {
+        "pnetcdf_shared" => sources().parent().expect("the workspace").join("examples"),
+        _ => sources().join("e2e/mpi_programs"),
+    };
+    let to = bed.dir().join(format!("{source}.{mpi}"));
+    let mut compiler = program(&format!("mpicc.{mpi} -O1 -o"));
+    let from = from.join(format!("{source}.c"));
+    run(compiler.arg(&to).arg(from).args(flags.split_whitespace()));
+    bed.install_file(&to);
+}
+
+/// The libraries that programs use write the same file by each back end, and read it from there.
+#[test]
+fn libraries_write_the_same_files_by_each_back_end() {
+    let Some(sites) = TwoSites::start() else { return };
+    let _turn = ONE_AT_A_TIME.lock();
+    let (one, two) = (sites.bed.host(0), sites.bed.host(1));
+    let multiarch = run(&mut program("gcc -print-multiarch")).out.trim().to_owned();
+    let hdf5 = format!("-I/usr/include/hdf5/openmpi -L/usr/lib/{multiarch}/hdf5/openmpi -lhdf5");
+    let jobs = [
+        ("hdf5_shared", hdf5.as_str(), "write FILE", "read FILE"),
+        ("pnetcdf_shared", "-lpnetcdf", "FILE 300 write", "FILE 300 read"),
+    ];
+    for (source, flags, write, read) in jobs {
+        install_program(&sites.bed, source, "openmpi", flags);
+        let job = |words: &str, file: &str| {
+            format!("/usr/local/bin/{source}.openmpi {}", words.replace("FILE", file))
+        };
+        let native = job(write, "/srv/disk/shared");
+        one.run(&format!("{SETTINGS}; mpirun.openmpi -n 3 {native}"));
+        for (dir, backend) in back_ends("openmpi") {
+            sites.run_layered("openmpi", dir, backend, &job(write, "/site/shared"));
+            one.run(&format!("ssh siteb cat {dir}/shared | cmp - /srv/disk/shared"));
+            let said = sites.run_layered("openmpi", dir, backend, &job(read, "/site/shared"));
+            assert!(said.contains("all values right"), "{source} by {backend}: {said}");
+            sites.expect_nothing_left(dir, "shared");
+            two.run(&format!("rm {dir}/shared"));
+        }
+    }
+}
+
+/// A program is told which back end it has, and one that is not there is refused with the cause.
+/// Room for a file of more than 32 MiB changes no byte of it.
+#[test]
+fn the_back_end_in_force_is_reported_and_a_missing_one_is_refused() {
+    let Some(sites) = TwoSites::start() else { return };
+    let _turn = ONE_AT_A_TIME.lock();
+    let two = sites.bed.host(1);
+    for mpi in MPIS {
+        install_program(&sites.bed, "site_backend", mpi, "");
+        let open = |dir: &str, environment: &str, wish: &str| {
+            let line = format!("/usr/local/bin/site_backend.{mpi} /site/f {wish} 36");
+            sites.run_layered(mpi, dir, environment, &format!("env TATAMI_MPI_VERBOSE=1 {line}"))
+        };
+        for (dir, environment, wish, backend) in [
+            (DISK, "", "-", "posix"),
+            (DISK, "volume", "posix", "posix"),
+            (DISK, "mpi:openmpi", "-", "mpi:openmpi"),
+            (DISK, "", "mpi:mpich", "mpi:mpich"),
+            (VOLUME, "", "-", "volume"),
+            (VOLUME, "", "posix", "posix"),
+        ] {
+            let said = open(dir, environment, wish);
+            for line in
+                ["tatami_site=siteb", &format!("tatami_backend={backend}"), "0 bytes are wrong"]
+            {
+                assert!(said.lines().any(|said| said == line), "{line}: {said}");
+            }
+            sites.expect_nothing_left(dir, "f");
+            two.run(&format!("rm {dir}/f"));
+        }
+        let refused = |environment: &str, wish: &str, why: &[&str]| {
+            let said = open(DISK, environment, wish);
+            for words in ["refused"].iter().chain(why) {
+                assert!(said.contains(words), "{wish}: {words:?} is missing in {said}");
+            }
+            sites.expect_nothing_left(DISK, "");
+        };
+        refused("", "volume", &["siteb: open /srv/data/f", "no mount of a volume"]);
+        refused("", "gpfs", &["\"gpfs\" is no tatami_backend"]);
+        refused("gpfs", "-", &["\"gpfs\" is no tatami_backend"]);
+        let library = "/usr/local/bin/libtatami_gateway_openmpi.so";
+        two.run(&format!("mount --bind /dev/null {library}"));
+        refused("", "mpi:openmpi", &["tatami_backend is mpi", "openmpi is not installed there"]);
+        two.run(&format!("umount {library}; echo x > /mnt/x; mount --bind /mnt/x {library}"));
+        refused("", "mpi:openmpi", &["siteb: open /srv/data/f", "too short"]);
+        two.run(&format!("umount {library}; rm /mnt/x"));
+    }
+}
+
+/// An MPI library that wants its processes to be started by its launcher gets them so.
+#[test]
+fn a_launcher_of_the_other_site_starts_the_io_process() {
+    let Some(sites) = TwoSites::start() else { return };
+    let _turn = ONE_AT_A_TIME.lock();
+    let two = sites.bed.host(1);
+    install_program(&sites.bed, "site_backend", "mpich", "");
+    for mpi in MPIS {
+        two.run(&format!(
+            "cat > ~/.bashrc <<'END'
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+export TATAMI_GATEWAY_LAUNCHER='mpirun.{mpi} -n 1'
+END"
+        ));
+        let job = format!("/usr/local/bin/site_backend.mpich /site/f mpi:{mpi} 36");
+        let said = sites.run_layered("mpich", DISK, "", &job);
+        assert!(said.contains(&format!("tatami_backend=mpi:{mpi}")), "{said}");
+        assert!(said.contains("0 bytes are wrong"), "{said}");
+        sites.expect_nothing_left(DISK, "f");
+        two.run(&format!("rm {DISK}/f ~/.bashrc"));
+    }
+}
+
+/// A job that is killed leaves no process on the other site. A rank of a file of a volume that
+/// loses its I/O process is told so. The bytes up to then are in the file.
+#[test]
+fn a_killed_job_or_io_process_leaves_nothing_behind() {
+    let Some(sites) = TwoSites::start() else { return };
+    let _turn = ONE_AT_A_TIME.lock();
+    sites.bed.install_file(&sources().join("e2e/mpi_programs/steady.py"));
+    let (one, two) = (sites.bed.host(0), sites.bed.host(1));
+    let steady = "/usr/bin/python3 /usr/local/bin/steady.py /site/steady 100000";
+    for (dir, backend, victim) in [
+        (VOLUME, "volume", "job"),
+        (DISK, "mpi:openmpi", "job"),
+        (DISK, "mpi:mpich", "job"),
+        (VOLUME, "volume", "I/O processes"),
+    ] {
+        let mut job = one.command(&sites.line("openmpi", dir, backend, steady));
+        let mut job = job.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("started");
+        let mut lines = BufReader::new(job.stdout.take().expect("a pipe")).lines();
+        while !matches!(lines.next(), Some(Ok(line)) if line == "step 12") {}
+        match victim {
+            "job" => _ = one.run("pkill -KILL -f '[s]teady.py'"),
+            _ => _ = two.run("pkill -KILL -xf 'tatami gateway'"),
+        }
+        lines.for_each(drop);
+        let said = job.wait_with_output().expect("ended");
+        assert!(!said.status.success(), "{victim}");
+        sites.expect_nothing_left(dir, "steady");
+        // No byte that the program writes is zero, and all had synced after step 7.
+        let synced = 8 * 3 * 32_768;
+        let count = format!("head -c {synced} {dir}/steady | tr -d '\\000' | wc -c");
+        assert_eq!(two.run(&count).out.trim(), synced.to_string(), "{backend}");
+        two.run(&format!("rm {dir}/steady"));
+    }
+    two.run("tatami fsck");
+}

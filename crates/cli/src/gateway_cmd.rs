@@ -2,10 +2,9 @@
 //! it.
 
 use crate::error::{CommandFailure, CommandResult, FailureContext};
+use crate::gateway_launch;
 use std::fs::File;
 use std::os::fd::AsFd;
-use std::os::unix::process::CommandExt;
-use std::process::Command;
 use tatami_gateway::LAUNCHED;
 
 /// The command by which a site wants MPI processes to be started, with its options: `srun -n1`.
@@ -17,6 +16,9 @@ pub struct GatewayArgs {
     /// Only start and end an MPI library, in this process
     #[arg(long, hide = true, value_name = "MPI")]
     try_mpi: Option<String>,
+    /// Serve the session of the process that has started the launcher
+    #[arg(long, hide = true, value_name = "NUMBER")]
+    join: Option<String>,
 }
 
 /// Serves the calls of the program until it ends.
@@ -31,17 +33,17 @@ pub fn run(args: &GatewayArgs) -> CommandResult {
     if let Some((name, options)) = split_words(&launcher)
         && std::env::var_os(LAUNCHED).is_none()
     {
-        let own = std::env::current_exe().context(|| "this program".to_owned())?;
-        let mut command = Command::new(name);
-        let error = command.args(options).arg(own).arg("gateway").env(LAUNCHED, "1").exec();
-        return Err(CommandFailure::new(format!("cannot run {name}, which {LAUNCHER} names"))
-            .because(error)
-            .try_this(format!("unset {LAUNCHER} in the startup file of the shell there")));
+        return gateway_launch::serve_by_launcher(name, &options);
     }
     // Without the buffers of the standard library: the loop has its own.
     let named = || "standard input and output".to_owned();
-    let input = take_stream(std::io::stdin()).context(named)?;
-    let output = take_stream(std::io::stdout()).context(named)?;
+    let (input, output) = match &args.join {
+        Some(number) => gateway_launch::join_session(number)?,
+        None => (
+            take_stream(std::io::stdin()).context(named)?,
+            take_stream(std::io::stdout()).context(named)?,
+        ),
+    };
     close_standard_streams().context(named)?;
     let served = tatami_gateway::serve_gateway(input, output);
     tatami_gateway::finish_backends();

@@ -28,6 +28,7 @@ mod exec;
 mod files;
 mod fsck_cmd;
 mod gateway_cmd;
+mod gateway_launch;
 mod host_args;
 mod host_group;
 mod host_serve;

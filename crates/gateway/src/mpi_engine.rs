@@ -10,6 +10,9 @@ use tatami_tiled::{Buffer, Engine, Flags, Result, TiledError, machine};
 /// Bytes that are moved by one call.
 const PACK: u64 = 4 << 20;
 
+/// The first offset that MPI has no number for.
+const OFFSET_END: u64 = i64::MAX as u64;
+
 /// A file in an MPI library, opened by one rank.
 pub(crate) struct MpiEngine {
     file: MpiFile,
@@ -53,7 +56,7 @@ impl MpiEngine {
     fn write_part(&self, view: &View, stream: u64, bytes: &[u8]) -> Result<()> {
         let (ranges, total) = ranges_of(view, stream, bytes.len() as u64);
         // The view has ended: a file has no more offsets.
-        if total < bytes.len() as u64 {
+        if total < bytes.len() as u64 || ranges.end() > OFFSET_END {
             return Err(TiledError::new("write", &self.path, Errno::FBIG));
         }
         let written = self.file.write_ranges(&ranges, bytes);
@@ -61,8 +64,8 @@ impl MpiEngine {
     }
 
     fn read_part(&self, view: &View, stream: u64, bytes: &mut [u8]) -> Result<()> {
-        let (ranges, _) = ranges_of(view, stream, bytes.len() as u64);
-        let read = self.file.read_ranges(&ranges, bytes);
+        let (ranges, total) = ranges_of(view, stream, bytes.len() as u64);
+        let read = self.file.read_ranges(&ranges, &mut bytes[..total as usize]);
         let got = read.map_err(|failure| fail("read", &self.path, failure))?;
         // Another rank has cut the file since its size was looked at.
         bytes[got..].fill(0);

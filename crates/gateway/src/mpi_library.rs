@@ -206,6 +206,12 @@ impl FileRanges {
         }
     }
 
+    /// The end of the last range; saturates.
+    pub(crate) fn end(&self) -> u64 {
+        let (offset, len) = (self.offsets.last(), self.lengths.last());
+        offset.copied().unwrap_or(0).saturating_add(len.copied().unwrap_or(0))
+    }
+
     fn total(&self) -> u64 {
         self.lengths.iter().sum()
     }

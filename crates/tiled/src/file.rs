@@ -578,9 +578,10 @@ impl RankFile {
     pub fn hint_lines(&self) -> String {
         let mut lines = self.hints.to_lines(self.token.kind);
         if let Some(ticket) = &self.token.remote {
-            // Whatever the program said: the environment or the path may have named the site.
+            // The key is not `host`: PnetCDF opens the path once more with these hints, and that of
+            // a site with the path here is another file where the environment names the site.
             let (site, backend) = (&ticket.file.site, &ticket.backend);
-            lines += &format!("host={}\ntatami_backend={backend}\n", site.host);
+            lines += &format!("tatami_site={site}\ntatami_backend={backend}\n");
         }
         lines
     }

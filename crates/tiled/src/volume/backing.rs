@@ -388,7 +388,10 @@ impl SealedPiece {
         let piece = u32::try_from(word(0)).map_err(|_| "there is no such piece")?;
         if !tiles.is_empty() {
             let tiles = PieceTiles::decode(tiles).map_err(|e| e.to_string())?;
-            debug_assert!(tiles.rank() == rank, "a rank seals its own piece");
+            // The bytes may come from another site.
+            if tiles.rank() != rank {
+                return Err("a rank has sealed the piece of another one".to_owned());
+            }
         }
         let (blocks, changes, tiles) = (word(1), word(2), tiles.to_vec());
         Ok(SealedPiece { piece, blocks, changes, tiles, published: false, current: true })
