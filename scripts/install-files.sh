@@ -10,7 +10,8 @@ tatami=$binaries/tatami
 install -D -t "$prefix/bin" "$tatami" "$tatami-bench"
 install -D -m 644 -t "$prefix/lib/tatami" "$binaries"/libtatami_{io,preload}.so
 if [ -d "$mpi" ]; then
-  install -D -m 644 -t "$prefix/lib/tatami" "$mpi"/libtatami_{mpi,gateway_}*.so
+  find "$mpi" -maxdepth 1 \( -name 'libtatami_mpi*.so' -o -name 'libtatami_gateway_*.so' \) \
+    -exec install -D -m 644 -t "$prefix/lib/tatami" {} +
 fi
 if [ -d "$bench" ]; then
   (cd "$bench" && find . -type f -perm -u+x -exec install -D {} "$prefix/lib/tatami/mpi-bench/{}" \;)

@@ -66,6 +66,8 @@ typedef struct tio_shape tio_shape; /* a datatype without basic types; counted, 
  *   path               the directory of the program `tatami` there
  *   tatami_write_behind  "true": writes to another site may wait for the next sync or close, also
  *                      where several processes have the file open
+ *   tatami_backend     how another site keeps the file: "auto", "posix", "volume", "mpi",
+ *                      "mpi:openmpi" or "mpi:mpich"
  *   ind_rd_buffer_size bytes read at a time where a request is scattered (data sieving); default
  *                      4 MiB
  *   romio_ds_read      "disable": never read a gap to save a call
@@ -74,6 +76,7 @@ typedef struct tio_shape tio_shape; /* a datatype without basic types; counted, 
  *              TATAMI_PLAIN     = the same for ordinary files that the engine `plain` claims;
  *              TATAMI_SITES     = /DIR=tatami://[user@]host[:port]/DIR, separated by commas: paths
  *                                 here that stand for paths of other sites
+ *              TATAMI_BACKEND   = the hint tatami_backend of files without it
  *              TATAMI_TILED     = "0": as tatami_tiled "false" for all files without a hint.
  * A path tatami://[user@]host[:port]/PATH names a file of another site, too.
  * The library claims a path that starts with "tatami:" in any case, and opens it without that
