@@ -1,7 +1,7 @@
 //! The choice of a back end for a file: what the program asks for, or what the path is good for.
 
 use crate::mpi_engine::MpiEngine;
-use crate::mpi_library::MpiLibrary;
+use crate::mpi_library::LoadedMpi;
 use crate::mpi_trial::find_working_mpi;
 use crate::refusal::{failure, refuse};
 use rustix::io::Errno;
@@ -89,6 +89,6 @@ pub(crate) fn open_file(
         return RankFile::open(path, flags, &hints, rank, token).map_err(failure);
     };
     let real = resolve_links(path).map_err(failure)?;
-    let engine = MpiEngine::open(MpiLibrary::load(mpi)?, &real, flags).map_err(failure)?;
+    let engine = MpiEngine::open(LoadedMpi::load(mpi)?, &real, flags).map_err(failure)?;
     Ok(RankFile::with_engine(real, flags, &hints, token, Box::new(engine)))
 }

@@ -1,7 +1,7 @@
-//! A file that is kept through the MPI-IO of an MPI library of this machine. Each rank's I/O process
-//! opens it alone (`MPI_COMM_SELF`), and a scattered access is one call through a view.
+//! A file that is kept through the MPI-IO of an MPI library of this machine. The I/O process of
+//! each rank opens it alone (`MPI_COMM_SELF`), and a scattered access is one call through a view.
 
-use crate::mpi_library::{FileRanges, MpiFailure, MpiFile, MpiLibrary, READS, WRITES};
+use crate::mpi_library::{FileRanges, LoadedMpi, MpiFailure, MpiFile, READS, WRITES};
 use rustix::io::Errno;
 use std::path::{Path, PathBuf};
 use tatami_layout::View;
@@ -41,7 +41,7 @@ impl MpiEngine {
     /// # Errors
     /// Those of `MPI_File_open`, with its words.
     pub(crate) fn open(
-        library: &'static MpiLibrary,
+        library: &'static LoadedMpi,
         path: &Path,
         flags: Flags,
     ) -> Result<MpiEngine> {

@@ -46,7 +46,7 @@ pub(crate) struct MpiFailure {
 }
 
 /// The MPI library of this process.
-pub(crate) struct MpiLibrary {
+pub(crate) struct LoadedMpi {
     mpi: SiteMpi,
     table: &'static MpiTable,
     /// One call at a time: the result and its words belong together.
@@ -54,7 +54,7 @@ pub(crate) struct MpiLibrary {
 }
 
 /// A process can have one MPI library.
-static LIBRARY: OnceLock<MpiLibrary> = OnceLock::new();
+static LIBRARY: OnceLock<LoadedMpi> = OnceLock::new();
 /// Held while it is loaded.
 static LOADING: Mutex<()> = Mutex::new(());
 
@@ -119,13 +119,13 @@ fn describe_failure(table: &MpiTable, result: i64) -> MpiFailure {
     MpiFailure { errno, what }
 }
 
-impl MpiLibrary {
+impl LoadedMpi {
     /// Returns the MPI library of this process. The first call loads it and makes this process an
     /// MPI process.
     ///
     /// # Errors
     /// `ENODEV` where it is not there or cannot be used, or this process has another one.
-    pub(crate) fn load(mpi: SiteMpi) -> Result<&'static MpiLibrary, RemoteFailure> {
+    pub(crate) fn load(mpi: SiteMpi) -> Result<&'static LoadedMpi, RemoteFailure> {
         let refused = |why: String| refuse(Errno::NODEV, &format!("tatami_backend: {why}"));
         let _loading = LOADING.lock();
         if let Some(library) = LIBRARY.get() {
@@ -143,7 +143,7 @@ impl MpiLibrary {
         if started < 0 {
             return Err(refused(describe_failure(table, started).what));
         }
-        Ok(LIBRARY.get_or_init(|| MpiLibrary { mpi, table, turn: Mutex::new(()) }))
+        Ok(LIBRARY.get_or_init(|| LoadedMpi { mpi, table, turn: Mutex::new(()) }))
     }
 
     /// Ends the use of the MPI library, as the last thing that the process does.
@@ -219,7 +219,7 @@ impl FileRanges {
 
 /// A file that is open in the MPI library.
 pub(crate) struct MpiFile {
-    library: &'static MpiLibrary,
+    library: &'static LoadedMpi,
     handle: *mut c_void,
 }
 
@@ -279,7 +279,7 @@ impl MpiFile {
     }
 
     /// The library that has it open.
-    pub(crate) fn library(&self) -> &'static MpiLibrary {
+    pub(crate) fn library(&self) -> &'static LoadedMpi {
         self.library
     }
 }

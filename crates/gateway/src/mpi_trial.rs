@@ -1,7 +1,7 @@
 //! A trial of an MPI library in another process. Where an MPI library cannot start, it ends its
 //! process, and the session with the other site would end with it.
 
-use crate::mpi_library::{MpiLibrary, installed_libraries};
+use crate::mpi_library::{LoadedMpi, installed_libraries};
 use crate::refusal::refuse;
 use parking_lot::Mutex;
 use rustix::io::Errno;
@@ -67,12 +67,12 @@ fn run_trial(mpi: SiteMpi) -> Result<(), String> {
 pub fn try_mpi(word: &str) -> Result<(), String> {
     let mpi = SiteMpi::ALL.into_iter().find(|mpi| mpi.word() == word);
     let mpi = mpi.ok_or_else(|| format!("{word:?} is no MPI library"))?;
-    MpiLibrary::load(mpi).map_err(|failure| failure.what)?;
+    LoadedMpi::load(mpi).map_err(|failure| failure.what)?;
     finish_backends();
     Ok(())
 }
 
 /// Ends the use of the MPI library, if this process has one. No file is open any more.
 pub fn finish_backends() {
-    MpiLibrary::finish_use();
+    LoadedMpi::finish_use();
 }

@@ -1,13 +1,16 @@
 //! The files of a rank's own piece: on this node's disk, or on the node of a volume to which this
 //! process sends them.
 
-use crate::error::to_system_errno;
 use crate::shared::{SharedWords, reserve_blocks};
 use rustix::io::Errno;
 use std::fmt;
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use tatami_client::DataFile;
+
+fn to_errno(errno: tatami_wire::Errno) -> Errno {
+    Errno::from_raw_os_error(errno.0)
+}
 
 /// An object of another node. Each write waits until that node has made it: a record of a journal
 /// must not be there before the bytes that it names.
@@ -28,16 +31,16 @@ impl AwayFile {
     fn write_all(&self, mut bytes: &[u8], mut offset: u64) -> Result<(), Errno> {
         while !bytes.is_empty() {
             let part = bytes.len().min(tatami_wire::frame::PAYLOAD_MAX);
-            match self.0.write_at(&bytes[..part], offset).map_err(to_system_errno)? {
+            match self.0.write_at(&bytes[..part], offset).map_err(to_errno)? {
                 0 => return Err(Errno::IO),
                 written => (bytes, offset) = (&bytes[written..], offset + written as u64),
             }
         }
-        self.0.flush().map_err(to_system_errno)
+        self.0.flush().map_err(to_errno)
     }
 
     fn sync(&self) -> Result<(), Errno> {
-        self.0.sync(true).map(|_| ()).map_err(to_system_errno)
+        self.0.sync(true).map(|_| ()).map_err(to_errno)
     }
 }
 
@@ -87,7 +90,7 @@ impl PieceFile {
                 found.map(|m| m.blocks()).map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))
             }
             PieceFile::Away(AwayFile(object)) => {
-                object.stat().map(|state| state.blocks).map_err(to_system_errno)
+                object.stat().map(|state| state.blocks).map_err(to_errno)
             }
         }
     }

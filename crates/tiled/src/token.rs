@@ -64,8 +64,8 @@ pub struct OpenedVolumeFile {
     /// The node of the rank table, where the pieces lie on all nodes in turn. All ranks are on that
     /// node then.
     pub table: Option<NodeId>,
-    /// The node of each rank's piece. Empty for an open without writers, and where the token has no room;
-    /// then the shard has the list.
+    /// The node of each rank's piece. Empty for an open without writers, and where the token has no
+    /// room; then the shard has the list.
     pub rank_nodes: Vec<NodeId>,
 }
 
