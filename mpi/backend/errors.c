@@ -54,13 +54,13 @@ static bool is_verbose(void)
   return wanted;
 }
 
-/* Whether a failure is printed even if nobody asked for it: another machine is not reached, and the
- * class of the MPI error cannot say which and why. */
+/* Whether a failure is printed even if nobody asked for it: another machine is not reached, or has no
+ * such back end, and the class of the MPI error cannot say which and why. */
 static int is_news(int64_t result)
 {
   const char *value = getenv("TATAMI_MPI_VERBOSE");
   int is_silent = value != NULL && value[0] == '0';
-  return !is_silent && (result == -EHOSTDOWN || result == -EPROTO);
+  return !is_silent && (result == -EHOSTDOWN || result == -EPROTO || result == -ENODEV);
 }
 
 int class_of(int64_t result)

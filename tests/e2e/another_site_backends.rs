@@ -175,7 +175,7 @@ fn the_back_end_in_force_is_reported_and_a_missing_one_is_refused() {
         install_program(&sites.bed, "site_backend", mpi, "");
         let open = |dir: &str, environment: &str, wish: &str| {
             let line = format!("/usr/local/bin/site_backend.{mpi} /site/f {wish} 36");
-            sites.run_layered(mpi, dir, environment, &format!("env TATAMI_MPI_VERBOSE=1 {line}"))
+            sites.run_layered(mpi, dir, environment, &line)
         };
         for (dir, environment, wish, backend) in [
             (DISK, "", "-", "posix"),
@@ -262,6 +262,9 @@ fn a_killed_job_or_io_process_leaves_nothing_behind() {
         lines.for_each(drop);
         let said = job.wait_with_output().expect("ended");
         assert!(!said.status.success(), "{victim}");
+        let errors = String::from_utf8_lossy(&said.stderr);
+        let names_loss = errors.contains("siteb: the connection ended while the file was written");
+        assert_eq!(names_loss, victim != "job", "{errors}");
         sites.expect_nothing_left(dir, "steady");
         // No byte that the program writes is zero, and all had synced after step 7.
         let synced = 8 * 3 * 32_768;

@@ -583,7 +583,7 @@ impl RemoteSession {
     fn drop_lost_pieces(&self, state: &mut SessionState) {
         let what = "the connection ended while the file was written on a volume; what was written \
                     before is kept there";
-        let (errno, what) = (Errno::STALE, format!("{}: {what}", self.site));
+        let (errno, what) = (Errno::HOSTDOWN, format!("{}: {what}", self.site));
         for known in state.files.values_mut().filter(|known| keeps_piece(&known.open)) {
             let error = RemoteError { errno, what: what.clone() };
             known.error.get_or_insert_with(|| error.clone());

@@ -65,7 +65,7 @@ pub fn begin_remote_open(
         let why = format!(
             "{word:?} is no tatami_backend: auto, posix, volume, mpi, mpi:openmpi or mpi:mpich"
         );
-        return Err(TiledError::with_detail("open", open.path, Errno::INVAL, why));
+        return Err(TiledError::with_detail("open", open.path, Errno::NODEV, why));
     }
     let begun = RemoteSession::with_site(&file.site).and_then(|session| {
         let there = describe_open(&file, open.flags, open.hints, wanted);
