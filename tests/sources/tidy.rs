@@ -164,6 +164,7 @@ fn crates_depend_downwards_only() {
         ("capi", &["layout", "tiled"]),
         ("preload", &["wire", "net", "client", "cluster"]),
         ("mount", &["wire", "layout", "client", "fuse", "tiled"]),
+        ("site-mount", &["fuse", "mount", "remote"]),
         ("bench-args", &["wire"]),
         ("bench", &["bench-args", "wire", "cluster", "client", "fuse", "mount", "net", "sim"]),
         (
@@ -179,6 +180,7 @@ fn crates_depend_downwards_only() {
                 "tiled",
                 "gateway",
                 "remote",
+                "site-mount",
             ],
         ),
     ]);

@@ -95,7 +95,7 @@ impl Handler for PassthroughFileSystem {
             }
             FuseOp::GetXattr { .. } => reply.send_error(libc::ENODATA),
             FuseOp::Release { .. } | FuseOp::Flush { .. } => reply.send_success(),
-            FuseOp::Forget { .. } | FuseOp::BatchForget | FuseOp::Destroy => {
+            FuseOp::Forget { .. } | FuseOp::BatchForget(_) | FuseOp::Destroy => {
                 reply.send_nothing();
                 false
             }

@@ -272,7 +272,7 @@ impl Handler for NullFileSystem {
             | FuseOp::Flush { .. }
             | FuseOp::Fsync { .. }
             | FuseOp::FsyncDir { .. } => reply.send_success(),
-            FuseOp::Forget { .. } | FuseOp::BatchForget | FuseOp::Destroy => {
+            FuseOp::Forget { .. } | FuseOp::BatchForget(_) | FuseOp::Destroy => {
                 reply.send_nothing();
                 false
             }

@@ -88,12 +88,13 @@ Examples:
         #[command(subcommand)]
         command: volume_cmd::VolumeCommand,
     },
-    /// Mount the volume
+    /// Mount the volume, or a directory of another site
     #[command(after_help = "\
 Examples:
   tatami mount /mnt/tatami
   tatami mount --node node2 -o ro,nopassthrough /mnt/two
   tatami mount --overlay /scratch /mnt/scratch    containers as ordinary files
+  tatami mount me@siteb:/scratch /mnt/siteb       a directory of another site, over ssh
 
 It returns when the volume is mounted; a process in the background serves it.")]
     Mount(Box<mount_cmd::MountArgs>),

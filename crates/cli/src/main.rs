@@ -73,6 +73,7 @@ mod root_dir;
 mod run_cmd;
 mod session;
 mod shard_plan;
+mod site_mounts;
 mod site_tree;
 mod site_usage;
 mod ssh_session;

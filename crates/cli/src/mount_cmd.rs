@@ -6,6 +6,7 @@ use crate::mountinfo;
 use crate::mountpoints::{self, MadeMountpoint};
 use crate::mounts::{self, MountRecord, MountpointState};
 use crate::process::{DaemonRole, ProcessRecord};
+use crate::site_mounts;
 use crate::start_process::{self, ReadyPipe, StartingProcess};
 use crate::term;
 use crate::volume_dir::{VolumeArgs, VolumeDir};
@@ -23,6 +24,7 @@ const LOGS: &str = "mount-logs";
 
 /// `tatami mount`
 #[derive(Debug, clap::Args)]
+#[command(allow_missing_positional = true)]
 pub struct MountArgs {
     #[command(flatten)]
     at: VolumeArgs,
@@ -46,11 +48,20 @@ pub struct MountArgs {
     /// Descriptor of a pipe for the report that the process is ready
     #[arg(long, value_name = "FD", hide = true)]
     ready_fd: Option<i32>,
+    /// A directory of another site, which is mounted instead of a volume: [user@]host:path
+    #[arg(value_name = "HOST:DIR", conflicts_with_all = ["node", "overlay"])]
+    site: Option<OsString>,
     /// Mount point: an existing directory
     mountpoint: PathBuf,
 }
 
 impl MountArgs {
+    /// Returns the arguments for a directory of another site in a line of `/etc/fstab`.
+    pub fn for_site(site: OsString, options: Vec<String>, mountpoint: PathBuf) -> MountArgs {
+        let args = MountArgs::for_volume(VolumeArgs::default(), None, options, mountpoint);
+        MountArgs { site: Some(site), ..args }
+    }
+
     /// Returns the arguments for a line of `/etc/fstab`.
     pub fn for_volume(
         at: VolumeArgs,
@@ -58,8 +69,8 @@ impl MountArgs {
         options: Vec<String>,
         mountpoint: PathBuf,
     ) -> MountArgs {
-        let (overlay, foreground, ready_fd) = (None, false, None);
-        MountArgs { at, node, options, overlay, foreground, ready_fd, mountpoint }
+        let (overlay, foreground, ready_fd, site) = (None, false, None, None);
+        MountArgs { at, node, options, overlay, foreground, ready_fd, site, mountpoint }
     }
 }
 
@@ -76,13 +87,17 @@ pub struct UmountArgs {
     mountpoints: Vec<PathBuf>,
 }
 
-/// Mounts a volume or an overlay: in the background, or in this process with `--foreground`.
+/// Mounts a volume, an overlay or a directory of another site: in the background, or in this process with `--foreground`.
 ///
 /// # Errors
 /// It cannot be mounted.
 pub fn mount_volume(args: &MountArgs) -> CommandResult {
     if let Some(dir) = &args.overlay {
         return mount_overlay(args, dir);
+    }
+    if let Some(site) = &args.site {
+        let how = (args.foreground, args.ready_fd);
+        return site_mounts::mount_site(site, &args.mountpoint, &args.options, how);
     }
     if args.foreground {
         return serve_mount(args);
@@ -249,7 +264,8 @@ fn begin_mount(args: &MountArgs) -> CommandResult<(Mount, MountRecord)> {
     Ok((mount, record))
 }
 
-fn mount_failure(path: &Path, error: tatami_mount::MountError) -> CommandFailure {
+/// Returns a failure with a remedy for the reason.
+pub fn mount_failure(path: &Path, error: tatami_mount::MountError) -> CommandFailure {
     use tatami_mount::MountError::*;
     let shown = path.display();
     let remedy = match &error {
@@ -281,7 +297,11 @@ pub fn check_options(options: &[String]) -> CommandResult {
     options.iter().try_for_each(|option| set_option(&mut scratch, option))
 }
 
-fn set_option(options: &mut MountOptions, option: &str) -> CommandResult {
+/// Sets an option.
+///
+/// # Errors
+/// It is unknown or has a wrong value.
+pub fn set_option(options: &mut MountOptions, option: &str) -> CommandResult {
     let (key, value) = option.split_once('=').map_or((option, None), |(k, v)| (k, Some(v)));
     let wrong = || {
         CommandFailure::usage(format!("unknown mount option {option:?}"))

@@ -15,9 +15,11 @@ use crate::term;
 use crate::volume_dir::VolumeArgs;
 use clap::{CommandFactory, Parser};
 use rustix::mount::MountFlags;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tatami_cluster::SYSTEM_DIR;
+use tatami_remote::SiteFile;
 
 /// Exit codes of mount(8): a wrong call, and a mount that failed.
 const WRONG_CALL: u8 = 1;
@@ -56,11 +58,12 @@ impl HelperRole {
 In /etc/fstab:
   scratch       /mnt/tatami  tatami  defaults,_netdev        0  0
   /srv/volume   /mnt/volume  tatami  ro,nosuid,node=node03   0  0
+  siteb:/data   /mnt/siteb   tatami  noauto,user,_netdev     0  0
 
 It returns when the volume is mounted; a process in the background serves it."
 )]
 struct MountHelperArgs {
-    /// Name of the volume in /etc/tatami, or its directory
+    /// Name of the volume in /etc/tatami, or its directory; or a directory of another site
     volume: PathBuf,
     /// Mount point: an existing directory
     mountpoint: PathBuf,
@@ -156,7 +159,8 @@ fn mount_for_system(args: &MountHelperArgs) -> CommandResult {
         options.retain(|option| mount_cmd::check_options(std::slice::from_ref(option)).is_ok());
     }
     mount_cmd::check_options(&options)?;
-    let dir = find_volume(&args.volume)?;
+    let is_site = SiteFile::parse_place(args.volume.as_os_str().as_bytes()).is_some();
+    let dir = if is_site { PathBuf::new() } else { find_volume(&args.volume)? };
     if args.fake {
         return Ok(());
     }
@@ -165,8 +169,12 @@ fn mount_for_system(args: &MountHelperArgs) -> CommandResult {
     if !source.contains(',') {
         options.push(format!("fsname={source}"));
     }
-    let at = VolumeArgs { dir: Some(dir), ..VolumeArgs::default() };
     let mountpoint = args.mountpoint.clone();
+    if is_site {
+        let site = args.volume.clone().into_os_string();
+        return mount_cmd::mount_volume(&MountArgs::for_site(site, options, mountpoint));
+    }
+    let at = VolumeArgs { dir: Some(dir), ..VolumeArgs::default() };
     mount_cmd::mount_volume(&MountArgs::for_volume(at, node, options, mountpoint))
 }
 

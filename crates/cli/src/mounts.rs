@@ -5,7 +5,7 @@
 //! alone is enough to find the volume.
 
 use crate::error::{CommandFailure, CommandResult, FailureContext};
-use crate::mountinfo::{self, FS_TYPE, MountEntry};
+use crate::mountinfo::{self, FS_TYPE, MountEntry, SITE_FS_TYPE};
 use crate::process::{ProcessRecord, RunningProcess};
 use crate::replace_file::replace_file;
 use crate::term;
@@ -256,12 +256,17 @@ fn find_server(path: &Path, owner: u32, dir: Option<&Path>) -> Option<RunningPro
     let serves = |line: &[u8]| {
         let words: Vec<&[u8]> = line.split(|b| *b == 0).collect();
         let is_dir = |pair: &[&[u8]]| match pair {
-            [b"--dir", of] => dir.is_none_or(|dir| dir.as_os_str().as_bytes() == *of),
+            [b"--dir", of] => dir.is_some_and(|dir| dir.as_os_str().as_bytes() == *of),
             _ => false,
         };
-        words.get(1) == Some(&&b"mount"[..])
-            && words.contains(&path.as_os_str().as_bytes())
-            && words.windows(2).any(is_dir)
+        let is_mount = words.get(1) == Some(&&b"mount"[..])
+            && words.contains(&path.as_os_str().as_bytes());
+        // A mount of another site has no volume.
+        is_mount
+            && match dir {
+                Some(_) => words.windows(2).any(is_dir),
+                None => words.contains(&&b"--foreground"[..]),
+            }
     };
     let processes = std::fs::read_dir("/proc").ok()?.flatten();
     let found = processes.filter_map(|entry| {
@@ -273,6 +278,11 @@ fn find_server(path: &Path, owner: u32, dir: Option<&Path>) -> Option<RunningPro
         (running.owner() == Some(owner)).then_some(running)
     });
     found.into_iter().next()
+}
+
+/// Whether a mount is one of a volume or of another site.
+fn is_ours(mount: &MountEntry) -> bool {
+    mount.fs_type == FS_TYPE || mount.fs_type == SITE_FS_TYPE
 }
 
 fn foreign_failure(path: &Path, owner: u32) -> CommandFailure {
@@ -310,13 +320,13 @@ pub fn end_mount(dir: &Path, path: &Path, force: bool, how: &str) -> CommandResu
     let recorded = record.as_ref().and_then(MountRecord::running_process);
     // The superuser has no record of other users' mounts.
     let running = recorded.or_else(|| {
-        let foreign = mountinfo::mount_at(path).filter(|m| m.fs_type == FS_TYPE)?;
+        let foreign = mountinfo::mount_at(path).filter(is_ours)?;
         find_server(path, foreign.owner?, None)
     });
     let mut copies = users::find_users(path);
     copies.retain(|user| user.has_copy_only);
     match mountinfo::mount_at(path) {
-        Some(m) if m.fs_type == FS_TYPE => match tatami_mount::unmount_path(path, force) {
+        Some(m) if is_ours(&m) => match tatami_mount::unmount_path(path, force) {
             Ok(()) | Err(UnmountError::NotMounted { .. }) => {}
             Err(UnmountError::Busy { .. }) => return Err(busy_failure(path, how)),
             Err(UnmountError::NotPermitted { .. }) => {

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 
 /// The file system type of Tatami's mounts.
 pub const FS_TYPE: &str = "fuse.tatami";
+/// The file system type of a mounted directory of another site.
+pub const SITE_FS_TYPE: &str = "fuse.tatami-site";
 
 /// One line of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -43,7 +43,7 @@ pub use mounting::{
 };
 pub use notify::Notifier;
 pub use reply::Reply;
-pub use request::{FuseOp, Request};
+pub use request::{FuseOp, FuseSetAttr, FuseSetTime, Request};
 pub use ring::probe_ring;
 pub use session::FuseSession;
 pub use session_state::{Handler, ThreadLimits};

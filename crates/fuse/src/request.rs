@@ -81,6 +81,18 @@ impl RequestGroups<'_> {
     }
 }
 
+/// Inodes that the kernel has forgotten, encoded as in the request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ForgottenInodes<'a>(&'a [u8]);
+
+impl ForgottenInodes<'_> {
+    /// Returns the number of each inode, and the number of its lookups that are forgotten.
+    pub fn iter(&self) -> impl Iterator<Item = (u64, u64)> {
+        let word = |c: &[u8]| c.try_into().map(u64::from_ne_bytes).unwrap_or_default();
+        self.0.chunks_exact(16).map(move |c| (word(&c[..8]), word(&c[8..])))
+    }
+}
+
 /// A time to set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FuseSetTime {
@@ -142,7 +154,7 @@ pub enum FuseOp<'a> {
         lookups: u64,
     },
     /// No reply.
-    BatchForget,
+    BatchForget(ForgottenInodes<'a>),
     GetAttr {
         handle: Option<u64>,
     },
@@ -342,7 +354,12 @@ impl<'a> FuseOp<'a> {
         Ok(match opcode {
             op::LOOKUP => FuseOp::Lookup { name: f.read_name()? },
             op::FORGET => FuseOp::Forget { lookups: f.read_u64()? },
-            op::BATCH_FORGET => FuseOp::BatchForget,
+            op::BATCH_FORGET => {
+                let count = f.read_u32()? as usize;
+                f.skip_bytes(4)?;
+                let len = count.checked_mul(16).ok_or(ParseError::Short)?;
+                FuseOp::BatchForget(ForgottenInodes(f.read_bytes(len)?))
+            }
             op::GETATTR | op::STATX => {
                 let flags = f.read_u32()?;
                 f.skip_bytes(4)?;

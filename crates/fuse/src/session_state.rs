@@ -101,7 +101,7 @@ pub(crate) fn dispatch_request<'a, H: Handler>(
         }
     };
     let wanted =
-        !matches!(request.op, FuseOp::Forget { .. } | FuseOp::BatchForget | FuseOp::Destroy);
+        !matches!(request.op, FuseOp::Forget { .. } | FuseOp::BatchForget(_) | FuseOp::Destroy);
     let reply = make_reply(request.header.unique, wanted).with_header(&request.header);
     forget_cause();
     let reply = if request.header.is_forget() { reply } else { reply.count_idle_in(idle) };

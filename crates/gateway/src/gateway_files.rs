@@ -3,6 +3,7 @@
 use crate::backend_choice::{choose_backend, hints_of, open_file};
 use crate::copy_files::CopyFiles;
 use crate::lock_watch::LockWatch;
+use crate::mount_table::MountTable;
 use crate::path_calls::{self, SiteListing};
 use crate::refusal::{FILES_MAX, failure, not_open, path_of, refuse};
 use crate::sealed_parts::SealedParts;
@@ -32,14 +33,15 @@ pub(crate) struct GatewayFiles {
     copies: CopyFiles,
     listing: Option<SiteListing>,
     removal: Option<SiteTreeRemoval>,
+    mount: MountTable,
 }
 
 impl GatewayFiles {
     /// Returns an empty table. Waits for locks end with the input that `watch` watches.
     pub(crate) fn new(watch: LockWatch) -> GatewayFiles {
-        let (files, copies, sealed) =
-            (HashMap::new(), CopyFiles::default(), SealedParts::default());
-        GatewayFiles { watch, files, sealed, copies, listing: None, removal: None }
+        let (files, copies) = (HashMap::new(), CopyFiles::default());
+        let (sealed, mount) = (SealedParts::default(), MountTable::default());
+        GatewayFiles { watch, files, sealed, copies, listing: None, removal: None, mount }
     }
 
     /// Carries out a call. The bytes of a read go to `out`.
@@ -174,6 +176,7 @@ impl GatewayFiles {
                 let (size, mode, modified) = (found.size, found.mode, found.modified);
                 Ok(RemoteReply::Stat(SiteStat { size, mode, modified }))
             }
+            RemoteCall::Mount(call) => self.mount.carry_out(call, payload, out),
             other => self.try_command(other),
         }
     }

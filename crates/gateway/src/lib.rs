@@ -10,6 +10,8 @@ mod copy_files;
 mod gateway_files;
 mod gateway_loop;
 mod lock_watch;
+mod mount_calls;
+mod mount_table;
 mod mpi_engine;
 mod mpi_library;
 mod mpi_trial;

@@ -60,7 +60,7 @@ pub(crate) fn is_kind(attr: &SiteAttr, kind: rustix::fs::FileType) -> bool {
     rustix::fs::FileType::from_raw_mode(attr.mode) == kind
 }
 
-fn read_entry(at: impl AsFd, path: &Path, follow: bool) -> Result<SiteEntry, Errno> {
+pub(crate) fn read_entry(at: impl AsFd, path: &Path, follow: bool) -> Result<SiteEntry, Errno> {
     let attr = read_attr(&at, path, follow)?;
     let target = match is_kind(&attr, rustix::fs::FileType::Symlink) {
         // A link that may not be read has no target to show.
@@ -107,28 +107,47 @@ pub(crate) fn list_piece(
         (Some(known), _) => known,
         (None, _) => return Err(refuse(Errno::STALE, "the listing is not known")),
     };
-    let (mut entries, mut bytes) = (Vec::new(), 0);
-    while entries.len() < PIECE_ENTRIES && bytes < PIECE_BYTES {
-        let Some(found) = listing.dir.read() else {
-            return Ok((RemoteReply::Entries { entries, is_last: true }, None));
-        };
-        let name = found.map_err(failed)?.file_name().to_bytes().to_vec();
-        if matches!(name.as_slice(), b"." | b"..") {
-            continue;
-        }
-        match read_entry(&listing.fd, Path::new(OsStr::from_bytes(&name)), false) {
-            Ok(entry) => {
-                let target = entry.target.as_ref().map_or(0, |target| target.len());
-                bytes += ENTRY_BYTES + name.len() + target;
-                entries.push(SiteEntry { name: name.into(), ..entry });
-            }
-            // Removed since.
-            Err(Errno::NOENT) => {}
-            Err(e) => return Err(failed(e)),
-        }
+    let (entries, is_last) = listing.read_piece()?;
+    Ok((RemoteReply::Entries { entries, is_last }, (!is_last).then_some(listing)))
+}
+
+impl SiteListing {
+    /// Begins listing `number` of a directory.
+    pub(crate) fn begin(at: impl AsFd, path: &Path, number: u64) -> Result<SiteListing, Errno> {
+        let (fd, dir) = open_dir(at, path, false)?;
+        Ok(SiteListing { number, next: 0, fd, dir })
     }
-    listing.next += 1;
-    Ok((RemoteReply::Entries { entries, is_last: false }, Some(listing)))
+
+    /// Returns the number of the next piece.
+    pub(crate) fn next(&self) -> u32 {
+        self.next
+    }
+
+    /// Returns the next entries, and whether they are the last ones.
+    pub(crate) fn read_piece(&mut self) -> Result<(Vec<SiteEntry>, bool), RemoteFailure> {
+        self.next += 1;
+        let (mut entries, mut bytes) = (Vec::new(), 0);
+        while entries.len() < PIECE_ENTRIES && bytes < PIECE_BYTES {
+            let Some(found) = self.dir.read() else {
+                return Ok((entries, true));
+            };
+            let name = found.map_err(failed)?.file_name().to_bytes().to_vec();
+            if matches!(name.as_slice(), b"." | b"..") {
+                continue;
+            }
+            match read_entry(&self.fd, Path::new(OsStr::from_bytes(&name)), false) {
+                Ok(entry) => {
+                    let target = entry.target.as_ref().map_or(0, |target| target.len());
+                    bytes += ENTRY_BYTES + name.len() + target;
+                    entries.push(SiteEntry { name: name.into(), ..entry });
+                }
+                // Removed since.
+                Err(Errno::NOENT) => {}
+                Err(e) => return Err(failed(e)),
+            }
+        }
+        Ok((entries, false))
+    }
 }
 
 pub(crate) fn make_dir(path: &Path, mode: u32, is_exact: bool) -> Result<(), RemoteFailure> {

@@ -11,7 +11,7 @@
 //! - The kernel caches bytes of other nodes for readers, across opens. Writers write through to the
 //!   client.
 //!
-//! [`mount_handler`] mounts file systems that are no volume, as baselines for measurements.
+//! [`mount_handler`] and [`serve_handler`] mount file systems that are no volume.
 
 mod announce;
 mod attr;
@@ -51,9 +51,9 @@ mod walk_cache;
 mod xattr;
 
 pub use error::MountError;
-pub use handler_mount::mount_handler;
+pub use handler_mount::{HandlerSettings, mount_handler, serve_handler};
 pub use mount::Mount;
 pub use options::{MountOptions, Passthrough};
-pub use serving::MountEnd;
+pub use serving::{MountEnd, serve_until_end};
 pub use tatami_fuse::FuseMountError;
 pub use tatami_fuse::{Restrictions, UnmountError, unmount_path};

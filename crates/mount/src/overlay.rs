@@ -312,7 +312,7 @@ impl Handler for OverlayFileSystem {
             FuseOp::FsyncDir { .. } => reply.send_success(),
             FuseOp::GetXattr { name, size } => reply_sized(reply, size, self.get_xattr(node, name)),
             FuseOp::ListXattr { size } => reply_sized(reply, size, self.list_xattrs(node)),
-            FuseOp::Forget { .. } | FuseOp::BatchForget | FuseOp::Destroy => {
+            FuseOp::Forget { .. } | FuseOp::BatchForget(_) | FuseOp::Destroy => {
                 reply.send_nothing();
                 false
             }

@@ -25,7 +25,7 @@ pub enum MountEnd {
 ///
 /// # Errors
 /// When the system is short of descriptors or threads.
-pub(crate) fn serve_until_end(session: &Arc<FuseSession>) -> io::Result<MountEnd> {
+pub fn serve_until_end(session: &Arc<FuseSession>) -> io::Result<MountEnd> {
     let event = SignalEvent::from_signals()?;
     let (served, waiter) = (session.clone(), event.clone());
     // Not joined: the thread ends with the session or with the process.

@@ -10,6 +10,8 @@
 //! This crate has the address of a site, the messages, and the near side of a session. The far side
 //! is `crates/gateway`.
 
+mod mount_message;
+mod mount_session;
 mod piece_calls;
 mod remote_message;
 mod remote_session;
@@ -20,6 +22,10 @@ mod site_calls;
 mod site_ticket;
 mod ssh_link;
 
+pub use mount_message::{
+    MountCall, NewSiteNode, SiteAttrSet, SiteDir, SiteNode, SiteSpace, SiteTime,
+};
+pub use mount_session::{MountBytes, MountSession, ReopenFiles};
 pub use remote_message::{
     BYTES_MAX, FileOpen, GREETING, REMOTE_PROTOCOL, RemoteCall, RemoteFailure, RemoteReply,
     SiteAttr, SiteChange, SiteEntry, SiteGreeting, SiteRemoval, SiteStat, format_greeting,

@@ -2,6 +2,7 @@
 //! stream, after a greeting line of the I/O process. Each call has one reply, in the order of the
 //! calls. A caller need not wait for a reply before it sends the next call.
 
+use crate::mount_message::{MountCall, SiteSpace};
 use crate::site_backend::SiteBackend;
 use serde::{Deserialize, Serialize};
 use tatami_wire::meta::Bytes;
@@ -320,6 +321,8 @@ pub enum RemoteCall {
         /// Whether a file of that name is replaced.
         may_replace: bool,
     },
+    /// A call of a mount.
+    Mount(MountCall),
 }
 
 /// The reply to a call.
@@ -362,6 +365,24 @@ pub enum RemoteReply {
     Data(Option<(u64, u64)>),
     /// What one step of a removal has removed.
     Removed(SiteRemoval),
+    /// The root of a mount.
+    Mounted {
+        /// Its attributes.
+        attr: SiteAttr,
+        /// The user there, as which all calls run.
+        uid: u32,
+        /// The group of that user.
+        gid: u32,
+    },
+    /// An open file of a mount.
+    Opened {
+        /// Its attributes.
+        attr: SiteAttr,
+        /// Whether its last change is so old that another one would have another time.
+        is_settled: bool,
+    },
+    /// The room of a file system.
+    Space(SiteSpace),
     /// It failed.
     Failed(RemoteFailure),
 }

@@ -647,7 +647,7 @@ fn file_of(call: &RemoteCall) -> Option<u64> {
     match call {
         Begin { .. } | Delete { .. } | Look { .. } | Stat { .. } => None,
         LookAt { .. } | List { .. } | MakeDir { .. } | MakeLink { .. } | Change { .. } => None,
-        RemoveDir { .. } | RemoveTree { .. } => None,
+        RemoveDir { .. } | RemoveTree { .. } | Mount(_) => None,
         Open { file, .. }
         | SetView { file, .. }
         | Write { file, .. }
@@ -695,6 +695,8 @@ fn is_repeatable(call: &RemoteCall) -> bool {
         MakeDir { .. } | MakeLink { .. } | RemoveDir { .. } => true,
         // A new I/O process does not know the file, and the caller copies it once more.
         OpenSource { .. } | FindData { .. } | OpenSink { .. } | FinishSink { .. } => true,
+        // These belong to sessions of their own.
+        Mount(_) => false,
     }
 }
 

@@ -123,6 +123,15 @@ fn names_must_end_and_not_be_empty() {
 }
 
 #[test]
+fn forgotten_inodes_are_listed_with_their_lookups() {
+    let args = words(&[2, 0, 7, 0, 1, 0, 8, 0, 3, 0]);
+    let bytes = message(op::BATCH_FORGET, &args, &[]);
+    let Ok(FuseOp::BatchForget(forgotten)) = of(&bytes) else { panic!("a whole request") };
+    assert_eq!(forgotten.iter().collect::<Vec<_>>(), vec![(7, 1), (8, 3)]);
+    assert_eq!(of(&message(op::BATCH_FORGET, &args[..32], &[])), Err(ParseError::Short));
+}
+
+#[test]
 fn an_unknown_operation_is_told_as_such() {
     let bytes = message(9999, b"whatever", &[]);
     assert_eq!(Request::parse(&bytes).map(|r| r.op), Ok(FuseOp::Unknown));
