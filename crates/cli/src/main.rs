@@ -139,7 +139,7 @@ fn run(command: &CliCommand) -> CommandResult {
         CliCommand::Status(args) => status::run(args),
         CliCommand::Node { command } => node_cmd::run(command),
         CliCommand::Volume { command } => volume_cmd::run(command),
-        CliCommand::Mount(args) => mount_cmd::mount_volume(args),
+        CliCommand::Mount(args) => site_mounts::mount_source(args),
         CliCommand::Umount(args) => mount_cmd::unmount_paths(args),
         CliCommand::Where(args) => where_cmd::run(args),
         CliCommand::Dir(args) => dir_cmd::run(args),

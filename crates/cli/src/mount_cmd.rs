@@ -6,11 +6,10 @@ use crate::mountinfo;
 use crate::mountpoints::{self, MadeMountpoint};
 use crate::mounts::{self, MountRecord, MountpointState};
 use crate::process::{DaemonRole, ProcessRecord};
-use crate::site_mounts;
 use crate::start_process::{self, ReadyPipe, StartingProcess};
 use crate::term;
 use crate::volume_dir::{VolumeArgs, VolumeDir};
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use tatami_cluster::mount_note::note_dirs;
 use tatami_cluster::trusted::{self, TrustedDir};
@@ -21,6 +20,9 @@ use tatami_wire::NodeId;
 
 /// Name of the directory for logs of mounts.
 const LOGS: &str = "mount-logs";
+
+/// What [`MountArgs::site_request`] returns.
+pub type SiteRequest<'a> = (&'a OsStr, &'a Path, &'a [String], (bool, Option<i32>));
 
 /// `tatami mount`
 #[derive(Debug, clap::Args)]
@@ -56,10 +58,11 @@ pub struct MountArgs {
 }
 
 impl MountArgs {
-    /// Returns the arguments for a directory of another site in a line of `/etc/fstab`.
-    pub fn for_site(site: OsString, options: Vec<String>, mountpoint: PathBuf) -> MountArgs {
-        let args = MountArgs::for_volume(VolumeArgs::default(), None, options, mountpoint);
-        MountArgs { site: Some(site), ..args }
+    /// Returns the directory of another site, the mount point, the options, and how it is mounted:
+    /// in the foreground or not, and the descriptor for the report. `None` for a volume.
+    pub fn site_request(&self) -> Option<SiteRequest<'_>> {
+        let how = (self.foreground, self.ready_fd);
+        self.site.as_ref().map(|site| (site.as_os_str(), &*self.mountpoint, &*self.options, how))
     }
 
     /// Returns the arguments for a line of `/etc/fstab`.
@@ -87,17 +90,13 @@ pub struct UmountArgs {
     mountpoints: Vec<PathBuf>,
 }
 
-/// Mounts a volume, an overlay or a directory of another site: in the background, or in this process with `--foreground`.
+/// Mounts a volume or an overlay: in the background, or in this process with `--foreground`.
 ///
 /// # Errors
 /// It cannot be mounted.
 pub fn mount_volume(args: &MountArgs) -> CommandResult {
     if let Some(dir) = &args.overlay {
         return mount_overlay(args, dir);
-    }
-    if let Some(site) = &args.site {
-        let how = (args.foreground, args.ready_fd);
-        return site_mounts::mount_site(site, &args.mountpoint, &args.options, how);
     }
     if args.foreground {
         return serve_mount(args);

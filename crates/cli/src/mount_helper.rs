@@ -11,6 +11,7 @@ use crate::error::{CommandFailure, CommandResult, ExitStatus};
 use crate::mount_cmd::{self, MountArgs, UmountArgs};
 use crate::mountinfo::{self, FS_TYPE};
 use crate::mounts::MountRecord;
+use crate::site_mounts;
 use crate::term;
 use crate::volume_dir::VolumeArgs;
 use clap::{CommandFactory, Parser};
@@ -171,8 +172,8 @@ fn mount_for_system(args: &MountHelperArgs) -> CommandResult {
     }
     let mountpoint = args.mountpoint.clone();
     if is_site {
-        let site = args.volume.clone().into_os_string();
-        return mount_cmd::mount_volume(&MountArgs::for_site(site, options, mountpoint));
+        let site = args.volume.as_os_str();
+        return site_mounts::mount_site(site, &mountpoint, &options, (false, None));
     }
     let at = VolumeArgs { dir: Some(dir), ..VolumeArgs::default() };
     mount_cmd::mount_volume(&MountArgs::for_volume(at, node, options, mountpoint))

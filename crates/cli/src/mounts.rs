@@ -259,8 +259,8 @@ fn find_server(path: &Path, owner: u32, dir: Option<&Path>) -> Option<RunningPro
             [b"--dir", of] => dir.is_some_and(|dir| dir.as_os_str().as_bytes() == *of),
             _ => false,
         };
-        let is_mount = words.get(1) == Some(&&b"mount"[..])
-            && words.contains(&path.as_os_str().as_bytes());
+        let is_mount =
+            words.get(1) == Some(&&b"mount"[..]) && words.contains(&path.as_os_str().as_bytes());
         // A mount of another site has no volume.
         is_mount
             && match dir {

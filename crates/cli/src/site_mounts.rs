@@ -1,7 +1,7 @@
 //! `tatami mount` of a directory of another site.
 
 use crate::error::{CommandFailure, CommandResult, ExitStatus, FailureContext};
-use crate::mount_cmd;
+use crate::mount_cmd::{self, MountArgs};
 use crate::process::DaemonRole;
 use crate::start_process::{self, ReadyPipe};
 use std::ffi::{OsStr, OsString};
@@ -22,7 +22,8 @@ const TRUST: Duration = Duration::from_secs(1);
 pub fn parse_source(source: &OsStr) -> CommandResult<SiteFile> {
     let shown = source.to_string_lossy();
     let wrong = |why: String| {
-        CommandFailure::usage(why).try_this("a directory of another site: tatami mount HOST:DIR PATH")
+        CommandFailure::usage(why)
+            .try_this("a directory of another site: tatami mount HOST:DIR PATH")
     };
     match SiteFile::parse_place(source.as_bytes()) {
         Some(parsed) => parsed.map_err(wrong),
@@ -32,11 +33,7 @@ pub fn parse_source(source: &OsStr) -> CommandResult<SiteFile> {
 
 /// Returns the settings of a mount. Programs with special bits and devices count only if an option
 /// asks for them: the other side could offer any file.
-fn settings_of(
-    source: &OsStr,
-    path: &Path,
-    options: &[String],
-) -> CommandResult<SiteMountOptions> {
+fn settings_of(source: &OsStr, path: &Path, options: &[String]) -> CommandResult<SiteMountOptions> {
     let mut of_mount = MountOptions::new(path);
     of_mount.allow_other = false;
     (of_mount.restrictions.nosuid, of_mount.restrictions.nodev) = (true, true);
@@ -53,6 +50,17 @@ fn settings_of(
         restrictions: of_mount.restrictions,
         trust: of_mount.attr_timeout.min(of_mount.entry_timeout),
     })
+}
+
+/// Mounts what the arguments name: a volume, an overlay or a directory of another site.
+///
+/// # Errors
+/// It cannot be mounted.
+pub fn mount_source(args: &MountArgs) -> CommandResult {
+    match args.site_request() {
+        Some((site, path, options, how)) => mount_site(site, path, options, how),
+        None => mount_cmd::mount_volume(args),
+    }
 }
 
 /// Mounts a directory of another site, in the background unless `foreground` is set.

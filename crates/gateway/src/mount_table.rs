@@ -240,7 +240,8 @@ mod tests {
 
     #[test]
     fn a_planted_link_is_not_followed() {
-        let (base, other) = (tempfile::tempdir().expect("made"), tempfile::tempdir().expect("made"));
+        let (base, other) =
+            (tempfile::tempdir().expect("made"), tempfile::tempdir().expect("made"));
         fs::write(other.path().join("secret"), "x").expect("written");
         fs::create_dir(base.path().join("d")).expect("made");
         fs::write(base.path().join("d/secret"), "y").expect("written");

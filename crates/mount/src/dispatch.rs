@@ -254,7 +254,9 @@ impl Handler for FileSystem {
                     Err(e) => reply.send_error(to_kernel_errno(e)),
                 };
             }
-            FuseOp::Forget { .. } | FuseOp::BatchForget(_) | FuseOp::Destroy => reply.send_nothing(),
+            FuseOp::Forget { .. } | FuseOp::BatchForget(_) | FuseOp::Destroy => {
+                reply.send_nothing()
+            }
             // The kernel checks permissions itself because of `default_permissions`.
             FuseOp::Access { .. } | FuseOp::Interrupt { .. } | FuseOp::Unknown => {
                 reply.send_error(libc::ENOSYS);

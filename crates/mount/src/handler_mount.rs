@@ -1,5 +1,5 @@
-//! Mounts of file systems that are no volume: of a directory of another site, and, with the features
-//! of a volume's mount, baselines for the cost of a request.
+//! Mounts of file systems that are no volume: of a directory of another site, and baselines for the
+//! cost of a request, with the features of a volume's mount.
 
 use crate::error::MountError;
 use crate::mount::requested_features;

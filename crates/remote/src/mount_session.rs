@@ -339,11 +339,7 @@ impl MountSession {
         }
     }
 
-    fn receive_reply(
-        self: &Arc<Self>,
-        link: &mut SshLink,
-        body: &mut Vec<u8>,
-    ) -> io::Result<()> {
+    fn receive_reply(self: &Arc<Self>, link: &mut SshLink, body: &mut Vec<u8>) -> io::Result<()> {
         let (seq, reply, bytes) = read_reply(link, body)?;
         let mut state = self.state.lock();
         if state.pending.front().is_none_or(|oldest| oldest.seq != seq) {
@@ -514,10 +510,7 @@ fn ask_directly(link: &mut SshLink, call: &MountCall) -> io::Result<RemoteReply>
     Ok(read_reply(link, &mut Vec::new())?.1)
 }
 
-fn read_reply(
-    link: &mut SshLink,
-    body: &mut Vec<u8>,
-) -> io::Result<(u64, RemoteReply, Vec<u8>)> {
+fn read_reply(link: &mut SshLink, body: &mut Vec<u8>) -> io::Result<(u64, RemoteReply, Vec<u8>)> {
     let broken = |e: FrameError| match e {
         FrameError::Io(e) => e,
         FrameError::Closed => io::ErrorKind::UnexpectedEof.into(),

@@ -72,13 +72,7 @@ pub(crate) struct ReadPlan {
 
 impl ReadAhead {
     /// Plans a request. `version` is that of the bytes now, and `size` the size that is known.
-    pub(crate) fn plan_read(
-        &mut self,
-        offset: u64,
-        len: u64,
-        version: u64,
-        size: u64,
-    ) -> ReadPlan {
+    pub(crate) fn plan_read(&mut self, offset: u64, len: u64, version: u64, size: u64) -> ReadPlan {
         let end = offset.saturating_add(len);
         let is_next = offset <= self.next + BEHIND * PIECE && end + BEHIND * PIECE >= self.next;
         if version != self.version || !is_next {

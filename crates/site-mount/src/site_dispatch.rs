@@ -170,8 +170,7 @@ impl Handler for SiteTree {
             }
             FuseOp::Fsync { handle, data_only } => {
                 let file = self.files.find_file(handle);
-                let synced =
-                    file.and_then(|file| file.sync_file(&self.session, unique, data_only));
+                let synced = file.and_then(|file| file.sync_file(&self.session, unique, data_only));
                 reply_status(reply, synced);
             }
             FuseOp::Statfs => {
@@ -214,8 +213,8 @@ impl Handler for SiteTree {
             }
             FuseOp::Fallocate { handle, offset, len, mode } => {
                 let file = self.files.find_file(handle);
-                let allocated = file
-                    .and_then(|file| self.allocate_range(unique, &file, (offset, len), mode));
+                let allocated =
+                    file.and_then(|file| self.allocate_range(unique, &file, (offset, len), mode));
                 reply_status(reply, allocated);
             }
             FuseOp::Lseek { handle, offset, whence } => {

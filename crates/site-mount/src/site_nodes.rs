@@ -78,7 +78,7 @@ impl KnownNode {
     }
 }
 
-struct NodeEntry {
+struct KnownEntry {
     node: Arc<KnownNode>,
     /// Lookups that the kernel has not forgotten.
     lookups: u64,
@@ -88,7 +88,7 @@ struct NodeEntry {
 
 #[derive(Default)]
 struct NodeMaps {
-    by_number: HashMap<u64, NodeEntry>,
+    by_number: HashMap<u64, KnownEntry>,
     by_id: HashMap<(u64, u64), u64>,
     by_name: HashMap<(u64, Vec<u8>), u64>,
     next: u64,
@@ -106,7 +106,7 @@ impl NodeTable {
         let id = (root.dev, root.ino);
         let node = Arc::new(KnownNode::new(ROOT_ID, id, root));
         let mut maps = NodeMaps { next: OWN_NUMBERS, ..NodeMaps::default() };
-        maps.by_number.insert(ROOT_ID, NodeEntry { node, lookups: 1, names: Vec::new() });
+        maps.by_number.insert(ROOT_ID, KnownEntry { node, lookups: 1, names: Vec::new() });
         maps.by_id.insert(id, ROOT_ID);
         NodeTable { root: id, maps: Mutex::new(maps) }
     }
@@ -150,7 +150,7 @@ impl NodeTable {
             }
         };
         let node = Arc::new(KnownNode::new(number, id, attr));
-        maps.by_number.insert(number, NodeEntry { node, lookups: 0, names: Vec::new() });
+        maps.by_number.insert(number, KnownEntry { node, lookups: 0, names: Vec::new() });
         maps.by_id.insert(id, number);
         number
     }

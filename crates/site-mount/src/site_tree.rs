@@ -426,9 +426,12 @@ impl SiteTree {
         let node = self.nodes.locate_node(&*self.nodes.find_node(number)?)?;
         let name = name.to_vec().into();
         let call = match value {
-            Some((value, flags)) => {
-                MountCall::SetXattr { node, name, value: value.to_vec().into(), flags: flags as u32 }
-            }
+            Some((value, flags)) => MountCall::SetXattr {
+                node,
+                name,
+                value: value.to_vec().into(),
+                flags: flags as u32,
+            },
             None => MountCall::RemoveXattr { node, name },
         };
         self.session.call(unique, call).map(|_| ())
