@@ -100,7 +100,11 @@ fn connect_to(
         Some(place) => place(socket),
         None => socket,
     };
-    let tls = tls.map(|tls| TlsSession::new_client(&tls.configs())).transpose()?;
+    let session = |tls: &TlsTrust| {
+        let configs = tls.configs();
+        TlsSession::new_client(configs.client.clone(), configs.name.clone())
+    };
+    let tls = tls.map(session).transpose()?;
     let stream = NetStream::new(socket, transport, tls);
     let limit = transport.connect_timeout;
     if let Some(most) = wait.call_timeout().into_iter().chain(limit).min() {

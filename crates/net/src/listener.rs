@@ -71,7 +71,7 @@ impl Listener {
     pub fn accept(&self) -> io::Result<NetStream> {
         let accept = || rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC);
         let socket = rustix::io::retry_on_intr(accept)?;
-        let tls = self.tls.as_ref().map(|tls| TlsSession::new_server(&tls.configs()));
+        let tls = self.tls.as_ref().map(|tls| TlsSession::new_server(tls.configs().server.clone()));
         Ok(NetStream::new(socket, self.transport, tls.transpose()?))
     }
 }

@@ -35,7 +35,7 @@ impl NetStream {
     }
 
     /// Returns whether the other side connected without encryption, where it is required.
-    pub(crate) fn lacks_encryption(&self) -> bool {
+    pub fn lacks_encryption(&self) -> bool {
         self.tls.as_ref().is_some_and(|tls| tls.has_plain_peer())
     }
 

@@ -9,16 +9,18 @@
 //! encrypted or decrypted, and never while a thread waits for the socket.
 
 use crate::tls_error::TlsError;
-use crate::tls_trust::TlsConfigs;
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 use rustls::client::UnbufferedClientConnection;
+use rustls::pki_types::ServerName;
 use rustls::server::UnbufferedServerConnection;
 use rustls::unbuffered::{ConnectionState, EncodeError, EncryptError, UnbufferedStatus};
+use rustls::{ClientConfig, ServerConfig};
 use std::fmt;
 use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The first size of the buffer for received records, in bytes: small requests fit.
@@ -99,15 +101,18 @@ enum TlsStep {
 
 impl TlsSession {
     /// Begins the side that connects.
-    pub(crate) fn new_client(configs: &TlsConfigs) -> io::Result<TlsSession> {
-        let made = UnbufferedClientConnection::new(configs.client.clone(), configs.name.clone());
+    pub(crate) fn new_client(
+        config: Arc<ClientConfig>,
+        name: ServerName<'static>,
+    ) -> io::Result<TlsSession> {
+        let made = UnbufferedClientConnection::new(config, name);
         let made = made.map_err(|e| TlsError::from(e).into_io())?;
         Ok(TlsSession::new(TlsSide::Client(made)))
     }
 
     /// Begins the side that accepts.
-    pub(crate) fn new_server(configs: &TlsConfigs) -> io::Result<TlsSession> {
-        let made = UnbufferedServerConnection::new(configs.server.clone());
+    pub(crate) fn new_server(config: Arc<ServerConfig>) -> io::Result<TlsSession> {
+        let made = UnbufferedServerConnection::new(config);
         let made = made.map_err(|e| TlsError::from(e).into_io())?;
         Ok(TlsSession::new(TlsSide::Server(made)))
     }

@@ -183,7 +183,7 @@ fn build_checked(
 }
 
 /// Returns the algorithms: the cipher that is fastest on processors with AES instructions first.
-fn choose_algorithms() -> CryptoProvider {
+pub(crate) fn choose_algorithms() -> CryptoProvider {
     let mut provider = rustls::crypto::ring::default_provider();
     let fastest = CipherSuite::TLS13_AES_128_GCM_SHA256;
     provider.cipher_suites.sort_by_key(|suite| suite.suite() != fastest);
