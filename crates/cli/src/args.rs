@@ -351,6 +351,13 @@ at the same path on each. docs/operating/jobs.md has more.")]
     /// Serve a program of another site: started by ssh
     #[command(hide = true)]
     Gateway(gateway_cmd::GatewayArgs),
+    /// Pass connections of programs on to another site, on a login host: started by ssh
+    #[command(after_help = "\
+A program on a host without a route to the other site starts this command on its router by
+itself (MPI_Info key router, or TATAMI_ROUTER). It reads requests from standard input, and
+ends with it. It listens on the address that ssh came to, at a port of TATAMI_DATA_PORTS if
+that is set (FIRST-LAST). Only connections that prove a secret are passed on.")]
+    Relay,
     /// Find what may stand at the cursor of a command line: for completion scripts
     #[command(hide = true)]
     Complete(completion::CompleteArgs),

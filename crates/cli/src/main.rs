@@ -67,6 +67,7 @@ mod ports;
 mod process;
 mod rebalance_cmd;
 mod recover_cmd;
+mod relay_cmd;
 mod relayout_cmd;
 mod replace_file;
 mod root_dir;
@@ -165,6 +166,7 @@ fn run(command: &CliCommand) -> CommandResult {
         CliCommand::Job { command } => job_cmd::run(command),
         CliCommand::Host { command } => host_serve::run(command),
         CliCommand::Gateway(args) => gateway_cmd::run(args),
+        CliCommand::Relay => relay_cmd::run(),
         CliCommand::Complete(args) => completion::print_candidates(args, Cli::command()),
         CliCommand::Completions(args) => manual::print_completions(args, Cli::command()),
         CliCommand::Man(args) => manual::write_pages(args, Cli::command()),

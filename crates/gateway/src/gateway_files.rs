@@ -2,24 +2,25 @@
 
 use crate::backend_choice::{choose_backend, hints_of, open_file};
 use crate::copy_files::CopyFiles;
+use crate::data_connections::DataConnections;
 use crate::lock_watch::LockWatch;
 use crate::mount_table::MountTable;
+use crate::open_files::{OpenFiles, check_sum};
 use crate::path_calls::{self, SiteListing};
-use crate::refusal::{FILES_MAX, failure, not_open, path_of, refuse};
+use crate::refusal::{failure, not_open, path_of, refuse};
 use crate::sealed_parts::SealedParts;
 use crate::tree_removal::SiteTreeRemoval;
 use rustix::io::Errno;
-use std::collections::HashMap;
 use std::fs::File;
 use std::io::Read;
 use std::path::PathBuf;
-use tatami_layout::{Shape, View};
+use std::sync::Arc;
+use tatami_layout::View;
 use tatami_remote::{
     BYTES_MAX, FileOpen, RemoteCall, RemoteFailure, RemoteReply, SiteStat, sum_bytes,
 };
 use tatami_tiled::{
-    Buffer, CollectiveOpen, Environment, Flags, OpenToken, RankFile, TiledError, begin_open,
-    machine, stat,
+    CollectiveOpen, Environment, Flags, OpenToken, TiledError, begin_open, machine, stat,
 };
 
 /// Most bytes that one rank seals: a reply has this much room.
@@ -28,7 +29,8 @@ const SEALED_MAX: usize = 1 << 19;
 /// The open files, by the numbers that the other side has chosen.
 pub(crate) struct GatewayFiles {
     watch: LockWatch,
-    files: HashMap<u64, RankFile>,
+    files: Arc<OpenFiles>,
+    connections: DataConnections,
     sealed: SealedParts,
     copies: CopyFiles,
     listing: Option<SiteListing>,
@@ -39,9 +41,11 @@ pub(crate) struct GatewayFiles {
 impl GatewayFiles {
     /// Returns an empty table. Waits for locks end with the input that `watch` watches.
     pub(crate) fn new(watch: LockWatch) -> GatewayFiles {
-        let (files, copies) = (HashMap::new(), CopyFiles::default());
-        let (sealed, mount) = (SealedParts::default(), MountTable::default());
-        GatewayFiles { watch, files, sealed, copies, listing: None, removal: None, mount }
+        let files = Arc::new(OpenFiles::default());
+        let connections = DataConnections::new(files.clone());
+        let (sealed, copies) = (SealedParts::default(), CopyFiles::default());
+        let (mount, listing, removal) = (MountTable::default(), None, None);
+        GatewayFiles { watch, files, connections, sealed, copies, listing, removal, mount }
     }
 
     /// Carries out a call. The bytes of a read go to `out`.
@@ -68,9 +72,7 @@ impl GatewayFiles {
         match call {
             RemoteCall::Begin { open, mode, ranks } => begin(&open, mode, ranks),
             RemoteCall::Open { file, open, rank, token } => {
-                if self.files.len() >= FILES_MAX {
-                    return Err(refuse(Errno::MFILE, "too many open files"));
-                }
+                self.files.check_room()?;
                 let path = path_of(&open.path)?;
                 let token = OpenToken::decode(&token, path).map_err(failure)?;
                 self.files.insert(file, open_file(path, &open, rank, token)?);
@@ -80,79 +82,79 @@ impl GatewayFiles {
                 let mut rest = &view[..];
                 let view = View::decode(&mut rest).ok().filter(|_| rest.is_empty());
                 let view = view.ok_or_else(|| refuse(Errno::INVAL, "no view"))?;
-                self.find(file)?.set_view(view);
+                self.files.find(file)?.set_view(view);
                 Ok(RemoteReply::Done)
             }
-            RemoteCall::Write { file, stream, sum } => {
-                if sum != sum_bytes(payload) {
-                    return Err(refuse(Errno::IO, "bytes were damaged on the way"));
+            RemoteCall::Write { file, stream, sum } => match self.copies.find(file) {
+                Some(copy) => {
+                    check_sum(payload, sum)?;
+                    copy.write(stream, payload).map(|()| RemoteReply::Done)
                 }
-                if let Some(copy) = self.copies.find(file) {
-                    return copy.write(stream, payload).map(|()| RemoteReply::Done);
-                }
-                let byte = one_byte()?;
-                let written = self.find(file)?.write(stream, &Buffer::from_slice(payload, &byte));
-                done(written.map(|_| ()))
-            }
-            RemoteCall::Read { file, stream, len } => {
-                let len = (len as usize).min(BYTES_MAX);
-                out.resize(len, 0);
-                if let Some(copy) = self.copies.find(file) {
+                None => self.files.write(file, stream, sum, payload),
+            },
+            RemoteCall::Read { file, stream, len } => match self.copies.find(file) {
+                Some(copy) => {
+                    out.resize((len as usize).min(BYTES_MAX), 0);
                     let read = copy.read(stream, out)?;
                     out.truncate(read);
-                    return Ok(RemoteReply::Bytes { sum: sum_bytes(out) });
+                    Ok(RemoteReply::Bytes { sum: sum_bytes(out) })
                 }
-                let byte = one_byte()?;
-                let read = self.find(file)?.read(stream, &mut Buffer::from_slice(out, &byte));
-                out.truncate(read.map_err(failure)? as usize);
-                Ok(RemoteReply::Bytes { sum: sum_bytes(out) })
-            }
+                None => self.files.read(file, stream, len, out),
+            },
             RemoteCall::Size { file } => {
-                self.find(file)?.file_size().map(RemoteReply::Size).map_err(failure)
+                self.files.find(file)?.file_size().map(RemoteReply::Size).map_err(failure)
             }
             RemoteCall::SetSize { file, size } => match self.copies.find(file) {
                 Some(copy) => copy.set_size(size).map(|()| RemoteReply::Done),
-                None => done(self.find(file)?.set_size(size)),
+                None => done(self.files.find(file)?.set_size(size)),
             },
-            RemoteCall::Preallocate { file, size } => done(self.find(file)?.preallocate(size)),
+            RemoteCall::Preallocate { file, size } => {
+                done(self.files.find(file)?.preallocate(size))
+            }
             RemoteCall::Seal { file, durable } => {
-                let sealed = self.find(file)?.seal_piece(durable).map_err(failure)?;
+                let sealed = self.files.find(file)?.seal_piece(durable).map_err(failure)?;
                 match sealed.len() > SEALED_MAX {
                     true => Err(refuse(Errno::TOOBIG, "a rank has sealed too much")),
                     false => Ok(RemoteReply::Sealed(sealed.into())),
                 }
             }
             RemoteCall::AddSealed { file, rank } => {
-                self.find(file)?;
+                self.files.find(file)?;
                 self.sealed.add_part(file, rank, payload).map(|()| RemoteReply::Done)
             }
             RemoteCall::Publish { file, durable, closing, ranks, sealed } => {
                 let parts = self.sealed.take_parts(file, ranks, sealed)?;
                 let parts: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
-                done(self.find(file)?.publish_pieces(&parts, durable, closing))
+                done(self.files.find(file)?.publish_pieces(&parts, durable, closing))
             }
-            RemoteCall::NextStamp { file } => Ok(RemoteReply::Stamp(self.find(file)?.next_stamp())),
-            RemoteCall::BeginEpoch { file, stamp } => done(self.find(file)?.begin_epoch(stamp)),
+            RemoteCall::NextStamp { file } => {
+                Ok(RemoteReply::Stamp(self.files.find(file)?.next_stamp()))
+            }
+            RemoteCall::BeginEpoch { file, stamp } => {
+                done(self.files.find(file)?.begin_epoch(stamp))
+            }
             RemoteCall::SetAtomic { file, on } => {
-                self.find(file)?.set_atomic(on);
+                self.files.find(file)?.set_atomic(on);
                 Ok(RemoteReply::Done)
             }
             RemoteCall::MarkPublished { file } => {
-                self.find(file)?.mark_published();
+                self.files.find(file)?.mark_published();
                 Ok(RemoteReply::Done)
             }
             RemoteCall::Lock { file } => {
-                let file = self.find(file)?;
+                let file = self.files.find(file)?;
                 done(self.watch.run_wait(|| file.lock()))
             }
-            RemoteCall::Unlock { file } => done(self.find(file)?.unlock()),
+            RemoteCall::Unlock { file } => done(self.files.find(file)?.unlock()),
             RemoteCall::AddToPointer { file, delta } => {
-                let before = self.find(file)?.shared_add(delta).map_err(failure)?;
+                let before = self.files.find(file)?.shared_add(delta).map_err(failure)?;
                 Ok(RemoteReply::Pointer(before))
             }
-            RemoteCall::SetPointer { file, value } => done(self.find(file)?.shared_set(value)),
+            RemoteCall::SetPointer { file, value } => {
+                done(self.files.find(file)?.shared_set(value))
+            }
             RemoteCall::Close { file } => {
-                self.files.remove(&file);
+                self.files.remove(file);
                 self.copies.close(file);
                 self.sealed.forget_file(file);
                 Ok(RemoteReply::Done)
@@ -177,6 +179,13 @@ impl GatewayFiles {
                 Ok(RemoteReply::Stat(SiteStat { size, mode, modified }))
             }
             RemoteCall::Mount(call) => self.mount.carry_out(call, payload, out),
+            RemoteCall::OpenData { encrypt } => {
+                self.connections.offer(encrypt).map(RemoteReply::Offer)
+            }
+            RemoteCall::CloseData { connection } => {
+                self.connections.close(connection);
+                Ok(RemoteReply::Done)
+            }
             other => self.try_command(other),
         }
     }
@@ -231,14 +240,6 @@ impl GatewayFiles {
             _ => Err(refuse(Errno::NOSYS, "an unknown call")),
         }
     }
-
-    fn find(&self, file: u64) -> Result<&RankFile, RemoteFailure> {
-        self.files.get(&file).ok_or_else(not_open)
-    }
-}
-
-fn one_byte() -> Result<Shape, RemoteFailure> {
-    Shape::bytes(1).map_err(|_| refuse(Errno::NOMEM, "no memory"))
 }
 
 fn begin(open: &FileOpen, mode: u32, ranks: u32) -> Result<RemoteReply, RemoteFailure> {

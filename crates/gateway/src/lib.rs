@@ -4,9 +4,14 @@
 //!
 //! A file has one of three back ends: system calls on an ordinary file, the pieces of a file of a
 //! volume (both by `tatami-tiled`), or the MPI-IO of an MPI library of this machine.
+//!
+//! Large accesses may come by data connections beside ssh, each with a thread here. A relay
+//! (`tatami relay`) on a login host passes such connections on.
 
 mod backend_choice;
 mod copy_files;
+mod data_connections;
+mod data_place;
 mod gateway_files;
 mod gateway_loop;
 mod lock_watch;
@@ -15,10 +20,14 @@ mod mount_table;
 mod mpi_engine;
 mod mpi_library;
 mod mpi_trial;
+mod open_files;
 mod path_calls;
 mod refusal;
+mod relay;
+mod relay_pipe;
 mod sealed_parts;
 mod tree_removal;
 
 pub use gateway_loop::{GatewayError, serve_gateway};
 pub use mpi_trial::{LAUNCHED, finish_backends, try_mpi};
+pub use relay::serve_relay;

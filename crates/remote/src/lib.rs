@@ -5,11 +5,17 @@
 //! one process of a job                                the other site
 //!   SiteAddress ─▶ RemoteSession ─── ssh, one stream ───▶ I/O process ─▶ an ordinary file
 //!                    RemoteCall ─▶          ◀─ RemoteReply
+//!                         └──────── TCP, data connections ──────┘
 //! ```
 //!
 //! This crate has the address of a site, the messages, and the near side of a session. The far side
 //! is `crates/gateway`.
 
+mod data_line;
+mod data_pool;
+mod data_proof;
+mod data_stream;
+mod data_transfers;
 mod mount_message;
 mod mount_session;
 mod piece_calls;
@@ -19,19 +25,24 @@ mod session_turn;
 mod site_address;
 mod site_backend;
 mod site_calls;
+mod site_route;
 mod site_ticket;
 mod ssh_link;
+mod stream_pace;
 
+pub use data_proof::{DataSecret, ProofError, prove_as_caller, prove_as_server};
+pub use data_stream::{DataStream, PROOF_WAIT, connect_to_any};
 pub use mount_message::{
     MountCall, NewSiteNode, SiteAttrSet, SiteDir, SiteNode, SiteSpace, SiteTime,
 };
 pub use mount_session::{MountBytes, MountSession, ReopenFiles};
 pub use remote_message::{
-    BYTES_MAX, FileOpen, GREETING, REMOTE_PROTOCOL, RemoteCall, RemoteFailure, RemoteReply,
-    SiteAttr, SiteChange, SiteEntry, SiteGreeting, SiteRemoval, SiteStat, format_greeting,
-    own_machine_id, sum_bytes,
+    BYTES_MAX, DataOffer, FileOpen, GREETING, REMOTE_PROTOCOL, RemoteCall, RemoteFailure,
+    RemoteReply, SiteAttr, SiteChange, SiteEntry, SiteGreeting, SiteRemoval, SiteStat,
+    format_greeting, own_machine_id, sum_bytes,
 };
 pub use remote_session::{RemoteError, RemoteSession};
 pub use site_address::{SiteAddress, SiteFile, SiteMap};
 pub use site_backend::{SiteBackend, SiteMpi};
+pub use site_route::{RouterName, SiteRoute, parse_port_range};
 pub use site_ticket::SiteTicket;

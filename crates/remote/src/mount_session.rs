@@ -115,6 +115,11 @@ impl std::fmt::Debug for MountSession {
     }
 }
 
+/// Opens the link of a mount, through the first router of the environment if there is one.
+fn open_link(site: &SiteAddress) -> Result<SshLink, String> {
+    SshLink::open(site, site.route.with_environment().choose_router(0))
+}
+
 impl MountSession {
     /// Logs in, and opens the directory `path` there. Returns the session, and the reply
     /// `Mounted`.
@@ -127,7 +132,7 @@ impl MountSession {
     ) -> Result<(Arc<MountSession>, RemoteReply), RemoteError> {
         let named = |errno, why: String| RemoteError { errno, what: format!("{site}: {why}") };
         let lost = |why: String| named(Errno::HOSTDOWN, why);
-        let mut link = SshLink::open(site).map_err(lost)?;
+        let mut link = open_link(site).map_err(lost)?;
         let root = MountCall::Root { path: path.to_vec().into() };
         let reply = ask_directly(&mut link, &root).map_err(|e| lost(link.explain_end(&e)))?;
         let root_id = match &reply {
@@ -388,7 +393,7 @@ impl MountSession {
         waiting.iter().for_each(|slot| slot.wake());
         let (start, mut pause) = (Instant::now(), RETRY_PAUSE);
         loop {
-            let restored = SshLink::open(&self.site).and_then(|link| self.restore_calls(link));
+            let restored = open_link(&self.site).and_then(|link| self.restore_calls(link));
             let why = match restored {
                 Ok(link) => return Some(link),
                 Err(why) => why,

@@ -2,6 +2,7 @@
 //! stream, after a greeting line of the I/O process. Each call has one reply, in the order of the
 //! calls. A caller need not wait for a reply before it sends the next call.
 
+use crate::data_proof::DataSecret;
 use crate::mount_message::{MountCall, SiteSpace};
 use crate::site_backend::SiteBackend;
 use serde::{Deserialize, Serialize};
@@ -323,6 +324,23 @@ pub enum RemoteCall {
     },
     /// A call of a mount.
     Mount(MountCall),
+    /// Asks for one data connection beside ssh. → `Offer`
+    OpenData {
+        /// Whether it has TLS.
+        encrypt: bool,
+    },
+    /// Ends a data connection, and waits until no call of it is carried out any more. → `Done`
+    CloseData {
+        /// Its number.
+        connection: u32,
+    },
+    /// Asks a relay for one way to the first of these addresses that it reaches. → `Offer`
+    OpenRelay {
+        /// Addresses, without ports.
+        addresses: Vec<String>,
+        /// The port at all of them.
+        port: u16,
+    },
 }
 
 /// The reply to a call.
@@ -383,8 +401,25 @@ pub enum RemoteReply {
     },
     /// The room of a file system.
     Space(SiteSpace),
+    /// A place where one data connection is accepted, for a short time.
+    Offer(DataOffer),
     /// It failed.
     Failed(RemoteFailure),
+}
+
+/// A place where one data connection is accepted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DataOffer {
+    /// The number of the connection.
+    pub connection: u32,
+    /// Addresses, the best one first.
+    pub addresses: Vec<String>,
+    /// The TCP port at all of them.
+    pub port: u16,
+    /// The secret that both sides prove to each other.
+    pub secret: DataSecret,
+    /// The certificate in DER of the side that accepts; empty: there is no TLS.
+    pub certificate: Bytes,
 }
 
 /// All attributes of a file of any kind, as in stat(2).

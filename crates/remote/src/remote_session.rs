@@ -8,12 +8,14 @@
 //! the calls without a reply once more. They have the same effect when they are repeated, but for
 //! two: a step of the shared pointer, and the making of a file that must not exist. These fail.
 
+use crate::data_line::DataLine;
 use crate::remote_message::{
     BYTES_MAX, FileOpen, RemoteCall, RemoteFailure, RemoteReply, SiteStat, sum_bytes,
 };
 use crate::session_turn::SessionTurn;
 use crate::site_address::SiteAddress;
 use crate::site_backend::SiteBackend;
+use crate::site_route::SiteRoute;
 use crate::ssh_link::SshLink;
 use parking_lot::Mutex;
 use rustix::io::Errno;
@@ -24,7 +26,7 @@ use std::time::{Duration, Instant};
 use tatami_wire::frame::{self, FrameClass, FrameError};
 
 /// Most bytes of writes whose replies have not come.
-const WINDOW_BYTES: usize = 32 << 20;
+pub(crate) const WINDOW_BYTES: usize = 32 << 20;
 /// Most calls whose replies have not come.
 const WINDOW_CALLS: usize = 128;
 /// Calls of one read that are under way at once.
@@ -89,17 +91,21 @@ impl KnownFile {
 #[derive(Debug, Default)]
 pub(crate) struct SessionState {
     link: Option<SshLink>,
-    seq: u64,
+    /// The number of the attempt to reach the site, by which routers are chosen.
+    pub(crate) attempt: u32,
+    pub(crate) seq: u64,
     pending: VecDeque<SentCall>,
     pending_bytes: usize,
     pub(crate) files: BTreeMap<u64, KnownFile>,
+    pub(crate) data: DataLine,
     body: Vec<u8>,
 }
 
 /// The session with a site.
 #[derive(Debug)]
 pub struct RemoteSession {
-    site: SiteAddress,
+    pub(crate) site: SiteAddress,
+    pub(crate) route: SiteRoute,
     turn: SessionTurn,
     state: Mutex<SessionState>,
 }
@@ -117,7 +123,8 @@ impl RemoteSession {
     pub fn with_site(site: &SiteAddress) -> Result<Arc<RemoteSession>, RemoteError> {
         let new = || {
             let (turn, state) = (SessionTurn::default(), Mutex::default());
-            Arc::new(RemoteSession { site: site.clone(), turn, state })
+            let (site, route) = (site.clone(), site.route.with_environment());
+            Arc::new(RemoteSession { site, route, turn, state })
         };
         let session = SESSIONS.lock().entry(site.clone()).or_insert_with(new).clone();
         session.with_state(|state| session.ensure_link(state))?;
@@ -126,7 +133,7 @@ impl RemoteSession {
 
     fn ensure_link(&self, state: &mut SessionState) -> Result<(), RemoteError> {
         if state.link.is_none() {
-            state.link = Some(SshLink::open(&self.site).map_err(|why| self.lost(&why))?);
+            state.link = Some(self.open_link(state).map_err(|why| self.lost(&why))?);
             if let Err(why) = self.restore(state) {
                 state.link = None;
                 return Err(self.lost(&why));
@@ -135,11 +142,27 @@ impl RemoteSession {
         Ok(())
     }
 
+    /// Starts the I/O process, through one router after the other where there are some.
+    fn open_link(&self, state: &mut SessionState) -> Result<SshLink, String> {
+        if let Some(fault) = &self.route.fault {
+            return Err(fault.clone());
+        }
+        let mut last = String::new();
+        for _ in 0..self.route.routers.len().max(1) {
+            match SshLink::open(&self.site, self.route.choose_router(state.attempt)) {
+                Ok(link) => return Ok(link),
+                Err(why) => last = why,
+            }
+            state.attempt = state.attempt.wrapping_add(1);
+        }
+        Err(last)
+    }
+
     fn lost(&self, why: &str) -> RemoteError {
         RemoteError { errno: Errno::HOSTDOWN, what: format!("{}: {why}", self.site) }
     }
 
-    fn refused(&self, failure: RemoteFailure) -> RemoteError {
+    pub(crate) fn refused(&self, failure: RemoteFailure) -> RemoteError {
         let errno = Errno::from_raw_os_error(failure.errno);
         RemoteError { errno, what: format!("{}: {}", self.site, failure.what) }
     }
@@ -250,14 +273,30 @@ impl RemoteSession {
     /// # Errors
     /// Those of the link, and those of earlier writes.
     pub fn write_behind(&self, file: u64, stream: u64, bytes: &[u8]) -> Result<(), RemoteError> {
-        let call = RemoteCall::Write { file, stream, sum: sum_bytes(bytes) };
         self.with_state(|state| {
-            self.post(state, &call, bytes)?;
+            match self.uses_data(state, file, bytes.len())? {
+                true => self.write_by_data(state, file, stream, bytes)?,
+                false => {
+                    let call = RemoteCall::Write { file, stream, sum: sum_bytes(bytes) };
+                    self.post(state, &call, bytes)?;
+                }
+            }
             match state.files.get(&file).and_then(|known| known.error.clone()) {
                 Some(error) => Err(error),
                 None => Ok(()),
             }
         })
+    }
+
+    /// Receives the replies to all calls that were sent behind.
+    ///
+    /// # Errors
+    /// Those of the link.
+    pub(crate) fn await_replies(&self, state: &mut SessionState) -> Result<(), RemoteError> {
+        while !state.pending.is_empty() {
+            self.receive_oldest(state)?;
+        }
+        Ok(())
     }
 
     /// Waits until all writes of a file have been made.
@@ -266,9 +305,8 @@ impl RemoteSession {
     /// The first error of the writes since the last call.
     pub fn await_writes(&self, file: u64) -> Result<(), RemoteError> {
         self.with_state(|state| {
-            while !state.pending.is_empty() {
-                self.receive_oldest(state)?;
-            }
+            self.finish_data(state)?;
+            self.await_replies(state)?;
             match state.files.get_mut(&file).and_then(|known| known.error.take()) {
                 Some(error) => Err(error),
                 None => Ok(()),
@@ -282,6 +320,9 @@ impl RemoteSession {
     /// Those of reading, and of the link.
     pub fn read(&self, file: u64, stream: u64, into: &mut [u8]) -> Result<u64, RemoteError> {
         self.with_state(|state| {
+            if self.uses_data(state, file, into.len())? {
+                return self.read_by_data(state, file, stream, into);
+            }
             let mut sent = VecDeque::new();
             let (mut asked, mut done, mut result) = (0, 0, Ok(()));
             while asked < into.len() || !sent.is_empty() {
@@ -455,6 +496,18 @@ impl RemoteSession {
         call: &RemoteCall,
         payload: &[u8],
     ) -> Result<u64, RemoteError> {
+        // The calls of data connections come first. This one may depend on them.
+        self.finish_data(state)?;
+        self.send_at_once(state, call, payload)
+    }
+
+    /// As [`RemoteSession::send`], also while calls are under way on data connections.
+    pub(crate) fn send_at_once(
+        &self,
+        state: &mut SessionState,
+        call: &RemoteCall,
+        payload: &[u8],
+    ) -> Result<u64, RemoteError> {
         self.ensure_link(state)?;
         state.seq += 1;
         let (seq, mut bytes) = (state.seq, Vec::with_capacity(128 + payload.len()));
@@ -519,6 +572,8 @@ impl RemoteSession {
 
     /// Replaces a broken link: opens all files again and repeats the calls without a reply.
     fn repair(&self, state: &mut SessionState, error: &io::Error) -> Result<(), RemoteError> {
+        // Before the calls are repeated: nothing of the old I/O process is under way then.
+        state.data.abandon();
         let mut why = match state.link.take() {
             Some(mut link) => link.explain_end(error),
             None => error.to_string(),
@@ -529,7 +584,7 @@ impl RemoteSession {
         }
         let (start, mut pause) = (Instant::now(), RETRY_PAUSE);
         loop {
-            match SshLink::open(&self.site) {
+            match self.open_link(state) {
                 Ok(link) => {
                     state.link = Some(link);
                     match self.restore(state) {
@@ -552,8 +607,10 @@ impl RemoteSession {
     /// Forgets the calls under way after a link that is lost for good. Their files report it.
     fn give_up(&self, state: &mut SessionState, why: &str) -> RemoteError {
         let error = self.lost(why);
-        for call in state.pending.drain(..) {
-            let known = call.file.and_then(|file| state.files.get_mut(&file));
+        let tasks = state.data.forget_tasks().into_iter().map(Some);
+        let calls = state.pending.drain(..).map(|call| call.file);
+        for file in calls.chain(tasks) {
+            let known = file.and_then(|file| state.files.get_mut(&file));
             if let Some(known) = known {
                 known.error.get_or_insert_with(|| error.clone());
             }
@@ -648,6 +705,7 @@ fn file_of(call: &RemoteCall) -> Option<u64> {
         Begin { .. } | Delete { .. } | Look { .. } | Stat { .. } => None,
         LookAt { .. } | List { .. } | MakeDir { .. } | MakeLink { .. } | Change { .. } => None,
         RemoveDir { .. } | RemoveTree { .. } | Mount(_) => None,
+        OpenData { .. } | CloseData { .. } | OpenRelay { .. } => None,
         Open { file, .. }
         | SetView { file, .. }
         | Write { file, .. }
@@ -690,6 +748,8 @@ fn is_repeatable(call: &RemoteCall) -> bool {
         // A lock ends with the process that holds it, and is taken again with the file.
         Lock { .. } | Unlock { .. } | Close { .. } | Delete { .. } => true,
         Look { .. } | Stat { .. } => true,
+        // An offer of a link that has ended is worth nothing, and its connections have ended.
+        OpenData { .. } | CloseData { .. } | OpenRelay { .. } => true,
         // A listing that a new I/O process does not know begins anew, and so does a removal.
         LookAt { .. } | List { .. } | Change { .. } | RemoveTree { .. } => true,
         MakeDir { .. } | MakeLink { .. } | RemoveDir { .. } => true,
@@ -712,6 +772,11 @@ fn sign_of_success(call: &RemoteCall) -> Option<Errno> {
 }
 
 impl SessionState {
+    /// Whether no call on the stream of ssh is without a reply.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.pending.is_empty()
+    }
+
     fn write_to_link(&mut self, bytes: &[u8]) -> io::Result<()> {
         use std::io::Write;
         match &mut self.link {

@@ -1,13 +1,12 @@
 //! The address of a site, and the names by which programs reach its files.
 
+use crate::site_route::{SiteRoute, is_plain_name};
 use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// Longest name of a host or user, in bytes.
-const NAME_MAX: usize = 255;
 /// The start of a path on another site, as a program may write it.
 const SCHEME: &str = "tatami://";
 
@@ -22,6 +21,8 @@ pub struct SiteAddress {
     pub port: Option<u16>,
     /// The path of the program `tatami` there; `None`: it is searched.
     pub program: Option<String>,
+    /// The way of bytes to it.
+    pub route: SiteRoute,
 }
 
 impl fmt::Display for SiteAddress {
@@ -35,12 +36,6 @@ impl fmt::Display for SiteAddress {
         }
         self.port.map_or(Ok(()), |port| write!(f, ":{port}"))
     }
-}
-
-/// Checks a word that becomes an argument of ssh: no option, and nothing that a shell would read.
-fn is_plain_name(name: &str) -> bool {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "._-:%".contains(c) || !c.is_ascii();
-    !name.is_empty() && name.len() <= NAME_MAX && !name.starts_with('-') && name.chars().all(plain)
 }
 
 impl SiteAddress {
@@ -65,7 +60,7 @@ impl SiteAddress {
             },
         };
         let port = port.map(|port| port.parse().map_err(|_| bad())).transpose()?;
-        let address = SiteAddress { host: host.to_owned(), user, port, program: None };
+        let address = SiteAddress { host: host.to_owned(), user, port, ..SiteAddress::default() };
         if address.is_valid() { Ok(address) } else { Err(bad()) }
     }
 
@@ -76,6 +71,7 @@ impl SiteAddress {
         is_plain_name(&self.host)
             && self.user.as_deref().is_none_or(is_plain_name)
             && self.port != Some(0)
+            && self.route.is_valid()
             && program
                 .is_none_or(|path| path.starts_with('/') && !path.contains(['\'', '\n', '\0']))
     }

@@ -1,16 +1,18 @@
 //! The stream to an I/O process that the user's own ssh starts on the other site. ssh logs in,
 //! proves both sides and encrypts; this process only passes bytes.
 
-use crate::remote_message::{GREETING, REMOTE_PROTOCOL, SiteGreeting};
+use crate::remote_message::{GREETING, REMOTE_PROTOCOL, RemoteCall, RemoteReply, SiteGreeting};
 use crate::site_address::SiteAddress;
+use crate::site_route::RouterName;
 use rustix::fs::MemfdFlags;
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+use tatami_wire::frame::{self, FrameClass, FrameError};
 
 /// Longest wait for the greeting, in which ssh connects and logs in.
 const GREETING_WAIT: Duration = Duration::from_secs(60);
@@ -48,13 +50,31 @@ impl SshLink {
     ///
     /// # Errors
     /// A sentence with the messages of ssh.
-    pub(crate) fn open(site: &SiteAddress) -> Result<SshLink, String> {
+    pub(crate) fn open(site: &SiteAddress, router: Option<&RouterName>) -> Result<SshLink, String> {
         if !site.is_valid() {
             return Err(format!("{:?} is no name of a host or user", site.host));
         }
+        SshLink::open_service(site, router, "gateway")
+    }
+
+    /// Starts the relay on a router and waits for its greeting.
+    ///
+    /// # Errors
+    /// A sentence with the messages of ssh.
+    pub(crate) fn open_relay(router: &RouterName) -> Result<SshLink, String> {
+        let RouterName { user, host, port } = router.clone();
+        let site = SiteAddress { host, user, port, ..SiteAddress::default() };
+        SshLink::open_service(&site, None, "relay")
+    }
+
+    fn open_service(
+        site: &SiteAddress,
+        router: Option<&RouterName>,
+        service: &str,
+    ) -> Result<SshLink, String> {
         let (start, mut pause, mut ends) = (Instant::now(), CROWD_PAUSE, 0);
         loop {
-            match SshLink::try_open(site) {
+            match SshLink::try_open(site, router, service) {
                 // The ranks of a job log in at once, and sshd drops some of so many. An I/O process
                 // that was killed at its start says nothing.
                 Err(why)
@@ -73,7 +93,11 @@ impl SshLink {
         }
     }
 
-    fn try_open(site: &SiteAddress) -> Result<SshLink, String> {
+    fn try_open(
+        site: &SiteAddress,
+        router: Option<&RouterName>,
+        service: &str,
+    ) -> Result<SshLink, String> {
         let failed = |e: io::Error| format!("cannot start ssh: {e}");
         // A socket in the place of pipes: a write to a process that has ended must not send SIGPIPE
         // to the program in which this code lives.
@@ -81,7 +105,7 @@ impl SshLink {
         let said = rustix::fs::memfd_create("tatami-ssh", MemfdFlags::CLOEXEC);
         let said = File::from(said.map_err(|e| failed(e.into()))?);
         let input = OwnedFd::from(far.try_clone().map_err(failed)?);
-        let mut command = ssh_command(site);
+        let mut command = ssh_command(site, router, service);
         command.stdin(Stdio::from(input)).stdout(Stdio::from(OwnedFd::from(far)));
         command.stderr(Stdio::from(said.try_clone().map_err(failed)?));
         let child = command.spawn().map_err(failed)?;
@@ -124,6 +148,22 @@ impl SshLink {
         }
     }
 
+    /// Sends a call to the other side and waits for its reply, where no other call is under way.
+    ///
+    /// # Errors
+    /// Those of the stream.
+    pub(crate) fn call(&mut self, call: &RemoteCall) -> io::Result<RemoteReply> {
+        let (mut bytes, mut body) = (Vec::new(), Vec::new());
+        frame::encode_frame(&mut bytes, FrameClass::Remote, 0, call, 0);
+        self.stream.get_mut().write_all(&bytes)?;
+        let broken = |e: FrameError| io::Error::other(e.to_string());
+        let header = frame::read_frame(&mut self.stream, &mut body).map_err(broken)?;
+        match (header.class, header.payload_len) {
+            (FrameClass::Remote, 0) => frame::decode_body(&body).map_err(broken),
+            _ => Err(io::Error::other("a reply that fits no call")),
+        }
+    }
+
     /// Explains why the stream has ended, with the last words of ssh.
     pub(crate) fn explain_end(&mut self, error: &io::Error) -> String {
         // Without its input the far side ends, and then ssh, which may have more to say.
@@ -163,18 +203,38 @@ impl Drop for SshLink {
     }
 }
 
-fn ssh_command(site: &SiteAddress) -> Command {
+/// A password cannot be asked for inside a program. A host that no longer answers is given up after
+/// a minute.
+const OPTIONS: [&str; 4] =
+    ["BatchMode=yes", "ConnectTimeout=20", "ServerAliveInterval=15", "ServerAliveCountMax=4"];
+
+/// Returns the command by which ssh passes through a router. `-J` would start an ssh there that may
+/// ask for a password. All words are checked: none has a meaning for the shell that runs it.
+fn jump_command(router: &RouterName) -> String {
+    let mut line = String::from("ProxyCommand=exec ssh");
+    for option in OPTIONS {
+        line += &format!(" -o {option}");
+    }
+    if let Some(user) = &router.user {
+        line += &format!(" -l {user}");
+    }
+    if let Some(port) = router.port {
+        line += &format!(" -p {port}");
+    }
+    line + &format!(" -W [%h]:%p -- {}", router.host)
+}
+
+fn ssh_command(site: &SiteAddress, router: Option<&RouterName>, service: &str) -> Command {
     let mut command = Command::new("ssh");
-    // A password cannot be asked for inside a program. A host that no longer answers is given up
-    // after a minute.
-    let options =
-        ["BatchMode=yes", "ConnectTimeout=20", "ServerAliveInterval=15", "ServerAliveCountMax=4"];
-    command.args(options.iter().flat_map(|option| ["-o", option]));
+    command.args(OPTIONS.iter().flat_map(|option| ["-o", option]));
     if let Some(ciphers) = has_aes().then(|| find_ciphers(site)).flatten() {
         command.args(["-o", &format!("Ciphers={ciphers}")]);
     }
+    if let Some(router) = router {
+        command.args(["-o", &jump_command(router)]);
+    }
     name_site(&mut command, site);
-    command.args(["-T", "--", &site.host, &far_line(site)]);
+    command.args(["-T", "--", &site.host, &far_line(site, service)]);
     // Ctrl-C is for this program, which ends what it has begun there. ssh ends with its input.
     command.process_group(0);
     // The libraries of this program are not for ssh.
@@ -204,12 +264,22 @@ fn has_aes() -> bool {
 /// Asks ssh for the ciphers that the user's configuration allows for this site, and returns them in
 /// a better order; `None` where ssh may choose as ever.
 fn find_ciphers(site: &SiteAddress) -> Option<String> {
+    prefer_aes(&ask_configuration(site, "ciphers ")?)
+}
+
+/// Returns the name of the host to which ssh connects for this site.
+pub(crate) fn find_host_name(site: &SiteAddress) -> Option<String> {
+    ask_configuration(site, "hostname ")
+}
+
+/// Asks ssh for a line of the user's configuration for this site.
+fn ask_configuration(site: &SiteAddress, word: &str) -> Option<String> {
     let mut command = Command::new("ssh");
     command.stdin(Stdio::null()).stderr(Stdio::null()).env_remove("LD_PRELOAD");
     name_site(&mut command, site);
     let asked = command.args(["-G", "--", &site.host]).output().ok()?;
     let said = String::from_utf8_lossy(&asked.stdout).into_owned();
-    prefer_aes(said.lines().find_map(|line| line.strip_prefix("ciphers "))?)
+    said.lines().find_map(|line| line.strip_prefix(word)).map(str::to_owned)
 }
 
 /// Returns the same ciphers with AES-GCM first, where the list begins with the cipher that ssh
@@ -225,13 +295,14 @@ fn prefer_aes(ciphers: &str) -> Option<String> {
 }
 
 /// Returns the command line for the login shell there, of whatever kind it is.
-fn far_line(site: &SiteAddress) -> String {
+fn far_line(site: &SiteAddress, service: &str) -> String {
     match &site.program {
-        Some(program) => format!("exec '{program}' gateway"),
+        Some(program) => format!("exec '{program}' {service}"),
         // A login shell without a terminal may have a short search path.
-        None => "exec sh -c 'PATH=$PATH:/usr/local/bin:$HOME/.local/bin:$HOME/bin; \
-                 exec tatami gateway'"
-            .to_owned(),
+        None => format!(
+            "exec sh -c 'PATH=$PATH:/usr/local/bin:$HOME/.local/bin:$HOME/bin; \
+             exec tatami {service}'"
+        ),
     }
 }
 

@@ -21,7 +21,8 @@ pub struct Hints {
     /// they do if one process alone has the file open.
     pub write_behind: Option<bool>,
     /// `host`, with `user`, `port` and `path`: the file lies on another site. `path` is the
-    /// directory of the program `tatami` there.
+    /// directory of the program `tatami` there. `router`, `tatami_streams` and `tatami_encryption`
+    /// are about the way of bytes to it.
     pub site: Option<SiteAddress>,
     /// `tatami_backend`: how the other site keeps the file.
     pub backend: Option<SiteBackend>,
@@ -60,6 +61,9 @@ impl Hints {
                 // 0 is no port, so the address is refused at the open.
                 "port" => site.port = Some(value.parse().unwrap_or(0)),
                 "path" => site.program = Some(format!("{}/tatami", value.trim_end_matches('/'))),
+                "router" => site.route.set_routers(value),
+                "tatami_streams" => site.route.set_streams(value),
+                "tatami_encryption" => site.route.set_encryption(value),
                 "tatami_container" => hints.container = parse_bool(value).or(hints.container),
                 "tatami_tiled" => hints.tiled = parse_bool(value).or(hints.tiled),
                 // A word without a meaning is refused at the open.

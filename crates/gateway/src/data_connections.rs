@@ -1,0 +1,117 @@
+//! The data connections of the session, each with a thread that reads and writes shared files.
+
+use crate::data_place::open_place;
+use crate::open_files::OpenFiles;
+use crate::refusal::refuse;
+use parking_lot::{Condvar, Mutex};
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::io::{self, BufReader, Read, Write};
+use std::sync::Arc;
+use tatami_remote::{BYTES_MAX, DataOffer, DataStream, RemoteCall, RemoteFailure, RemoteReply};
+use tatami_wire::frame::{self, FrameClass, FrameError};
+
+/// Most data connections of a session.
+const CONNECTIONS_MAX: usize = 16;
+/// Bytes that are received at a time where calls are short.
+const BUFFER: usize = 8 << 10;
+
+/// The connections by their numbers; without a stream before the other side has connected.
+#[derive(Default)]
+struct ConnectionTable {
+    connections: Mutex<HashMap<u32, Option<Arc<DataStream>>>>,
+    ended: Condvar,
+}
+
+/// See the module.
+pub(crate) struct DataConnections {
+    files: Arc<OpenFiles>,
+    table: Arc<ConnectionTable>,
+    last: u32,
+}
+
+impl DataConnections {
+    /// Returns an empty table of connections that read and write these files.
+    pub(crate) fn new(files: Arc<OpenFiles>) -> DataConnections {
+        DataConnections { files, table: Arc::default(), last: 0 }
+    }
+
+    /// Waits for one more connection, in a thread.
+    pub(crate) fn offer(&mut self, encrypt: bool) -> Result<DataOffer, RemoteFailure> {
+        if self.table.connections.lock().len() >= CONNECTIONS_MAX {
+            return Err(refuse(Errno::MFILE, "too many data connections"));
+        }
+        self.last = self.last.wrapping_add(1);
+        let (number, files, table) = (self.last, self.files.clone(), self.table.clone());
+        self.table.connections.lock().insert(number, None);
+        let offer = open_place(number, encrypt, move |stream| {
+            table.run(number, &files, Arc::new(DataStream::new(stream)));
+        });
+        offer.inspect_err(|_| {
+            self.table.connections.lock().remove(&number);
+        })
+    }
+
+    /// Ends a connection, and waits until none of its calls is carried out any more.
+    pub(crate) fn close(&self, number: u32) {
+        let mut connections = self.table.connections.lock();
+        while let Some(connection) = connections.get(&number) {
+            match connection {
+                None => {
+                    connections.remove(&number);
+                }
+                Some(stream) => {
+                    stream.end();
+                    self.table.ended.wait(&mut connections);
+                }
+            }
+        }
+    }
+}
+
+impl ConnectionTable {
+    /// Serves a connection until it ends.
+    fn run(&self, number: u32, files: &OpenFiles, stream: Arc<DataStream>) {
+        match self.connections.lock().get_mut(&number) {
+            Some(connection) => *connection = Some(stream.clone()),
+            // The session has given it up meanwhile.
+            None => return,
+        }
+        // The session notices the end, and asks for the reason by ssh.
+        let _ = serve_calls(files, &stream);
+        stream.end();
+        self.connections.lock().remove(&number);
+        self.ended.notify_all();
+    }
+}
+
+/// Carries out reads and writes, one after the other. No other call is taken.
+fn serve_calls(files: &OpenFiles, mut stream: &DataStream) -> io::Result<()> {
+    let broken = |e: FrameError| io::Error::other(e.to_string());
+    let mut input = BufReader::with_capacity(BUFFER, stream);
+    let (mut body, mut payload, mut out, mut head) = (vec![], vec![], vec![], vec![]);
+    loop {
+        let header = frame::read_frame(&mut input, &mut body).map_err(broken)?;
+        let len = header.payload_len as usize;
+        if header.class != FrameClass::Remote || len > BYTES_MAX {
+            return Err(broken(FrameError::Unexpected));
+        }
+        let call: RemoteCall = frame::decode_body(&body).map_err(broken)?;
+        payload.resize(len, 0);
+        input.read_exact(&mut payload)?;
+        out.clear();
+        let result = match call {
+            RemoteCall::Write { file, stream, sum } => files.write(file, stream, sum, &mut payload),
+            RemoteCall::Read { file, stream, len } => files.read(file, stream, len, &mut out),
+            _ => return Err(broken(FrameError::Unexpected)),
+        };
+        let reply = result.unwrap_or_else(|failure| {
+            out.clear();
+            RemoteReply::Failed(failure)
+        });
+        head.clear();
+        frame::encode_frame(&mut head, FrameClass::Remote, header.seq, &reply, out.len());
+        stream.write_all(&head)?;
+        stream.write_all(&out)?;
+    }
+}

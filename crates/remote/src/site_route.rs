@@ -1,0 +1,197 @@
+//! How the bytes of files get to a site: beside ssh or through it, and through which hosts.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::ops::RangeInclusive;
+
+/// Longest name of a host or user, in bytes.
+const NAME_MAX: usize = 255;
+/// Most data connections that a program may ask for.
+const STREAMS_MAX: u32 = 8;
+/// Most routers of a site.
+const ROUTERS_MAX: usize = 64;
+
+/// Checks a word that becomes an argument of ssh: no option, and nothing that a shell would read.
+pub(crate) fn is_plain_name(name: &str) -> bool {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "._-:%".contains(c) || !c.is_ascii();
+    !name.is_empty() && name.len() <= NAME_MAX && !name.starts_with('-') && name.chars().all(plain)
+}
+
+/// A login host through which processes without a route to the other site reach it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct RouterName {
+    /// The user there; `None` for the one that ssh chooses.
+    pub user: Option<String>,
+    /// The name of the host, as ssh knows it.
+    pub host: String,
+    /// The port of sshd; `None` for the one that ssh chooses.
+    pub port: Option<u16>,
+}
+
+impl fmt::Display for RouterName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(user) = &self.user {
+            write!(f, "{user}@")?;
+        }
+        write!(f, "{}", self.host)?;
+        self.port.map_or(Ok(()), |port| write!(f, ":{port}"))
+    }
+}
+
+impl RouterName {
+    fn parse(text: &str) -> Option<RouterName> {
+        let (user, place) = match text.rsplit_once('@') {
+            Some((user, place)) => (Some(user.to_owned()), place),
+            None => (None, text),
+        };
+        let (host, port) = match place.split_once(':') {
+            Some((host, port)) => (host, Some(port.parse::<u16>().ok()?)),
+            None => (place, None),
+        };
+        let name = RouterName { user, host: host.to_owned(), port };
+        name.is_valid().then_some(name)
+    }
+
+    fn is_valid(&self) -> bool {
+        // ssh would take an address of IPv6 in its list of hosts for a host and a port, and a
+        // percent sign for one of its own words.
+        let plain = |name: &str| is_plain_name(name) && !name.contains([':', '%']);
+        plain(&self.host) && self.user.as_deref().is_none_or(plain) && self.port != Some(0)
+    }
+}
+
+/// The wishes of a program for the way of its bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct SiteRoute {
+    /// Data connections; 0: everything goes through ssh; `None`: as many as make it faster.
+    pub streams: Option<u32>,
+    /// Whether data connections have TLS; `None`: yes.
+    pub encrypt: Option<bool>,
+    /// Login hosts, of which each process uses one.
+    pub routers: Vec<RouterName>,
+    /// What is wrong with one of these wishes.
+    pub fault: Option<String>,
+}
+
+impl SiteRoute {
+    /// Sets the number of data connections by a text. Other texts than numbers are ignored.
+    pub fn set_streams(&mut self, text: &str) {
+        if let Ok(streams) = text.trim().parse::<u32>() {
+            self.streams = Some(streams.min(STREAMS_MAX));
+        }
+    }
+
+    /// Sets whether data connections have TLS, by `on` or `off`. A wrong word must not switch it
+    /// off, so it is ignored.
+    pub fn set_encryption(&mut self, text: &str) {
+        match text.trim() {
+            "off" => self.encrypt = Some(false),
+            "on" => self.encrypt = Some(true),
+            _ => {}
+        }
+    }
+
+    /// Sets the routers by a list `[user@]host[:port]`, separated by commas.
+    pub fn set_routers(&mut self, text: &str) {
+        self.routers.clear();
+        for word in text.split(',').map(str::trim).filter(|word| !word.is_empty()) {
+            match RouterName::parse(word) {
+                Some(name) if self.routers.len() < ROUTERS_MAX => self.routers.push(name),
+                Some(_) => self.fault = Some(format!("more than {ROUTERS_MAX} routers")),
+                None => self.fault = Some(format!("router: {word:?} is no [user@]host[:port]")),
+            }
+        }
+    }
+
+    /// Fills what the program has left open from the environment of this process.
+    #[must_use]
+    pub fn with_environment(&self) -> SiteRoute {
+        let mut route = self.clone();
+        let read = |name| std::env::var(name).unwrap_or_default();
+        if route.streams.is_none() {
+            route.set_streams(&read("TATAMI_STREAMS"));
+        }
+        if route.encrypt.is_none() {
+            route.set_encryption(&read("TATAMI_ENCRYPTION"));
+        }
+        if route.routers.is_empty() && route.fault.is_none() {
+            route.set_routers(&read("TATAMI_ROUTER"));
+        }
+        route
+    }
+
+    /// Whether all words can be arguments of ssh.
+    pub fn is_valid(&self) -> bool {
+        self.routers.len() <= ROUTERS_MAX && self.routers.iter().all(RouterName::is_valid)
+    }
+
+    /// Returns the router of attempt `attempt` of this process: ranks spread over them, and each
+    /// attempt takes the next.
+    pub(crate) fn choose_router(&self, attempt: u32) -> Option<&RouterName> {
+        let variables = ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"];
+        let rank = variables.iter().find_map(|name| std::env::var(name).ok()?.parse::<u32>().ok());
+        let own = rank.unwrap_or_else(std::process::id);
+        let at = own.wrapping_add(attempt) as usize;
+        (!self.routers.is_empty()).then(|| &self.routers[at % self.routers.len()])
+    }
+}
+
+/// Parses a range of ports `FIRST-LAST` or one port.
+pub fn parse_port_range(text: &str) -> Option<RangeInclusive<u16>> {
+    let (first, last) = text.trim().split_once('-').unwrap_or((text.trim(), text.trim()));
+    let range = first.parse::<u16>().ok()?..=last.parse::<u16>().ok()?;
+    (*range.start() > 0 && !range.is_empty()).then_some(range)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn routers_are_names_that_ssh_takes_for_nothing_else() {
+        let mut route = SiteRoute::default();
+        route.set_routers("login1, me@login2:2222,");
+        let shown: Vec<String> = route.routers.iter().map(RouterName::to_string).collect();
+        assert_eq!((shown.join(" ").as_str(), &route.fault), ("login1 me@login2:2222", &None));
+        for bad in
+            ["-oProxyCommand=x", "a b", "a;b", "a:0", "a:x", "%h", "@a", "a@", "fe80::1", "$a"]
+        {
+            let mut route = SiteRoute::default();
+            route.set_routers(bad);
+            assert!(route.fault.is_some() && route.routers.is_empty(), "{bad}");
+        }
+        let many = vec!["a"; ROUTERS_MAX + 1].join(",");
+        route.set_routers(&many);
+        assert!(route.fault.is_some());
+    }
+
+    #[test]
+    fn attempts_take_one_router_after_the_other() {
+        let mut route = SiteRoute::default();
+        assert_eq!(route.choose_router(0), None);
+        route.set_routers("a,b,c");
+        let mut hosts: Vec<_> = (0..3).filter_map(|at| route.choose_router(at)).collect();
+        hosts.sort_by_key(|name| &name.host);
+        assert_eq!(hosts.iter().map(|name| name.host.as_str()).collect::<String>(), "abc");
+    }
+
+    #[test]
+    fn words_without_a_meaning_are_ignored() {
+        let mut route = SiteRoute::default();
+        route.set_streams("many");
+        route.set_encryption("of");
+        assert_eq!(route, SiteRoute::default());
+        route.set_streams("100");
+        route.set_encryption("off");
+        assert_eq!((route.streams, route.encrypt), (Some(STREAMS_MAX), Some(false)));
+    }
+
+    #[test]
+    fn ranges_of_ports_are_parsed() {
+        assert_eq!(parse_port_range("5000-5100"), Some(5000..=5100));
+        assert_eq!(parse_port_range("5000"), Some(5000..=5000));
+        for bad in ["", "0", "0-5", "9-5", "5-", "-5", "1-70000", "a"] {
+            assert_eq!(parse_port_range(bad), None, "{bad}");
+        }
+    }
+}
