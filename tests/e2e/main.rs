@@ -7,6 +7,7 @@ mod another_site;
 mod another_site_backends;
 mod another_site_files;
 mod another_site_mount;
+mod another_site_streams;
 mod away;
 mod bulk;
 mod clocks;

@@ -353,6 +353,9 @@ at the same path on each. docs/operating/jobs.md has more.")]
     Gateway(gateway_cmd::GatewayArgs),
     /// Pass connections of programs on to another site, on a login host: started by ssh
     #[command(after_help = "\
+Examples:
+  tatami relay < /dev/null    # prints its greeting, and ends
+
 A program on a host without a route to the other site starts this command on its router by
 itself (MPI_Info key router, or TATAMI_ROUTER). It reads requests from standard input, and
 ends with it. It listens on the address that ssh came to, at a port of TATAMI_DATA_PORTS if

@@ -1,6 +1,6 @@
 //! The data connections of the session, each with a thread that reads and writes shared files.
 
-use crate::data_place::open_place;
+use crate::data_place::{PlaceCloser, open_place};
 use crate::open_files::OpenFiles;
 use crate::refusal::refuse;
 use parking_lot::{Condvar, Mutex};
@@ -16,10 +16,20 @@ const CONNECTIONS_MAX: usize = 16;
 /// Bytes that are received at a time where calls are short.
 const BUFFER: usize = 8 << 10;
 
-/// The connections by their numbers; without a stream before the other side has connected.
+/// How far a connection has come.
+enum ConnectionStage {
+    /// Its place is being made.
+    Begun,
+    /// Its place waits for the other side.
+    Offered(PlaceCloser),
+    /// It carries calls.
+    Served(Arc<DataStream>),
+}
+
+/// The connections by their numbers.
 #[derive(Default)]
 struct ConnectionTable {
-    connections: Mutex<HashMap<u32, Option<Arc<DataStream>>>>,
+    connections: Mutex<HashMap<u32, ConnectionStage>>,
     ended: Condvar,
 }
 
@@ -43,13 +53,19 @@ impl DataConnections {
         }
         self.last = self.last.wrapping_add(1);
         let (number, files, table) = (self.last, self.files.clone(), self.table.clone());
-        self.table.connections.lock().insert(number, None);
+        self.table.connections.lock().insert(number, ConnectionStage::Begun);
         let offer = open_place(number, encrypt, move |stream| {
             table.run(number, &files, Arc::new(DataStream::new(stream)));
         });
-        offer.inspect_err(|_| {
-            self.table.connections.lock().remove(&number);
-        })
+        let mut connections = self.table.connections.lock();
+        let (offer, closer) = offer.inspect_err(|_| {
+            connections.remove(&number);
+        })?;
+        // The other side may have come already.
+        if let Some(stage @ ConnectionStage::Begun) = connections.get_mut(&number) {
+            *stage = ConnectionStage::Offered(closer);
+        }
+        Ok(offer)
     }
 
     /// Ends a connection, and waits until none of its calls is carried out any more.
@@ -57,10 +73,14 @@ impl DataConnections {
         let mut connections = self.table.connections.lock();
         while let Some(connection) = connections.get(&number) {
             match connection {
-                None => {
+                ConnectionStage::Begun => {
                     connections.remove(&number);
                 }
-                Some(stream) => {
+                ConnectionStage::Offered(closer) => {
+                    closer.close();
+                    connections.remove(&number);
+                }
+                ConnectionStage::Served(stream) => {
                     stream.end();
                     self.table.ended.wait(&mut connections);
                 }
@@ -73,7 +93,7 @@ impl ConnectionTable {
     /// Serves a connection until it ends.
     fn run(&self, number: u32, files: &OpenFiles, stream: Arc<DataStream>) {
         match self.connections.lock().get_mut(&number) {
-            Some(connection) => *connection = Some(stream.clone()),
+            Some(stage) => *stage = ConnectionStage::Served(stream.clone()),
             // The session has given it up meanwhile.
             None => return,
         }

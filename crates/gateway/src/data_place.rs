@@ -38,6 +38,18 @@ struct PlaceShared {
     changed: Condvar,
 }
 
+/// Closes the port of a place.
+#[derive(Debug)]
+pub(crate) struct PlaceCloser(Arc<TcpListener>);
+
+impl PlaceCloser {
+    /// Closes it, if it is open. The thread that waits there ends.
+    pub(crate) fn close(&self) {
+        // Fails only on a port that is closed.
+        let _ = rustix::net::shutdown(&*self.0, rustix::net::Shutdown::Both);
+    }
+}
+
 /// Returns the address of this machine that the ssh of this process came to.
 fn find_own_address() -> Option<IpAddr> {
     let variable = std::env::var("SSH_CONNECTION").ok()?;
@@ -73,7 +85,7 @@ fn make_certificate() -> io::Result<(Vec<u8>, PinnedTls)> {
     Ok((certificate, tls))
 }
 
-/// Opens a place, and returns its offer. `serve` gets the connection that has proven itself.
+/// Opens a place, and returns its offer and what closes it. `serve` gets the connection that has proven itself.
 ///
 /// # Errors
 /// There is no port, or ssh has not started this process.
@@ -81,14 +93,23 @@ pub(crate) fn open_place(
     connection: u32,
     encrypt: bool,
     serve: impl FnOnce(NetStream) + Send + 'static,
-) -> Result<DataOffer, RemoteFailure> {
+) -> Result<(DataOffer, PlaceCloser), RemoteFailure> {
+    let address = find_own_address().ok_or_else(|| {
+        refuse(Errno::ADDRNOTAVAIL, "no data connection: SSH_CONNECTION has no address")
+    })?;
+    open_place_at(address, connection, encrypt, serve)
+}
+
+fn open_place_at(
+    address: IpAddr,
+    connection: u32,
+    encrypt: bool,
+    serve: impl FnOnce(NetStream) + Send + 'static,
+) -> Result<(DataOffer, PlaceCloser), RemoteFailure> {
     let failed = |e: io::Error| {
         let errno = Errno::from_io_error(&e).unwrap_or(Errno::IO);
         refuse(errno, &format!("no data connection: {e}"))
     };
-    let address = find_own_address().ok_or_else(|| {
-        refuse(Errno::ADDRNOTAVAIL, "no data connection: SSH_CONNECTION has no address")
-    })?;
     let listener = listen(address).map_err(failed)?;
     let port = listener.local_addr().map_err(failed)?.port();
     // A caller that has gone meanwhile must not stop the thread.
@@ -102,9 +123,10 @@ pub(crate) fn open_place(
     let certificate = certificate.into();
     let offer = DataOffer { connection, addresses, port, secret: secret.clone(), certificate };
     let listener = Arc::new(listener);
+    let closer = PlaceCloser(listener.clone());
     let accept = move || accept_one(&listener, &secret, tls.as_ref(), serve);
     let started = thread::Builder::new().name("data-place".to_owned()).spawn(accept);
-    started.map(|_| offer).map_err(failed)
+    started.map(|_| (offer, closer)).map_err(failed)
 }
 
 fn accept_one(
@@ -136,7 +158,14 @@ fn accept_one(
             Ok(_) => {}
             Err(_) => break,
         }
-        let Ok((socket, _)) = listener.accept() else { continue };
+        let socket = match listener.accept() {
+            Ok((socket, _)) => socket,
+            // The caller has gone meanwhile.
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => continue,
+            Err(e) if e.kind() == io::ErrorKind::ConnectionAborted => continue,
+            // The place was closed.
+            Err(_) => break,
+        };
         if socket.set_nonblocking(false).is_err() {
             continue;
         }
@@ -148,8 +177,7 @@ fn accept_one(
             move || {
                 let proven = check_caller(socket.into(), &secret, tls.as_ref(), &shared);
                 if proven.is_some() {
-                    // Wakes the thread that waits for more callers.
-                    let _ = rustix::net::shutdown(&*listener, rustix::net::Shutdown::Both);
+                    PlaceCloser(listener.clone()).close();
                 }
                 drop(listener);
                 shared.state.lock().callers -= 1;
@@ -188,4 +216,80 @@ fn check_caller(
     prove_as_server(&mut DeadlineStream::new(&stream, PROOF_WAIT), secret, take).ok()?;
     stream.set_timeouts(None, None).ok()?;
     Some(stream)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::net::{Ipv4Addr, TcpStream};
+    use std::sync::mpsc;
+    use tatami_remote::{ProofError, prove_as_caller};
+
+    /// Opens a place that echoes five bytes.
+    fn open_echo(encrypt: bool) -> (DataOffer, mpsc::Receiver<()>) {
+        let (ended, waits) = mpsc::channel();
+        let serve = move |stream: NetStream| {
+            let mut bytes = [0; 5];
+            let _ = (&stream).read_exact(&mut bytes).and_then(|()| (&stream).write_all(&bytes));
+            let _ = ended.send(());
+        };
+        let address = Ipv4Addr::LOCALHOST.into();
+        (open_place_at(address, 7, encrypt, serve).expect("a port").0, waits)
+    }
+
+    fn connect_to(offer: &DataOffer) -> io::Result<NetStream> {
+        let socket = TcpStream::connect((offer.addresses[0].as_str(), offer.port))?;
+        match offer.certificate.is_empty() {
+            true => Ok(wrap_plain_socket(socket.into())),
+            false => PinnedTls::new_client(&offer.certificate)?.wrap_socket(socket.into()),
+        }
+    }
+
+    #[test]
+    fn a_place_that_is_closed_takes_nobody() {
+        let (offer, closer) =
+            open_place_at(Ipv4Addr::LOCALHOST.into(), 7, false, |_| {}).expect("a port");
+        closer.close();
+        assert!(connect_to(&offer).is_err());
+    }
+
+    #[test]
+    fn a_place_takes_one_caller_that_has_the_secret() {
+        for encrypt in [true, false] {
+            let (offer, ended) = open_echo(encrypt);
+            // A stranger that says nothing keeps no other caller waiting.
+            let silent = TcpStream::connect(("127.0.0.1", offer.port)).expect("it listens");
+            let mut stranger = TcpStream::connect(("127.0.0.1", offer.port)).expect("it listens");
+            stranger.write_all(&[b'x'; 200]).expect("a small message");
+            let mut nothing = Vec::new();
+            let _ = stranger.read_to_end(&mut nothing);
+            assert!(!nothing.windows(5).any(|part| part == b"xxxxx"), "a stranger is served");
+            let wrong = DataSecret::make().expect("random bytes");
+            let stream = connect_to(&offer).expect("it listens");
+            let mut both = DeadlineStream::new(&stream, PROOF_WAIT);
+            assert!(matches!(prove_as_caller(&mut both, &wrong), Err(ProofError::Wrong)));
+            // The holder of the secret without TLS is refused where TLS is wanted.
+            if encrypt {
+                let plain = DataOffer { certificate: Vec::new().into(), ..offer.clone() };
+                let stream = connect_to(&plain).expect("it listens");
+                let mut both = DeadlineStream::new(&stream, PROOF_WAIT);
+                assert!(prove_as_caller(&mut both, &offer.secret).is_err());
+            }
+            let stream = connect_to(&offer).expect("it listens");
+            let mut both = DeadlineStream::new(&stream, PROOF_WAIT);
+            prove_as_caller(&mut both, &offer.secret).expect("the secret is right");
+            (&stream).write_all(b"hello").expect("it reads");
+            let mut bytes = [0; 5];
+            (&stream).read_exact(&mut bytes).expect("it echoes");
+            assert_eq!(&bytes, b"hello");
+            ended.recv().expect("it has served");
+            let again = connect_to(&offer).and_then(|stream| {
+                let mut both = DeadlineStream::new(&stream, PROOF_WAIT);
+                prove_as_caller(&mut both, &offer.secret).map_err(io::Error::other)
+            });
+            assert!(again.is_err(), "an offer is for one connection");
+            drop(silent);
+        }
+    }
 }

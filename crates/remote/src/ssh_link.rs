@@ -30,6 +30,12 @@ const SAID_MAX: u64 = 2000;
 const CROWDED: [&str; 3] =
     ["kex_exchange_identification", "Connection reset by", "Connection closed by"];
 
+/// Whether a login may succeed when it is repeated. A router that is not reached makes ssh say
+/// these words, too.
+fn is_crowd(why: &str) -> bool {
+    CROWDED.iter().any(|words| why.contains(words)) && !why.contains("connect to host")
+}
+
 /// The end of a link of which ssh says nothing.
 const ENDED: &str = "the connection has ended";
 /// How often a login with such an end is repeated.
@@ -79,8 +85,7 @@ impl SshLink {
                 // that was killed at its start says nothing.
                 Err(why)
                     if (why == ENDED && ends < ENDS_MAX)
-                        || (CROWDED.iter().any(|words| why.contains(words))
-                            && start.elapsed() < CROWD_WAIT) =>
+                        || (is_crowd(&why) && start.elapsed() < CROWD_WAIT) =>
                 {
                     ends += u32::from(why == ENDED);
                     // Nothing tells when sshd has room again.

@@ -1,21 +1,45 @@
 //! What comes from other machines, from login shells and from files of hosts: greetings, orders,
-//! replies, lists of hosts, what a machine knows of itself, and the calls of another site.
+//! replies, lists of hosts, what a machine knows of itself, the calls of another site, and the
+//! proofs of its data connections.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
+use std::io::{Read, Write};
 use std::path::Path;
 use tatami_hosts::host_list::{is_host_name, parse_host_list, parse_hostfile};
 use tatami_hosts::host_protocol::{
     format_message, parse_greeting, parse_order, parse_reply, read_line,
 };
 use tatami_hosts::machine::MachineFile;
-use tatami_remote::{RemoteCall, RemoteReply, SiteFile, SiteMap, SiteTicket};
+use tatami_remote::{
+    DataSecret, RemoteCall, RemoteReply, SiteFile, SiteMap, SiteRoute, SiteTicket,
+    parse_port_range, prove_as_caller, prove_as_server,
+};
 use tatami_wire::frame::decode_body;
+
+/// The other end of a data connection, which says these bytes and ignores all.
+struct Peer<'a>(&'a [u8]);
+
+impl Read for Peer<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> std::io::Result<usize> {
+        self.0.read(buf)
+    }
+}
+
+impl Write for Peer<'_> {
+    fn write(&mut self, buf: &[u8]) -> std::io::Result<usize> {
+        Ok(buf.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
 
 fuzz_target!(|bytes: &[u8]| {
     let Some((kind, body)) = bytes.split_first() else { return };
     let text = String::from_utf8_lossy(body);
-    match kind % 9 {
+    match kind % 10 {
         0 => drop(parse_greeting(&[b"tatami-host 1 ", body].concat())),
         1 => {
             if let Ok(order) = parse_order(body) {
@@ -42,6 +66,18 @@ fuzz_target!(|bytes: &[u8]| {
             if let Some(Ok(file)) = SiteFile::parse_url(Path::new(&*text)) {
                 assert!(file.site.is_valid(), "an address becomes arguments of ssh");
             }
+        }
+        8 => {
+            let mut route = SiteRoute::default();
+            route.set_routers(&text);
+            assert!(route.is_valid(), "routers become arguments of ssh");
+            drop(parse_port_range(&text));
+            let secret = DataSecret::make().expect("random bytes");
+            let proof = |side: fn(&mut Peer<'_>, &DataSecret) -> bool| {
+                assert!(!side(&mut Peer(body), &secret), "nobody guesses a secret");
+            };
+            proof(|peer, secret| prove_as_server(peer, secret, || true).is_ok());
+            proof(|peer, secret| prove_as_caller(peer, secret).is_ok());
         }
         _ => {
             if let Ok(machine) = MachineFile::parse(&text) {
