@@ -1,7 +1,7 @@
 //! The data connections of the session, each with a thread that reads and writes shared files.
 
 use crate::data_place::{PlaceCloser, open_place};
-use crate::open_files::OpenFiles;
+use crate::open_files::SharedOpenFiles;
 use crate::refusal::refuse;
 use parking_lot::{Condvar, Mutex};
 use rustix::io::Errno;
@@ -34,16 +34,16 @@ struct ConnectionTable {
 }
 
 /// See the module.
-pub(crate) struct DataConnections {
-    files: Arc<OpenFiles>,
+pub(crate) struct SiteConnections {
+    files: Arc<SharedOpenFiles>,
     table: Arc<ConnectionTable>,
     last: u32,
 }
 
-impl DataConnections {
+impl SiteConnections {
     /// Returns an empty table of connections that read and write these files.
-    pub(crate) fn new(files: Arc<OpenFiles>) -> DataConnections {
-        DataConnections { files, table: Arc::default(), last: 0 }
+    pub(crate) fn new(files: Arc<SharedOpenFiles>) -> SiteConnections {
+        SiteConnections { files, table: Arc::default(), last: 0 }
     }
 
     /// Waits for one more connection, in a thread.
@@ -91,7 +91,7 @@ impl DataConnections {
 
 impl ConnectionTable {
     /// Serves a connection until it ends.
-    fn run(&self, number: u32, files: &OpenFiles, stream: Arc<DataStream>) {
+    fn run(&self, number: u32, files: &SharedOpenFiles, stream: Arc<DataStream>) {
         match self.connections.lock().get_mut(&number) {
             Some(stage) => *stage = ConnectionStage::Served(stream.clone()),
             // The session has given it up meanwhile.
@@ -106,7 +106,7 @@ impl ConnectionTable {
 }
 
 /// Carries out reads and writes, one after the other. No other call is taken.
-fn serve_calls(files: &OpenFiles, mut stream: &DataStream) -> io::Result<()> {
+fn serve_calls(files: &SharedOpenFiles, mut stream: &DataStream) -> io::Result<()> {
     let broken = |e: FrameError| io::Error::other(e.to_string());
     let mut input = BufReader::with_capacity(BUFFER, stream);
     let (mut body, mut payload, mut out, mut head) = (vec![], vec![], vec![], vec![]);

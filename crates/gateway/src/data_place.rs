@@ -85,7 +85,8 @@ fn make_certificate() -> io::Result<(Vec<u8>, PinnedTls)> {
     Ok((certificate, tls))
 }
 
-/// Opens a place, and returns its offer and what closes it. `serve` gets the connection that has proven itself.
+/// Opens a place, and returns its offer and what closes it. `serve` gets the connection that has
+/// proven itself.
 ///
 /// # Errors
 /// There is no port, or ssh has not started this process.

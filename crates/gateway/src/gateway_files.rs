@@ -2,10 +2,10 @@
 
 use crate::backend_choice::{choose_backend, hints_of, open_file};
 use crate::copy_files::CopyFiles;
-use crate::data_connections::DataConnections;
+use crate::data_connections::SiteConnections;
 use crate::lock_watch::LockWatch;
 use crate::mount_table::MountTable;
-use crate::open_files::{OpenFiles, check_sum};
+use crate::open_files::{SharedOpenFiles, check_sum};
 use crate::path_calls::{self, SiteListing};
 use crate::refusal::{failure, not_open, path_of, refuse};
 use crate::sealed_parts::SealedParts;
@@ -29,8 +29,8 @@ const SEALED_MAX: usize = 1 << 19;
 /// The open files, by the numbers that the other side has chosen.
 pub(crate) struct GatewayFiles {
     watch: LockWatch,
-    files: Arc<OpenFiles>,
-    connections: DataConnections,
+    files: Arc<SharedOpenFiles>,
+    connections: SiteConnections,
     sealed: SealedParts,
     copies: CopyFiles,
     listing: Option<SiteListing>,
@@ -41,8 +41,8 @@ pub(crate) struct GatewayFiles {
 impl GatewayFiles {
     /// Returns an empty table. Waits for locks end with the input that `watch` watches.
     pub(crate) fn new(watch: LockWatch) -> GatewayFiles {
-        let files = Arc::new(OpenFiles::default());
-        let connections = DataConnections::new(files.clone());
+        let files = Arc::new(SharedOpenFiles::default());
+        let connections = SiteConnections::new(files.clone());
         let (sealed, copies) = (SealedParts::default(), CopyFiles::default());
         let (mount, listing, removal) = (MountTable::default(), None, None);
         GatewayFiles { watch, files, connections, sealed, copies, listing, removal, mount }

@@ -12,7 +12,7 @@ use tatami_tiled::{Buffer, RankFile};
 
 /// The open files, by the numbers that the other side has chosen.
 #[derive(Default)]
-pub(crate) struct OpenFiles(RwLock<HashMap<u64, Arc<RankFile>>>);
+pub(crate) struct SharedOpenFiles(RwLock<HashMap<u64, Arc<RankFile>>>);
 
 pub(crate) fn check_sum(payload: &[u8], sum: u32) -> Result<(), RemoteFailure> {
     match sum == sum_bytes(payload) {
@@ -25,7 +25,7 @@ fn one_byte() -> Result<Shape, RemoteFailure> {
     Shape::bytes(1).map_err(|_| refuse(Errno::NOMEM, "no memory"))
 }
 
-impl OpenFiles {
+impl SharedOpenFiles {
     /// Refuses one more file where there are too many.
     pub(crate) fn check_room(&self) -> Result<(), RemoteFailure> {
         match self.0.read().len() < FILES_MAX {

@@ -216,7 +216,7 @@ const OPTIONS: [&str; 4] =
 /// Returns the command by which ssh passes through a router. `-J` would start an ssh there that may
 /// ask for a password. All words are checked: none has a meaning for the shell that runs it.
 fn jump_command(router: &RouterName) -> String {
-    let mut line = String::from("ProxyCommand=exec ssh");
+    let mut line = String::from("ProxyCommand=ssh");
     for option in OPTIONS {
         line += &format!(" -o {option}");
     }
