@@ -48,7 +48,7 @@ impl DataTask {
 #[derive(Debug)]
 pub(crate) enum DataEvent {
     /// A task has its reply. `len`: bytes of a read that are at the start of its room.
-    Finished { task: DataTask, reply: RemoteReply, len: usize },
+    Finished { task: DataTask, reply: Box<RemoteReply>, len: usize },
     /// A connection has ended with these tasks.
     Lost { connection: u32, tasks: Vec<DataTask> },
 }
@@ -223,6 +223,7 @@ fn serve_tasks(
         match receive_reply(&mut input, &mut body, &mut task) {
             Ok((reply, len)) => {
                 let mut state = shared.state.lock();
+                let reply = Box::new(reply);
                 state.events.push_back(DataEvent::Finished { task, reply, len });
                 shared.has_event.notify_all();
             }

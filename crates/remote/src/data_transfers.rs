@@ -170,7 +170,7 @@ impl RemoteSession {
         let Some(pool) = &mut state.data.pool else { return Ok(()) };
         match pool.await_event() {
             Some(DataEvent::Finished { task, reply, len }) => {
-                self.note_finished(state, task, reply, len);
+                self.note_finished(state, task, *reply, len);
                 Ok(())
             }
             Some(DataEvent::Lost { connection, tasks }) => {
