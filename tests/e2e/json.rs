@@ -122,6 +122,7 @@ fn the_output_of_every_command_fits_the_schema() {
     }
     let found = run_of.check_line("where", &[OsStr::new(":/f"), OsStr::new(":/"), inside]);
     assert_recoverable(&found["files"][2], b"/inside");
+    assert_recoverable(&run_of.check_line("get", &[in_volume])["directories"][0], LATIN);
     assert_recoverable(&run_of.check_line("dir", &[in_volume])["directories"][0], LATIN);
     assert_recoverable(&run_of.check_line("recover", &[inside])["files"][0], b"/inside");
     assert_recoverable(&run_of.check_line("relayout", &[inside])["files"][0], b"/inside");

@@ -25,6 +25,7 @@ mod host_faults;
 mod hosts;
 mod hosts_mpi;
 mod hosts_network;
+mod inline;
 mod io_uring;
 mod jobs;
 mod jobs_slurm;

@@ -259,7 +259,11 @@ impl Cluster {
             Some(hosts) => _ = command.args(hosts.arguments_of_up()),
         }
         run(&mut command);
-        self.created.store(true, Ordering::Relaxed);
+        let is_new = !self.created.swap(true, Ordering::Relaxed);
+        // Any test runs also on a volume with policies: `TATAMI_TEST_POLICIES="--inline 4k"`.
+        if let (true, Ok(policies)) = (is_new, std::env::var("TATAMI_TEST_POLICIES")) {
+            run(self.command("set").args(policies.split_whitespace()).arg(":/"));
+        }
     }
 
     /// Runs `tatami down`. A program that another test of this process starts at the same moment

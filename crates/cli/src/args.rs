@@ -2,8 +2,8 @@
 
 use crate::{
     completion, config_cmd, copy, dir_cmd, down, exec, files, fsck_cmd, gateway_cmd, host_serve,
-    job_cmd, manual, mount_cmd, move_cmd, mpi_cmd, node_cmd, recover_cmd, relayout_cmd, run_cmd,
-    status, sync_cmd, up, usage_cmd, volume_cmd, where_cmd,
+    job_cmd, manual, mount_cmd, move_cmd, mpi_cmd, node_cmd, policy_cmd, recover_cmd, relayout_cmd,
+    run_cmd, status, sync_cmd, up, usage_cmd, volume_cmd, where_cmd,
 };
 
 /// A parallel file system from the local disks of a job's nodes
@@ -117,6 +117,22 @@ Examples:
 For a striped file, or a file written by many processes, each line is a pattern:
 the number of blocks, their distance, and their node.")]
     Where(where_cmd::WhereArgs),
+    /// Set how files below a directory are kept
+    #[command(after_help = "\
+Examples:
+  tatami set --inline 4k :/run-17        files up to 4 KiB are kept beside their inode
+  tatami set --inline 0 :/run-17         not those that are made from now on
+  tatami set --unset inline :/run-17
+
+A policy holds for files that are made later, in the directory and in directories that are
+made in it later. It is an extended attribute, which cp -a, rsync -X and tar --xattrs carry.")]
+    Set(policy_cmd::SetArgs),
+    /// Show how files below a directory are kept
+    #[command(after_help = "\
+Examples:
+  tatami get :/run-17
+  tatami get --json /mnt/tatami/run-17 | jq '.directories[].policies.inline'")]
+    Get(policy_cmd::GetArgs),
     /// Show the partitions of a directory, their entries and their nodes
     #[command(after_help = "\
 Examples:

@@ -462,7 +462,11 @@ pub fn print_attr(
             .all_objects()
             .map(|(node, _)| volume.node(node).map_or(node.to_string(), |n| n.name.clone()))
             .collect();
-        writeln!(out, "  stored  {}", nodes.join(", "))?;
+        let place = match attr.layout.is_inline() {
+            true => "beside the inode".to_owned(),
+            false => nodes.join(", "),
+        };
+        writeln!(out, "  stored  {place}")?;
     }
     for (what, time) in [
         ("changed", attr.mtime),

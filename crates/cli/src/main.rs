@@ -63,6 +63,7 @@ mod node_owner;
 mod node_remove;
 mod offline;
 mod own_address;
+mod policy_cmd;
 mod ports;
 mod process;
 mod rebalance_cmd;
@@ -143,6 +144,8 @@ fn run(command: &CliCommand) -> CommandResult {
         CliCommand::Mount(args) => site_mounts::mount_source(args),
         CliCommand::Umount(args) => mount_cmd::unmount_paths(args),
         CliCommand::Where(args) => where_cmd::run(args),
+        CliCommand::Set(args) => policy_cmd::set_policies(args),
+        CliCommand::Get(args) => policy_cmd::get_policies(args),
         CliCommand::Dir(args) => dir_cmd::run(args),
         CliCommand::Du(args) => usage_cmd::run(args),
         CliCommand::Recover(args) => recover_cmd::run(args),

@@ -49,6 +49,8 @@ struct WhereReport {
     extents: Vec<ExtentReport>,
     /// Bytes and files by node.
     nodes: Vec<NodeBytes>,
+    /// The bytes lie beside the inode, on the node that has it.
+    inline: bool,
 }
 
 #[derive(Serialize)]
@@ -138,6 +140,7 @@ fn build_report(
         files: 1,
         extents: Vec::new(),
         nodes: Vec::new(),
+        inline: attr.kind == InodeKind::File && attr.layout.is_inline(),
     };
     match attr.kind {
         InodeKind::File => {
@@ -266,6 +269,10 @@ fn print_report(
         return Ok(());
     }
     writeln!(out, "{title}: {} bytes ({})", report.size, term::format_size(report.size))?;
+    if report.inline {
+        writeln!(out, "beside the inode, in the metadata: no node has an object of it")?;
+        return Ok(());
+    }
     if report.extents.is_empty() {
         let names: Vec<&str> = report.nodes.iter().map(|n| n.name.as_str()).collect();
         writeln!(out, "no bytes yet; they will be on {}", names.join(", "))?;

@@ -5,7 +5,7 @@ mod common;
 use common::{Said, Volume, command, tatami};
 use std::process::Stdio;
 
-const COMMANDS: [&str; 24] = [
+const COMMANDS: [&str; 26] = [
     "up",
     "down",
     "status",
@@ -13,6 +13,8 @@ const COMMANDS: [&str; 24] = [
     "mount",
     "umount",
     "where",
+    "set",
+    "get",
     "recover",
     "relayout",
     "ls",

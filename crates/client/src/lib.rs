@@ -25,6 +25,7 @@ mod file_bytes;
 pub mod files_on_node;
 pub mod fsck;
 mod held_locks;
+mod inline_bytes;
 mod inode_scan;
 mod job;
 mod kernel_table;

@@ -319,7 +319,7 @@ impl Client {
 
     /// Makes executors sync, and those that they name in turn; `owed` returns the first ones by the
     /// map of this client.
-    fn sync_names(&self, mut owed: impl FnMut() -> SyncTargets) -> Result<(), Errno> {
+    pub(crate) fn sync_names(&self, mut owed: impl FnMut() -> SyncTargets) -> Result<(), Errno> {
         let mut retry = None;
         loop {
             let ours = self.map().epoch;

@@ -3,6 +3,7 @@
 use crate::Client;
 use crate::data::DataFile;
 use crate::file_bytes::FileBytes;
+use crate::inline_bytes::InlineBytes;
 use crate::local_object::LocalObject;
 use crate::object_handle::{FileAccess, ObjectHandle};
 use crate::remote_object::RemoteObject;
@@ -21,6 +22,11 @@ impl Client {
         if layout.is_tiled() {
             let access = self.new_access(attr.ino, cap, None);
             let bytes = Arc::new(TiledFile::new(&access, layout)?);
+            return Ok(DataFile::new(access, bytes));
+        }
+        if layout.is_inline() {
+            let access = self.new_access(attr.ino, cap, None);
+            let bytes = Arc::new(InlineBytes::new(access.clone()));
             return Ok(DataFile::new(access, bytes));
         }
         let access = self.new_access(attr.ino, cap, Some((layout, attr.size)));

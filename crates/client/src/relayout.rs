@@ -239,6 +239,10 @@ impl Relayout {
         };
         // The shard has recorded the end of this open for writing, too.
         self.open.ended = true;
+        // But not of a file that has left its inode, which clients write meanwhile.
+        if self.attr.layout.is_inline() {
+            self.open.client.commit(&Cred::ROOT, ino, None, true)?;
+        }
         // After the return, the caller relies on the new layout even across a power cut.
         self.open.client.sync()?;
         Ok(attr)
@@ -303,6 +307,9 @@ impl Client {
     /// # Errors
     /// Those of the shard.
     pub fn has_object_on(&self, attr: &Attr, nodes: &[NodeId]) -> Result<bool, Errno> {
+        if attr.layout.is_inline() {
+            return Ok(false);
+        }
         // Most files have one object: the attributes name its node, without a request.
         if !attr.layout.is_tiled() || nodes.contains(&attr.layout.node()) {
             return Ok(nodes.contains(&attr.layout.node()));
@@ -362,7 +369,9 @@ fn has_layout(
 ) -> bool {
     let (RelayoutGoal::Striped { nodes, base, .. }, Some(stripes)) = (goal, stripes) else {
         let node = if let RelayoutGoal::Whole(Some(node)) = goal { *node } else { layout.node() };
-        return !layout.is_tiled() && layout.node() == node;
+        // Bytes beside the inode are whole, and on no node that was named.
+        let is_there = !layout.is_inline() || matches!(goal, RelayoutGoal::Whole(None));
+        return !layout.is_tiled() && layout.node() == node && is_there;
     };
     let used: Vec<NodeId> = target_nodes(goal, Some(stripes), layout, size);
     let is_stripe = |number: usize, tiles: &[u8]| {

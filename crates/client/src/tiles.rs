@@ -97,12 +97,21 @@ impl Client {
     /// # Errors
     /// Those of the shard: `EACCES`, `EFBIG` for too many.
     pub fn add_pieces(
-        &self,
+        self: &Arc<Self>,
         cred: &Cred,
         ino: Ino,
         nodes: Vec<(NodeId, u32)>,
     ) -> Result<(u32, u64), Errno> {
-        match self.send_meta(cred, MetaOp::AddPieces { ino, nodes })? {
+        let op = MetaOp::AddPieces { ino, nodes };
+        let reply = match self.send_meta(cred, op.clone()) {
+            // A file of several writers has no bytes beside its inode.
+            Err(Errno::EXDEV) => {
+                self.move_out_of_inode(ino)?;
+                self.send_meta(cred, op)
+            }
+            reply => reply,
+        };
+        match reply? {
             MetaReply::Pieces { first, stamp } => Ok((first, stamp)),
             _ => Err(Errno::EPROTO),
         }

@@ -26,6 +26,8 @@ impl Piece {
     /// The base of a file that was never relocated: all bytes of a whole file, and of a tiled file
     /// the bytes that no tile covers.
     pub const BASE: Piece = Piece(0);
+    /// No object: the bytes lie beside the inode. No piece of a file gets this number.
+    pub const INLINE: Piece = Piece(u32::MAX);
     /// Most pieces that one file may get in its lifetime: their objects have numbers.
     pub const TILED_MAX: u32 = (u32::MAX - 1) / 2;
 
@@ -105,6 +107,16 @@ impl Layout {
         Layout { node, base, is_tiled }
     }
 
+    /// The layout of a file whose bytes lie beside its inode. `node` is that of its creator.
+    pub const fn inline(node: NodeId) -> Layout {
+        Layout::with_base(node, Piece::INLINE, false)
+    }
+
+    /// Whether the bytes lie beside the inode, and the file has no object.
+    pub fn is_inline(&self) -> bool {
+        self.base == Piece::INLINE
+    }
+
     /// The same base, with pieces over it or without.
     pub fn with_tiles(&self, is_tiled: bool) -> Layout {
         Layout { is_tiled, ..*self }
@@ -132,7 +144,7 @@ impl Layout {
 
     /// All objects of the file.
     pub fn all_objects(&self) -> impl Iterator<Item = (NodeId, Piece)> + use<> {
-        std::iter::once((self.node(), self.base()))
+        (!self.is_inline()).then_some((self.node(), self.base())).into_iter()
     }
 }
 
@@ -150,6 +162,14 @@ mod tests {
             prop_assert_eq!(layout.with_tiles(!tiled).with_tiles(tiled), layout);
             prop_assert!(layout.all_objects().eq([(NodeId(node), Piece(base))]));
         }
+    }
+
+    #[test]
+    fn a_file_beside_its_inode_has_no_object() {
+        let layout = Layout::inline(NodeId(3));
+        assert!(layout.is_inline() && !layout.is_tiled() && !layout.is_of_new_file());
+        assert_eq!((layout.node(), layout.all_objects().count()), (NodeId(3), 0));
+        assert!(Piece::of_journal(Piece::TILED_MAX) < Piece::INLINE);
     }
 
     #[test]

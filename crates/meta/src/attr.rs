@@ -65,7 +65,12 @@ pub(crate) fn set_attr<S: Store>(
     // Later than the cut, too, which has a time of the disk's clock.
     inode.ctime = inode.ctime.advanced_to(now).max(set.changed.unwrap_or_default());
     change_owner_and_mode(inode, &old, cred, set);
-    if let Some(size) = set.size {
+    if set.size.is_some() && old.layout.is_inline() {
+        // The bytes beside it have been cut, and their times set, by an operation of their own.
+        if !cred.is_root() && set.mode.is_none() {
+            inode.mode = permission::strip_privileges(inode, inode.mode, cred);
+        }
+    } else if let Some(size) = set.size {
         // A cut changes bytes: the copies of a re-layout are not current any more.
         inode.relayout_mark = false;
         let changed = set.changed.unwrap_or(inode.changed);
@@ -256,8 +261,9 @@ pub(crate) fn sign_capability<S: Store>(
             let inode = txn.edit_inode(ino)?;
             inode.writers += 1;
             inode.touched = true;
-            // A new writer may change bytes during a re-layout.
-            inode.relayout_mark = false;
+            // A new writer may change bytes during a re-layout. The shard sees each change of bytes
+            // beside the inode.
+            inode.relayout_mark &= inode.layout.is_inline();
             txn.put_record(mark, if touched { MARK } else { SOLE_MARK }.to_vec());
         }
     }
@@ -306,7 +312,8 @@ pub(crate) fn commit_data<S: Store>(
     }
     let mark = keys::writer(ino, txn.ctx.client);
     let marked = if old.writers > 0 { txn.get(&mark)? } else { None };
-    if let Some(state) = state {
+    // The inode itself has the state of bytes beside it.
+    if let Some(state) = state.filter(|_| !old.layout.is_inline()) {
         if marked.is_none() {
             // A client that was expired and came back: it may still report bytes that it could
             // write if it opened the file now.

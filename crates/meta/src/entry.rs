@@ -166,7 +166,13 @@ fn build_inode<S: Store>(
     let (gid, mode) = permission::inherit_group(dir, is_dir, new.mode & 0o7777, cred);
     let mut inode = Inode::new(kind, mode, cred.uid, gid, txn.now());
     match new.node {
-        InodeTemplate::File(layout) if layout.is_of_new_file() => inode.layout = *layout,
+        InodeTemplate::File(layout) if layout.is_of_new_file() => {
+            inode.inline_limit = dir.policies.inline_limit();
+            inode.layout = match inode.inline_limit {
+                0 => *layout,
+                _ => Layout::inline(layout.node()),
+            };
+        }
         // A file becomes tiled with its first piece, and is re-laid out when it has bytes.
         InodeTemplate::File(_) => return Err(Errno::EINVAL),
         InodeTemplate::Symlink(target) => {
@@ -180,7 +186,8 @@ fn build_inode<S: Store>(
             return Err(Errno::EPERM);
         }
         InodeTemplate::CharDev(rdev) | InodeTemplate::BlockDev(rdev) => inode.rdev = *rdev,
-        InodeTemplate::Dir | InodeTemplate::Fifo | InodeTemplate::Socket => {}
+        InodeTemplate::Dir => inode.policies = dir.policies,
+        InodeTemplate::Fifo | InodeTemplate::Socket => {}
     }
     match &dir.default_acl {
         Some(default) => {

@@ -5,7 +5,7 @@ use crate::error::MetaOutcome;
 use crate::operation::Txn;
 use crate::store::Store;
 use crate::tiled::{self, relayout};
-use crate::{attr, bulk_dir, entry, job, orphan, rename, split, xattr};
+use crate::{attr, bulk_dir, entry, inline, job, orphan, rename, split, xattr};
 use tatami_wire::meta::{MetaOp, MetaReply};
 use tatami_wire::{Errno, VolumeKey};
 
@@ -96,6 +96,7 @@ fn run_operation<S: Store>(
         MetaOp::Relayout { ino, pieces, base, state } => {
             relayout::apply_relayout(txn, *ino, pieces, *base, state)
         }
+        MetaOp::Inline { ino, cap, op } => inline::run_inline_op(txn, key, *ino, cap, op),
         MetaOp::ListTiles { ino, after, limit } => tiled::list_tiles(txn, *ino, *after, *limit),
         MetaOp::ListGarbagePieces { node, limit } => {
             orphan::list_dropped_objects(txn, *node, *limit)

@@ -5,6 +5,7 @@ use crate::acl::Acl;
 use crate::record::{DamagedRecord, RecordReader, kind_byte, put_time};
 use std::sync::Arc;
 use tatami_wire::partition::HashRange;
+use tatami_wire::policy::{INLINE_MAX, POLICIES, Policies, PolicyRow};
 use tatami_wire::{Attr, Ino, InodeKind, Layout, NodeId, PATH_MAX, Piece, Timestamp, XattrClass};
 
 /// Most names of one inode, and most subdirectories of one directory: XFS's bound.
@@ -15,6 +16,7 @@ const LAYOUT_WHOLE: u8 = 1;
 const LAYOUT_TILED: u8 = 2;
 const LAYOUT_WHOLE_RELOCATED: u8 = 3;
 const LAYOUT_TILED_RELOCATED: u8 = 4;
+const LAYOUT_INLINE: u8 = 5;
 
 /// An inode, in memory. Its number is its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,6 +41,8 @@ pub(crate) struct Inode {
     /// Of a directory: its parent (of the root: itself). Else 0.
     pub parent: Ino,
     pub layout: Layout,
+    /// Of a file whose bytes lie beside it: the most that it may have there.
+    pub inline_limit: u32,
     /// Made by `O_TMPFILE` and not named yet: may still get its first name.
     pub linkable: bool,
     /// A client could write bytes: objects may exist.
@@ -64,6 +68,8 @@ pub(crate) struct Inode {
     pub default_acl: Option<Arc<Acl>>,
     /// Target of a symbolic link.
     pub target: Vec<u8>,
+    /// Of a directory, or a partition of one.
+    pub policies: Policies,
     /// Of a directory, or a partition of one: the range of name hashes under its number.
     pub range: HashRange,
 }
@@ -76,8 +82,7 @@ mod flag {
     pub const RELAYOUT_MARK: u8 = 16;
     pub const SET_ASIDE: u8 = 32;
     pub const PARTITIONED: u8 = 64;
-    pub const ALL: u8 =
-        LINKABLE | TOUCHED | PENDING_RECOVERY | PIECES | RELAYOUT_MARK | SET_ASIDE | PARTITIONED;
+    pub const POLICIES: u8 = 128;
 }
 
 impl Inode {
@@ -100,6 +105,7 @@ impl Inode {
             version: 1,
             parent: Ino(0),
             layout: Layout::whole(NodeId(0)),
+            inline_limit: 0,
             linkable: false,
             touched: false,
             pending_recovery: false,
@@ -113,6 +119,7 @@ impl Inode {
             acl: None,
             default_acl: None,
             target: Vec::new(),
+            policies: Policies::default(),
             range: HashRange::ALL,
         }
     }
@@ -139,7 +146,8 @@ impl Inode {
     /// count and times: then a path through it is walked as before.
     pub fn differs_in_entries(&self, old: &Inode) -> bool {
         let walked = |dir: &Inode| (dir.kind, dir.mode, dir.uid, dir.gid, dir.parent);
-        let attached = |dir: &Inode| (dir.acl.clone(), dir.default_acl.clone(), dir.xattr_list);
+        let attached =
+            |dir: &Inode| (dir.acl.clone(), dir.default_acl.clone(), dir.xattr_list, dir.policies);
         let counted = |dir: &Inode| (dir.size, dir.nlink, dir.mtime);
         // A rename of the directory itself changes nothing that is counted, even within a moment.
         self.is_dir()
@@ -156,7 +164,11 @@ impl Inode {
 
     fn attached_kinds(&self) -> XattrClass {
         match self {
-            Inode { acl: None, default_acl: None, xattr_list: 0, .. } => XattrClass::NoXattr,
+            Inode { acl: None, default_acl: None, xattr_list: 0, policies, .. }
+                if policies.is_empty() =>
+            {
+                XattrClass::NoXattr
+            }
             Inode { acl: None, default_acl: None, .. } => XattrClass::Xattrs,
             _ => XattrClass::Acl,
         }
@@ -181,7 +193,9 @@ impl Inode {
             version: self.version,
             layout: self.layout,
             xattr_class: self.attached_kinds(),
-            maybe_written_elsewhere: self.writers > 0 || self.pending_recovery,
+            // The inode itself has all that is known of bytes beside it.
+            maybe_written_elsewhere: !self.layout.is_inline()
+                && (self.writers > 0 || self.pending_recovery),
             object_changed: self.changed,
         }
     }
@@ -194,7 +208,8 @@ impl Inode {
             | if self.pieces { flag::PIECES } else { 0 }
             | if self.relayout_mark { flag::RELAYOUT_MARK } else { 0 }
             | if self.set_aside { flag::SET_ASIDE } else { 0 }
-            | if self.is_partitioned() { flag::PARTITIONED } else { 0 };
+            | if self.is_partitioned() { flag::PARTITIONED } else { 0 }
+            | if self.policies.is_empty() { 0 } else { flag::POLICIES };
         out.extend_from_slice(&[VERSION, kind_byte(self.kind)]);
         out.extend_from_slice(&self.mode.to_le_bytes());
         for n in [self.nlink, self.uid, self.gid] {
@@ -213,6 +228,7 @@ impl Inode {
         let layout = match (base, self.layout.is_tiled()) {
             (Piece::BASE, false) => LAYOUT_WHOLE,
             (Piece::BASE, true) => LAYOUT_TILED,
+            (Piece::INLINE, _) => LAYOUT_INLINE,
             (_, false) => LAYOUT_WHOLE_RELOCATED,
             (_, true) => LAYOUT_TILED_RELOCATED,
         };
@@ -222,12 +238,21 @@ impl Inode {
         Acl::encode(self.default_acl.as_deref(), &mut out);
         out.extend_from_slice(&(self.target.len() as u16).to_le_bytes());
         out.extend_from_slice(&self.target);
-        if base != Piece::BASE {
-            out.extend_from_slice(&base.0.to_le_bytes());
+        match base {
+            Piece::BASE => {}
+            Piece::INLINE => out.extend_from_slice(&self.inline_limit.to_le_bytes()),
+            base => out.extend_from_slice(&base.0.to_le_bytes()),
         }
         if self.is_partitioned() {
             out.extend_from_slice(&self.range.from.to_le_bytes());
             out.push(self.range.bits);
+        }
+        if !self.policies.is_empty() {
+            out.push(self.policies.present().count() as u8);
+            for (row, value) in self.policies.present() {
+                out.push(row.id);
+                out.extend_from_slice(&value.to_le_bytes());
+            }
         }
         out
     }
@@ -247,7 +272,7 @@ impl Inode {
         let (xattr_list, xattr_bytes) = (r.read_u32()?, r.read_u32()?);
         let flags = r.read_u8()?;
         let (layout, node) = (r.read_u8()?, NodeId(r.read_u16()?));
-        if flags & !flag::ALL != 0 || mode > 0o7777 {
+        if mode > 0o7777 {
             return Err(bad);
         }
         let acl = Acl::decode(&mut r)?.map(Arc::new);
@@ -257,11 +282,16 @@ impl Inode {
             return Err(bad);
         }
         let target = r.read_bytes(len)?.to_vec();
+        let mut inline_limit = 0;
         let (base, is_tiled) = match layout {
             LAYOUT_WHOLE => (Piece::BASE, false),
             LAYOUT_TILED => (Piece::BASE, true),
+            LAYOUT_INLINE => {
+                inline_limit = r.read_u32()?;
+                (Piece::INLINE, false)
+            }
             LAYOUT_WHOLE_RELOCATED | LAYOUT_TILED_RELOCATED => match r.read_u32()? {
-                0 => return Err(bad),
+                0 | u32::MAX => return Err(bad),
                 base => (Piece(base), layout == LAYOUT_TILED_RELOCATED),
             },
             _ => return Err(bad),
@@ -273,6 +303,19 @@ impl Inode {
         };
         let parted = flags & flag::PARTITIONED != 0;
         if !range.is_valid() || parted && (range.bits == 0 || kind != InodeKind::Dir) {
+            return Err(bad);
+        }
+        let policies = match flags & flag::POLICIES {
+            0 => Policies::default(),
+            _ if kind != InodeKind::Dir => return Err(bad),
+            _ => read_policies(&mut r)?,
+        };
+        // Size and limit of bytes beside an inode are lengths in memory.
+        let inline_is_right = match base {
+            Piece::INLINE => kind == InodeKind::File && size <= INLINE_MAX as u64,
+            _ => true,
+        };
+        if !inline_is_right || inline_limit as usize > INLINE_MAX {
             return Err(bad);
         }
         r.expect_end()?;
@@ -293,6 +336,7 @@ impl Inode {
             version,
             parent,
             layout,
+            inline_limit,
             linkable: flags & flag::LINKABLE != 0,
             touched: flags & flag::TOUCHED != 0,
             pending_recovery: flags & flag::PENDING_RECOVERY != 0,
@@ -306,9 +350,25 @@ impl Inode {
             acl,
             default_acl,
             target,
+            policies,
             range,
         })
     }
+}
+
+/// Reads policies. One that is not known is refused: it may mean that files must be kept otherwise.
+fn read_policies(r: &mut RecordReader<'_>) -> Result<Policies, DamagedRecord> {
+    let bad = || DamagedRecord("inode");
+    let count = r.read_u8()?;
+    if count == 0 || usize::from(count) > POLICIES.len() {
+        return Err(bad());
+    }
+    let mut policies = Policies::default();
+    for _ in 0..count {
+        let row = PolicyRow::with_id(r.read_u8()?).ok_or_else(bad)?;
+        policies.set_value(row.kind, Some(r.read_u64()?));
+    }
+    Ok(policies)
 }
 
 #[cfg(test)]
@@ -316,6 +376,7 @@ mod tests {
     use super::*;
     use crate::acl::tests::acl_for_user_7;
     use proptest::prelude::*;
+    use tatami_wire::policy::PolicyKind;
 
     fn rich() -> Inode {
         let now = Timestamp { sec: -5, nsec: 999_999_999 };
@@ -352,7 +413,12 @@ mod tests {
         let whole = Inode { layout: anew(false), ..plain.clone() };
         let range = HashRange { from: 0x0700_0000_0000_0000, bits: 8 };
         let part = Inode { kind: InodeKind::Dir, range, ..plain.clone() };
-        for inode in [rich(), plain, tiled, striped, whole, part] {
+        let mut policies = Policies::default();
+        policies.set_value(PolicyKind::Inline, Some(4096));
+        let kept = Inode { kind: InodeKind::Dir, policies, range, ..plain.clone() };
+        let layout = Layout::inline(NodeId(3));
+        let small = Inode { layout, inline_limit: 4096, size: 17, ..plain.clone() };
+        for inode in [rich(), plain, tiled, striped, whole, part, kept, small] {
             assert_eq!(Inode::decode(&inode.encode()), Ok(inode));
         }
     }

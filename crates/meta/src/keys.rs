@@ -12,6 +12,7 @@ use tatami_wire::{
 pub(crate) mod tag {
     /// Stands for a part of an inode: no record lies under it.
     pub const ANCESTOR: u8 = b'A';
+    pub const INLINE: u8 = b'B';
     pub const COMMITTED: u8 = b'C';
     pub const DROPPED: u8 = b'D';
     pub const ENTRY: u8 = b'E';
@@ -116,6 +117,7 @@ pub(crate) fn shard_of(key: &[u8]) -> Option<ShardId> {
         tag::EMBEDDED_DIR => return Some(first(rest)?.allocating_shard()),
         tag::ANCESTOR
         | tag::ENTRY
+        | tag::INLINE
         | tag::PLANNED_SPLIT
         | tag::INODE
         | tag::JOB
@@ -164,6 +166,11 @@ pub(crate) fn garbage_inode(node: NodeId, ino: Ino) -> RecordKey {
 /// The record beside the inode of a file that has, or had, pieces.
 pub(crate) fn tiled(ino: Ino) -> RecordKey {
     build_key(tag::TILED, &[&ino.0.to_be_bytes()])
+}
+
+/// The bytes of a file that lie beside its inode.
+pub(crate) fn inline_bytes(ino: Ino) -> RecordKey {
+    build_key(tag::INLINE, &[&ino.0.to_be_bytes()])
 }
 
 /// A piece of a tiled file.
@@ -234,6 +241,7 @@ pub(crate) enum ParsedKey<'a> {
     Garbage { node: NodeId, ino: Ino },
     PendingRecovery(Ino),
     Tiled(Ino),
+    Inline(Ino),
     Piece { ino: Ino, number: u32 },
     Dropped { node: NodeId, ino: Ino, object: Piece },
     Job { ino: Ino, open: u64 },
@@ -281,6 +289,7 @@ pub(crate) fn parse(key: &[u8]) -> Option<ParsedKey<'_>> {
         }
         (tag::PENDING_RECOVERY, 8) => ParsedKey::PendingRecovery(read_ino(rest)?),
         (tag::TILED, 8) => ParsedKey::Tiled(read_ino(rest)?),
+        (tag::INLINE, 8) => ParsedKey::Inline(read_ino(rest)?),
         (tag::PIECE, 12) => {
             ParsedKey::Piece { ino: read_ino(rest)?, number: read_u32(rest.get(8..)?)? }
         }
@@ -375,6 +384,7 @@ mod tests {
             (garbage_inode(node, ino), ParsedKey::Garbage { node, ino }),
             (pending_recovery(ino), ParsedKey::PendingRecovery(ino)),
             (tiled(ino), ParsedKey::Tiled(ino)),
+            (inline_bytes(ino), ParsedKey::Inline(ino)),
             (piece(ino, 6), ParsedKey::Piece { ino, number: 6 }),
             (
                 dropped_object(node, ino, Piece(9)),

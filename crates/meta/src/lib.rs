@@ -40,6 +40,7 @@ mod entry;
 mod error;
 mod execute;
 mod garbage;
+mod inline;
 mod inode;
 mod job;
 mod keepers;

@@ -54,6 +54,10 @@ pub(crate) fn expire_client<S: Store>(
         left -= 1;
         match txn.find_inode(ino)? {
             Some(_) if drop_writer(txn, ino, client)? => {
+                // Bytes beside the inode need no report.
+                if txn.inspect_inode(ino, |inode| inode.layout.is_inline())? {
+                    continue;
+                }
                 // Its unreported writes may have changed the size: it must be recovered from the
                 // objects.
                 txn.edit_inode(ino)?.pending_recovery = true;

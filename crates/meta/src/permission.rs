@@ -43,11 +43,12 @@ fn has_access(inode: &Inode, cred: &Cred, want: u8) -> bool {
     }
 }
 
-/// Copies the permissions of a directory to a partition.
+/// Copies the permissions of a directory, and its policies, to a partition.
 pub(crate) fn copy_permissions(dir: &Inode, part: &mut Inode) {
     (part.mode, part.uid, part.gid) = (dir.mode, dir.uid, dir.gid);
     part.acl.clone_from(&dir.acl);
     part.default_acl.clone_from(&dir.default_acl);
+    part.policies = dir.policies;
 }
 
 /// Checks that `cred` owns the inode or is the superuser.

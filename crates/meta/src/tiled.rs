@@ -16,6 +16,7 @@ pub(crate) mod relayout;
 
 use crate::data_state::{self, check_state, is_later};
 use crate::error::MetaOutcome;
+use crate::inline;
 use crate::inode::Inode;
 use crate::keys::{self, ParsedKey, RecordKey, tag};
 use crate::operation::Txn;
@@ -45,7 +46,11 @@ pub(crate) fn add_pieces<S: Store>(
     ino: Ino,
     nodes: &[(NodeId, u32)],
 ) -> MetaOutcome<MetaReply> {
-    let old = writable_inode(txn, ino)?;
+    let mut old = writable_inode(txn, ino)?;
+    if old.layout.is_inline() {
+        inline::leave_inode(txn, ino)?;
+        old = txn.load_inode(ino)?;
+    }
     let wanted = nodes.iter().fold(0u32, |sum, (_, count)| sum.saturating_add(*count));
     if wanted == 0 || wanted > ADD_PIECES_MAX || nodes.len() > ADD_PIECES_MAX as usize {
         return Err(Errno::EINVAL.into());

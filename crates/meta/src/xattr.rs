@@ -11,6 +11,7 @@ use crate::store::Store;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use tatami_wire::meta::{Bytes, MetaReply, XattrMode};
+use tatami_wire::policy::PolicyRow;
 use tatami_wire::{Cred, Errno, Ino, InodeKind, XATTR_NAME_MAX, XATTR_VALUE_MAX};
 
 /// Longest listing of one inode's names, in bytes: `XATTR_LIST_MAX` of Linux.
@@ -22,9 +23,11 @@ const ACCESS: &[u8] = b"system.posix_acl_access";
 const DEFAULT: &[u8] = b"system.posix_acl_default";
 
 /// The namespace of xattr(7) that a name belongs to.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 enum XattrNamespace {
     User,
+    /// A policy of directories; `None`: one that is not known.
+    Policy(Option<&'static PolicyRow>),
     Trusted,
     Security,
     AccessList,
@@ -48,6 +51,9 @@ fn namespace_of(name: &[u8]) -> Result<XattrNamespace, Errno> {
         DEFAULT => return Ok(XattrNamespace::DefaultList),
         _ => {}
     }
+    if let Some(row) = PolicyRow::of_attribute(name) {
+        return Ok(XattrNamespace::Policy(row));
+    }
     for (prefix, space) in spaces {
         if let Some(rest) = name.strip_prefix(prefix) {
             return if rest.is_empty() { Err(Errno::EINVAL) } else { Ok(space) };
@@ -58,10 +64,14 @@ fn namespace_of(name: &[u8]) -> Result<XattrNamespace, Errno> {
 
 fn check_read(inode: &Inode, cred: &Cred, space: XattrNamespace) -> Result<(), Errno> {
     match space {
-        XattrNamespace::User if !matches!(inode.kind, InodeKind::File | InodeKind::Dir) => {
+        XattrNamespace::User | XattrNamespace::Policy(_)
+            if !matches!(inode.kind, InodeKind::File | InodeKind::Dir) =>
+        {
             Err(Errno::ENODATA)
         }
-        XattrNamespace::User => permission::check_access(inode, cred, want::READ),
+        XattrNamespace::User | XattrNamespace::Policy(_) => {
+            permission::check_access(inode, cred, want::READ)
+        }
         // As in Linux: without privilege these attributes are invisible, not forbidden.
         XattrNamespace::Trusted if !cred.is_root() => Err(Errno::ENODATA),
         _ => Ok(()),
@@ -70,10 +80,12 @@ fn check_read(inode: &Inode, cred: &Cred, space: XattrNamespace) -> Result<(), E
 
 fn check_write(inode: &Inode, cred: &Cred, space: XattrNamespace) -> Result<(), Errno> {
     match space {
-        XattrNamespace::User if !matches!(inode.kind, InodeKind::File | InodeKind::Dir) => {
+        XattrNamespace::User | XattrNamespace::Policy(_)
+            if !matches!(inode.kind, InodeKind::File | InodeKind::Dir) =>
+        {
             Err(Errno::EPERM)
         }
-        XattrNamespace::User => {
+        XattrNamespace::User | XattrNamespace::Policy(_) => {
             if inode.is_dir() && inode.mode & STICKY != 0 {
                 permission::check_owner(inode, cred)?;
             }
@@ -117,6 +129,10 @@ pub(crate) fn get_xattr<S: Store>(
         XattrNamespace::AccessList | XattrNamespace::DefaultList => {
             acl_of(&inode, space).map(|acl| acl.to_xattr())
         }
+        XattrNamespace::Policy(row) => row.and_then(|row| {
+            let value = inode.policies.value_of(row.kind)?;
+            Some((row.format)(value).into_bytes())
+        }),
         _ if inode.xattr_list == 0 => None,
         _ => txn.get(&keys::xattr(ino, name))?,
     };
@@ -135,6 +151,9 @@ pub(crate) fn list_xattrs<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> MetaOutco
     }
     if inode.default_acl.is_some() {
         push(DEFAULT);
+    }
+    for (row, _) in inode.policies.present() {
+        push(row.attribute().as_bytes());
     }
     if inode.xattr_list > 0 {
         let prefix = keys::inode_prefix(tag::XATTR, ino);
@@ -166,6 +185,9 @@ pub(crate) fn set_xattr<S: Store>(
     check_write(&inode, txn.cred, space)?;
     if matches!(space, XattrNamespace::AccessList | XattrNamespace::DefaultList) {
         return set_acl(txn, ino, space, value);
+    }
+    if let XattrNamespace::Policy(row) = space {
+        return set_policy(txn, ino, row, value, mode);
     }
     let key = keys::xattr(ino, name);
     let old = if inode.xattr_list == 0 { None } else { txn.get(&key)? };
@@ -205,6 +227,10 @@ pub(crate) fn remove_xattr<S: Store>(
         }
         return put_acl(txn, ino, space, None);
     }
+    if let XattrNamespace::Policy(row) = space {
+        let row = row.filter(|row| inode.policies.value_of(row.kind).is_some());
+        return put_policy(txn, ino, row.ok_or(Errno::ENODATA)?, None);
+    }
     let key = keys::xattr(ino, name);
     let old = if inode.xattr_list == 0 { None } else { txn.get(&key)? };
     let old = old.ok_or(Errno::ENODATA)?;
@@ -217,6 +243,43 @@ pub(crate) fn remove_xattr<S: Store>(
     Ok(MetaReply::Done)
 }
 
+fn set_policy<S: Store>(
+    txn: &mut Txn<'_, S>,
+    ino: Ino,
+    row: Option<&PolicyRow>,
+    value: &[u8],
+    mode: XattrMode,
+) -> MetaOutcome<MetaReply> {
+    let (is_dir, old) = txn.inspect_inode(ino, |inode| {
+        (inode.is_dir(), row.and_then(|row| inode.policies.value_of(row.kind)))
+    })?;
+    // Policies are for what is made below a directory.
+    let row = row.filter(|_| is_dir).ok_or(Errno::EINVAL)?;
+    match (mode, old) {
+        (XattrMode::Create, Some(_)) => return Err(Errno::EEXIST.into()),
+        (XattrMode::Replace, None) => return Err(Errno::ENODATA.into()),
+        _ => {}
+    }
+    let value = std::str::from_utf8(value).ok().and_then(row.parse).ok_or(Errno::EINVAL)?;
+    txn.require_room()?;
+    put_policy(txn, ino, row, Some(value))
+}
+
+fn put_policy<S: Store>(
+    txn: &mut Txn<'_, S>,
+    ino: Ino,
+    row: &PolicyRow,
+    value: Option<u64>,
+) -> MetaOutcome<MetaReply> {
+    let now = txn.now();
+    let inode = txn.edit_inode(ino)?;
+    inode.policies.set_value(row.kind, value);
+    inode.ctime = inode.ctime.advanced_to(now);
+    // Partitions have copies, so that a create needs its partition only.
+    txn.update_partitions(ino, permission::copy_permissions)?;
+    Ok(MetaReply::Done)
+}
+
 fn set_acl<S: Store>(
     txn: &mut Txn<'_, S>,
     ino: Ino,
@@ -225,7 +288,10 @@ fn set_acl<S: Store>(
 ) -> MetaOutcome<MetaReply> {
     // setxattr(2) with an empty value removes the list.
     let acl = if value.is_empty() { None } else { Acl::from_xattr(value)? };
-    if space == XattrNamespace::DefaultList && acl.is_some() && !txn.load_inode(ino)?.is_dir() {
+    if matches!(space, XattrNamespace::DefaultList)
+        && acl.is_some()
+        && !txn.load_inode(ino)?.is_dir()
+    {
         return Err(Errno::EACCES.into());
     }
     put_acl(txn, ino, space, acl)

@@ -1,6 +1,7 @@
 //! Requests to a shard of the namespace, and their replies.
 
 use crate::batch::{BatchOp, BatchResult, DirTotals, RetainedEntry};
+use crate::inline::{InlineOp, InlineReply};
 use crate::job::{JobOp, JobReply};
 use crate::lock::{LockOp, LockOpReply};
 use crate::partition::{HashRange, name_hash};
@@ -260,6 +261,10 @@ pub enum MetaOp {
     /// the shard does not know the rank any more. Requires permission to read or write the file. →
     /// `Job`
     Job { ino: Ino, open: u64, rank: u32, joined: bool, op: JobOp },
+
+    /// An operation on bytes that lie beside the inode, see [`crate::inline`]. The capability
+    /// decides about permission, as at objects. → `Inline`
+    Inline { ino: Ino, cap: Cap, op: InlineOp },
 }
 
 impl MetaOp {
@@ -498,6 +503,8 @@ pub enum MetaReply {
     /// Attributes of a split directory. Size, link count and times are those of its first
     /// partition.
     FirstPartition(Attr),
+    /// The reply to an operation on bytes beside an inode.
+    Inline(InlineReply),
 }
 
 /// A partition of a directory.

@@ -16,6 +16,7 @@ use tatami_layout::Layout;
 use tatami_wire::admin::{AdminCall, AdminReply, Durability, NodeState};
 use tatami_wire::batch::{BatchOp, BatchResult};
 use tatami_wire::delegation::{DelegationGrant, RecallCall, RecallNotice};
+use tatami_wire::inline::{InlineOp, InlineReply};
 use tatami_wire::job::{JobOp, JobReply};
 use tatami_wire::lock::{LockKind, LockOp, LockOpReply, LockSort};
 use tatami_wire::meta::{InodeTemplate, MetaCall, MetaOp, MetaReply, RenameMode, XattrMode};
@@ -41,7 +42,7 @@ fn trace_messages() -> Registry {
     trace_types!(
         Errno, Layout, InodeKind, InodeTemplate, SetTime, XattrMode, XattrClass, RenameMode,
         LockSort, LockKind, LockOp, LockOpReply, JobOp, JobReply, PieceGrowth, Repair, BatchOp,
-        BatchResult, MetaOp, MetaCall, MetaReply,
+        BatchResult, InlineOp, InlineReply, MetaOp, MetaCall, MetaReply,
         AllocMode, SeekTarget, ObjectOp, ObjectCall, ObjectReply,
         NodeState, Durability, AdminCall, AdminReply,
         RecallCall, RecallNotice, DelegationGrant,

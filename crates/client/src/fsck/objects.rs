@@ -31,6 +31,9 @@ pub(super) fn file_size(
     tiles: Option<&Tiles>,
     objects: &BTreeMap<ObjectLocation, u64>,
 ) -> u64 {
+    if attr.layout.is_inline() {
+        return attr.size;
+    }
     let base = object_size(objects, (attr.layout.node(), attr.layout.base()));
     tiles.map_or(base, |tiles| tiles.size(base))
 }

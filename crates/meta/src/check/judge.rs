@@ -78,6 +78,7 @@ impl Judge {
                 (inode.xattr_list, inode.xattr_bytes) = (list, bytes)
             });
         }
+        self.check_inline(survey, ino, inode);
         let writers = survey.writers.get(&ino).copied().unwrap_or_default();
         if inode.writers != writers {
             let what = format!("it has {writers} writers, it says {}", inode.writers);
@@ -97,6 +98,29 @@ impl Judge {
             } else {
                 self.add_problem(ino, what, LocalRepair::Write(vec![record]));
             }
+        }
+    }
+
+    /// Checks the bytes beside an inode.
+    fn check_inline(&mut self, survey: &Survey, ino: Ino, inode: &Inode) {
+        let Some(len) = survey.inline.get(&ino) else { return };
+        let key = keys::inline_bytes(ino);
+        match len {
+            _ if !inode.layout.is_inline() => {
+                let what = "bytes lie beside it, and its bytes are in objects".to_owned();
+                self.add_problem(ino, what, LocalRepair::Write(vec![(key, None)]));
+            }
+            // What is left of the file is a hole of its length, as for a lost object.
+            None => {
+                let what = "the bytes beside it do not read: they are lost".to_owned();
+                self.add_problem(ino, what, LocalRepair::Write(vec![(key, None)]));
+            }
+            Some(len) if *len as u64 > inode.size => {
+                let (len, size) = (*len as u64, inode.size);
+                let what = format!("{len} bytes lie beside it, it says {size}");
+                self.add_correction(ino, what, move |inode| inode.size = len);
+            }
+            Some(_) => {}
         }
     }
 

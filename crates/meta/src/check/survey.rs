@@ -5,6 +5,7 @@ use crate::check::problem::{
 };
 use crate::check::side_records::SideRecords;
 use crate::error::MetaOutcome;
+use crate::inline;
 use crate::inode::Inode;
 use crate::keys::{self, ParsedKey, RecordKey, tag};
 use crate::operation::Txn;
@@ -43,6 +44,8 @@ pub(super) struct Survey {
     pub dirs: BTreeMap<Ino, EntryCounts>,
     /// Length of the listing, and of the values, of attributes.
     pub xattrs: BTreeMap<Ino, (u32, u32)>,
+    /// Length of the bytes beside an inode; `None` for those that do not read.
+    pub inline: BTreeMap<Ino, Option<usize>>,
     pub writers: BTreeMap<Ino, u32>,
     pub keepers: BTreeMap<Ino, u32>,
     pub unsettled: BTreeSet<Ino>,
@@ -86,6 +89,7 @@ impl Survey {
         }
         survey.gather_entries(txn)?;
         survey.gather_xattrs(txn)?;
+        survey.gather_inline(txn)?;
         survey.gather_marks(txn)?;
         survey.gather_garbage(txn)?;
         if survey.last.is_none() {
@@ -225,6 +229,33 @@ impl Survey {
         })?;
         for (ino, name, key) in lost {
             let what = format!("attribute {name} of an inode that is not there");
+            self.add_problem(ino, what, LocalRepair::Write(vec![(key, None)]));
+        }
+        Ok(())
+    }
+
+    /// Gathers the bytes that lie beside inodes: which inodes have them, or `None` for those that do
+    /// not read.
+    fn gather_inline<S: Store>(&mut self, txn: &mut Txn<'_, S>) -> MetaOutcome<()> {
+        let mut lost = Vec::new();
+        let start = self.after.map_or(vec![tag::INLINE], |a| keys::inode_prefix(tag::INLINE, a));
+        txn.scan_records(&start, &[tag::INLINE], &mut |key, value| {
+            let Some(ParsedKey::Inline(ino)) = keys::parse(key) else {
+                return Ok(ControlFlow::Continue(()));
+            };
+            if self.last.is_some_and(|last| ino > last) {
+                return Ok(ControlFlow::Break(()));
+            }
+            if self.has_inode(ino) {
+                let len = inline::decode_bytes(value).ok().map(<[u8]>::len);
+                self.inline.insert(ino, len);
+            } else if self.covers_inode(ino) {
+                lost.push((ino, key.to_vec()));
+            }
+            Ok(ControlFlow::Continue(()))
+        })?;
+        for (ino, key) in lost {
+            let what = "bytes beside an inode that is not there".to_owned();
             self.add_problem(ino, what, LocalRepair::Write(vec![(key, None)]));
         }
         Ok(())

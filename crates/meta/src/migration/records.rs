@@ -9,7 +9,8 @@ use std::ops::ControlFlow;
 use tatami_wire::{Ino, ShardId};
 
 /// Under these tags, the records of the inodes of one shard are one range.
-const RANGES: [u8; 9] = [
+const RANGES: [u8; 10] = [
+    tag::INLINE,
     tag::ENTRY,
     tag::PLANNED_SPLIT,
     tag::INODE,

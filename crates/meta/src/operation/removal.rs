@@ -76,6 +76,9 @@ impl<S: Store> Txn<'_, S> {
         if writers {
             self.delete_under(&keys::inode_prefix(tag::WRITER, ino))?;
         }
+        if self.inspect_inode(ino, |i| i.layout.is_inline())? {
+            self.delete_record(keys::inline_bytes(ino));
+        }
         relayout::release_reserved(self, ino, None)?;
         if unsettled {
             self.delete_record(keys::pending_recovery(ino));

@@ -14,6 +14,7 @@
 use crate::data_state::check_state;
 use crate::error::MetaOutcome;
 use crate::garbage;
+use crate::inline;
 use crate::inode::Inode;
 use crate::keys::{self, ParsedKey, tag};
 use crate::operation::Txn;
@@ -101,7 +102,9 @@ fn exclusive_inode<S: Store>(
     let tiled = load_tiled(txn, ino, &inode)?;
     let open = tiled.as_ref().is_some_and(|tiled| tiled.open > 0);
     // Each of these could change bytes during the copy.
-    if inode.writers > 1 || inode.pending_recovery || open {
+    // The shard sees each change of bytes beside the inode, whoever makes it.
+    let others = inode.writers > 1 && !inode.layout.is_inline();
+    if others || inode.pending_recovery || open {
         return Err(Errno::EBUSY.into());
     }
     Ok((inode, tiled))
@@ -181,13 +184,19 @@ pub(crate) fn apply_relayout<S: Store>(
     put_tiled(txn, ino, &new);
     // Objects that were set aside and not used become garbage.
     release_reserved(txn, ino, None)?;
-    txn.delete_record(keys::writer(ino, txn.ctx.client));
+    let leaves_inode = old.layout.is_inline();
+    if leaves_inode {
+        inline::end_inline(txn, ino)?;
+    } else {
+        txn.delete_record(keys::writer(ino, txn.ctx.client));
+    }
     let inode = txn.edit_inode(ino)?;
     inode.layout = Layout::with_base(node, object, !pieces.is_empty());
     inode.blocks = new.storage_blocks();
     inode.changed = state.changed;
     inode.relayout_mark = false;
-    inode.writers -= 1;
+    // A file that leaves its inode does so while programs write it.
+    inode.writers -= u32::from(!leaves_inode);
     Ok(MetaReply::Attr(inode.to_attr(ino)))
 }
 
@@ -206,7 +215,9 @@ fn drop_file_objects<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, old: &Inode) -> M
         txn.delete_record(keys::piece(ino, number));
         crate::tiled::drop_object(txn, node, ino, Piece::of_bytes(number));
     }
-    crate::tiled::drop_object(txn, old.layout.node(), ino, old.layout.base());
+    for (node, base) in old.layout.all_objects() {
+        crate::tiled::drop_object(txn, node, ino, base);
+    }
     Ok(())
 }
 

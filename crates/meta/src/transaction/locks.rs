@@ -197,6 +197,7 @@ pub(crate) fn inode_of(key: &[u8]) -> Option<Ino> {
         | ParsedKey::EmbeddedDir(ino)
         | ParsedKey::Ancestor(ino)
         | ParsedKey::PendingRecovery(ino)
+        | ParsedKey::Inline(ino)
         | ParsedKey::Tiled(ino) => Some(ino),
         ParsedKey::Entry { parent, .. } => Some(parent),
         ParsedKey::Xattr { ino, .. }

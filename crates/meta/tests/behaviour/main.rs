@@ -7,6 +7,7 @@ mod crashes;
 mod entries;
 mod exactly_once;
 mod harness;
+mod inline;
 mod jobs;
 mod model;
 mod model_run;

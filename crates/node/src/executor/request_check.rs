@@ -10,7 +10,11 @@ use tatami_meta::{FjallStore, OperationContext};
 use tatami_wire::admin::ClusterMap;
 use tatami_wire::batch::BatchOp;
 use tatami_wire::meta::{InodeTemplate, MetaCall, MetaOp};
-use tatami_wire::{Errno, Layout, NodeId};
+use tatami_wire::policy::POLICY_PREFIX;
+use tatami_wire::{Errno, Layout, NodeId, ProtocolRange};
+
+/// The first version of the protocol whose releases know policies.
+const POLICIES_SINCE: u32 = 4;
 
 /// Checks the permission to send the request, and applies it.
 pub(crate) fn check_and_apply(
@@ -69,6 +73,14 @@ fn check_request(
             if operations.iter().any(unknown) {
                 return Err(Errno::EINVAL);
             }
+        }
+        // A release before version 4 of the protocol cannot read the inodes of such a directory.
+        // The volume is being upgraded, and keeps the way back.
+        MetaOp::SetXattr { name, .. }
+            if name.starts_with(POLICY_PREFIX.as_bytes())
+                && ProtocolRange::of_process().newest() < POLICIES_SINCE =>
+        {
+            return Err(Errno::EOPNOTSUPP);
         }
         MetaOp::AddPieces { nodes, .. } if !nodes.iter().all(|(node, _)| known(*node)) => {
             return Err(Errno::EINVAL);

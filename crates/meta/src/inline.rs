@@ -1,0 +1,164 @@
+//! Bytes that lie beside their inode: a small file in a directory with the policy *inline* has no
+//! object. The shard itself reads and writes the bytes, so their size and times need no report.
+//!
+//! A file that outgrows its limit moves to an object, by the operations of a re-layout: a client
+//! reserves an object, copies the bytes, and makes that object the file's. Any change of the bytes
+//! in between ends the reservation, so the copy is the file or nothing is.
+
+use crate::error::MetaOutcome;
+use crate::inode::Inode;
+use crate::keys;
+use crate::operation::Txn;
+use crate::record::DamagedRecord;
+use crate::store::Store;
+use std::sync::Arc;
+use tatami_wire::inline::{InlineOp, InlineReply};
+use tatami_wire::meta::{Bytes, MetaReply};
+use tatami_wire::object::ObjectState;
+use tatami_wire::policy::INLINE_MAX;
+use tatami_wire::{Cap, Errno, Ino, Timestamp, VolumeKey};
+
+const VERSION: u8 = 1;
+
+/// Returns the bytes of a record, which may be fewer than the file has: zeros follow.
+pub(crate) fn decode_bytes(record: &[u8]) -> Result<&[u8], DamagedRecord> {
+    match record.split_first() {
+        Some((&VERSION, bytes)) if bytes.len() <= INLINE_MAX => Ok(bytes),
+        _ => Err(DamagedRecord("bytes of a file")),
+    }
+}
+
+fn encode_bytes(bytes: &[u8]) -> Vec<u8> {
+    [&[VERSION], bytes].concat()
+}
+
+fn load_bytes<S: Store>(txn: &Txn<'_, S>, ino: Ino) -> MetaOutcome<Vec<u8>> {
+    match txn.get(&keys::inline_bytes(ino))? {
+        Some(record) => Ok(decode_bytes(&record)?.to_vec()),
+        None => Ok(Vec::new()),
+    }
+}
+
+/// Carries out an operation on the bytes.
+pub(crate) fn run_inline_op<S: Store>(
+    txn: &mut Txn<'_, S>,
+    key: &VolumeKey,
+    ino: Ino,
+    cap: &Cap,
+    op: &InlineOp,
+) -> MetaOutcome<MetaReply> {
+    cap.check_access(key, ino, op.needed_access(), txn.now())?;
+    let inode = txn.load_inode(ino)?;
+    if !inode.layout.is_inline() {
+        return Ok(MetaReply::Inline(InlineReply::Moved));
+    }
+    let done = |inode: &Inode, bytes: Vec<u8>| {
+        let (state, bytes) = (state_of(inode), Bytes::from(bytes));
+        Ok(MetaReply::Inline(InlineReply::Done { state, bytes }))
+    };
+    let (offset, bytes) = match op {
+        InlineOp::Stat => return done(&inode, Vec::new()),
+        InlineOp::Read { offset, len } => {
+            return done(&inode, read_range(txn, ino, &inode, *offset, *len)?);
+        }
+        InlineOp::SetSize { size } => return set_size(txn, ino, &inode, *size),
+        InlineOp::Write { offset, bytes } => (*offset, bytes),
+        InlineOp::Append { bytes } => (inode.size, bytes),
+    };
+    if offset.saturating_add(bytes.len() as u64) > u64::from(inode.inline_limit) {
+        return Ok(MetaReply::Inline(InlineReply::TooLarge));
+    }
+    let mut all = load_bytes(txn, ino)?;
+    let (from, end) = (offset as usize, offset as usize + bytes.len());
+    if all.len() < end {
+        all.resize(end, 0);
+    }
+    all[from..end].copy_from_slice(bytes);
+    let size = inode.size.max(end as u64);
+    put_bytes(txn, ino, &all, size)
+}
+
+fn read_range<S: Store>(
+    txn: &Txn<'_, S>,
+    ino: Ino,
+    inode: &Arc<Inode>,
+    offset: u64,
+    len: u32,
+) -> MetaOutcome<Vec<u8>> {
+    let end = offset.saturating_add(u64::from(len)).min(inode.size);
+    if offset >= end {
+        return Ok(Vec::new());
+    }
+    let mut all = load_bytes(txn, ino)?;
+    // Its size is at most the limit, which fits.
+    all.resize(inode.size as usize, 0);
+    Ok(all[offset as usize..end as usize].to_vec())
+}
+
+fn set_size<S: Store>(
+    txn: &mut Txn<'_, S>,
+    ino: Ino,
+    inode: &Inode,
+    size: u64,
+) -> MetaOutcome<MetaReply> {
+    if size > u64::from(inode.inline_limit) {
+        return Ok(MetaReply::Inline(InlineReply::TooLarge));
+    }
+    let mut all = load_bytes(txn, ino)?;
+    all.truncate(size as usize);
+    put_bytes(txn, ino, &all, size)
+}
+
+/// Replaces the bytes of a file of `size` bytes.
+fn put_bytes<S: Store>(
+    txn: &mut Txn<'_, S>,
+    ino: Ino,
+    bytes: &[u8],
+    size: u64,
+) -> MetaOutcome<MetaReply> {
+    let key = keys::inline_bytes(ino);
+    if bytes.is_empty() {
+        txn.delete_record(key);
+    } else {
+        txn.require_room()?;
+        txn.put_record(key, encode_bytes(bytes));
+    }
+    let now = txn.now();
+    let inode = txn.edit_inode(ino)?;
+    (inode.size, inode.blocks) = (size, (bytes.len() as u64).div_ceil(512));
+    inode.ctime = inode.ctime.advanced_to(now);
+    inode.mtime = inode.ctime;
+    // A copy that is under way to an object is not current any more.
+    inode.relayout_mark = false;
+    let (state, bytes) = (state_of(inode), Bytes::new());
+    Ok(MetaReply::Inline(InlineReply::Done { state, bytes }))
+}
+
+fn state_of(inode: &Inode) -> ObjectState {
+    let (size, blocks, mtime) = (inode.size, inode.blocks, inode.mtime);
+    // A report of this state must not win over one of an object: `changed` is before all of them.
+    let changed = Timestamp::default();
+    ObjectState { exists: true, size, blocks, mtime, changed, is_restarted: false }
+}
+
+/// Makes an empty file beside its inode one with an object, which is made with its first byte.
+///
+/// # Errors
+/// `EXDEV` if it has bytes: a client must copy them first
+pub(crate) fn leave_inode<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> MetaOutcome<()> {
+    let (node, is_empty) =
+        txn.inspect_inode(ino, |inode| (inode.layout.node(), inode.size == 0))?;
+    if !is_empty {
+        return Err(Errno::EXDEV.into());
+    }
+    end_inline(txn, ino)?;
+    txn.edit_inode(ino)?.layout = tatami_wire::Layout::whole(node);
+    Ok(())
+}
+
+/// Removes the bytes beside the inode, which has another layout from now on.
+pub(crate) fn end_inline<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> MetaOutcome<()> {
+    txn.delete_record(keys::inline_bytes(ino));
+    txn.edit_inode(ino)?.inline_limit = 0;
+    Ok(())
+}

@@ -1,0 +1,234 @@
+//! Policies of directories, and files whose bytes lie beside their inode.
+
+use crate::harness::*;
+use tatami_wire::inline::{InlineOp, InlineReply};
+use tatami_wire::meta::{DataState, MetaOp, MetaReply, XattrMode};
+use tatami_wire::{Access, Attr, Cap, Errno, Ino, NodeId, Timestamp, XattrClass};
+
+const INLINE: &str = "user.tatami.inline";
+const LIMIT: usize = 4096;
+
+impl Shard {
+    fn inline(&mut self, (attr, cap): (&Attr, Cap), op: InlineOp) -> Result<InlineReply, Errno> {
+        match self.apply(MetaOp::Inline { ino: attr.ino, cap, op })? {
+            MetaReply::Inline(reply) => Ok(reply),
+            other => panic!("no reply to it: {other:?}"),
+        }
+    }
+
+    fn write(&mut self, file: (&Attr, Cap), offset: u64, bytes: &[u8]) -> InlineReply {
+        let bytes = bytes.to_vec().into();
+        self.inline(file, InlineOp::Write { offset, bytes }).expect("a reply")
+    }
+
+    fn read(&mut self, file: (&Attr, Cap), offset: u64, len: u32) -> Vec<u8> {
+        match self.inline(file, InlineOp::Read { offset, len }).expect("a reply") {
+            InlineReply::Done { bytes, .. } => bytes.into_vec(),
+            other => panic!("no bytes: {other:?}"),
+        }
+    }
+
+    /// Copies the bytes to an object of node 1, as a client does; returns the reply of the shard.
+    fn move_out(&mut self, ino: Ino, size: u64, meanwhile: impl FnOnce(&mut Shard)) -> Outcome {
+        let number = match self.apply(MetaOp::Reserve { ino, nodes: vec![NodeId(1)] })? {
+            MetaReply::Pieces { first, .. } => first,
+            other => panic!("no piece: {other:?}"),
+        };
+        meanwhile(self);
+        let time = Timestamp::from_sec(700);
+        let state = DataState { size, blocks: 8, mtime: time, changed: time };
+        let base = (NodeId(1), number);
+        match self.apply(MetaOp::Relayout { ino, pieces: Vec::new(), base, state })? {
+            MetaReply::Attr(attr) => Ok(attr),
+            other => panic!("no attributes: {other:?}"),
+        }
+    }
+}
+
+type Outcome = Result<Attr, Errno>;
+
+fn is_done(reply: &InlineReply) -> bool {
+    matches!(reply, InlineReply::Done { .. })
+}
+
+fn make_open(s: &mut Shard, name: &str) -> (Attr, Cap) {
+    let (attr, cap, _) = s.create_open(ROOT, name, Access::BOTH).expect("create");
+    (attr, cap.expect("it is open"))
+}
+
+/// Returns a volume with the policy on its root, and an open file there.
+fn with_file() -> (Shard, Attr, Cap) {
+    let mut s = Shard::new();
+    s.setxattr(ROOT, INLINE, b"4k").expect("set");
+    let (attr, cap) = make_open(&mut s, "f");
+    (s, attr, cap)
+}
+
+#[test]
+fn a_policy_is_an_attribute_of_directories_that_new_ones_inherit() {
+    let mut s = Shard::new();
+    let before = s.dir(ROOT, "before").ino;
+    s.setxattr(ROOT, INLINE, b"4k").expect("set");
+    assert_eq!(s.getxattr(ROOT, INLINE), Ok(b"4096".to_vec()));
+    assert_eq!(s.listxattr(ROOT), Ok(vec![INLINE.into()]));
+    assert_eq!(s.getattr(ROOT).expect("attr").xattr_class, XattrClass::Xattrs);
+    let below = s.dir(ROOT, "below").ino;
+    let deep = s.dir(below, "deep").ino;
+    assert_eq!(s.getxattr(deep, INLINE), Ok(b"4096".to_vec()));
+    assert_eq!(s.getxattr(before, INLINE), Err(Errno::ENODATA));
+    assert!(s.file(deep, "f").layout.is_inline());
+    assert!(!s.file(before, "f").layout.is_inline());
+    s.setxattr(deep, INLINE, b"0").expect("set");
+    assert!(!s.file(deep, "g").layout.is_inline());
+    s.removexattr(below, INLINE).expect("removed");
+    assert_eq!(s.removexattr(below, INLINE), Err(Errno::ENODATA));
+    assert!(!s.file(below, "f").layout.is_inline());
+    let mode = |s: &mut Shard, dir, mode| s.setxattr_mode(dir, INLINE, b"8", mode);
+    assert_eq!(mode(&mut s, ROOT, XattrMode::Create), Err(Errno::EEXIST));
+    assert_eq!(mode(&mut s, below, XattrMode::Replace), Err(Errno::ENODATA));
+    s.meta.commit().expect("commit");
+    let mut s = s.reopen();
+    assert_eq!(s.getxattr(deep, INLINE), Ok(b"0".to_vec()));
+    s.assert_sound();
+}
+
+#[test]
+fn what_is_no_policy_is_refused() {
+    let mut s = Shard::new();
+    for (name, value) in [(INLINE, "65k"), (INLINE, ""), (INLINE, "-1"), ("user.tatami.x", "1")] {
+        assert_eq!(s.setxattr(ROOT, name, value.as_bytes()), Err(Errno::EINVAL), "{name}={value}");
+    }
+    let file = s.file(ROOT, "f").ino;
+    assert_eq!(s.setxattr(file, INLINE, b"4k"), Err(Errno::EINVAL));
+    assert_eq!(s.getxattr(file, "user.tatami.x"), Err(Errno::ENODATA));
+    let refused = s.as_user(user(7)).setxattr(ROOT, INLINE, b"4k");
+    assert_eq!(refused, Err(Errno::EACCES));
+}
+
+#[test]
+fn bytes_beside_an_inode_are_a_file() {
+    let (mut s, attr, cap) = with_file();
+    let f = (&attr, cap);
+    assert!(is_done(&s.write(f, 10, b"hello")));
+    assert_eq!(s.read(f, 0, 100), b"\0\0\0\0\0\0\0\0\0\0hello");
+    assert_eq!(s.read(f, 12, 2), b"ll");
+    assert_eq!(s.read(f, 15, 2), b"");
+    let bytes = b" world".to_vec().into();
+    assert!(is_done(&s.inline(f, InlineOp::Append { bytes }).expect("a reply")));
+    assert!(is_done(&s.inline(f, InlineOp::SetSize { size: 18 }).expect("a reply")));
+    assert!(is_done(&s.inline(f, InlineOp::SetSize { size: 4000 }).expect("a reply")));
+    let now = s.getattr(attr.ino).expect("attr");
+    assert_eq!((now.size, now.blocks, now.maybe_written_elsewhere), (4000, 1, false));
+    assert!(now.mtime > attr.mtime && now.version > attr.version);
+    let all = s.read(f, 10, 4000);
+    assert_eq!((all.len(), &all[..8]), (3990, &b"hello wo"[..]));
+    assert!(all[8..].iter().all(|b| *b == 0), "what was cut does not come back");
+    // Another client learns it at once, and a report of the bytes changes nothing.
+    let other = s.as_client(B).open(attr.ino, Access::BOTH).expect("open");
+    assert_eq!((other.0.size, s.read((&other.0, other.1), 10, 5)), (4000, b"hello".to_vec()));
+    s.as_client(A).commit(attr.ino, Some(1), true).expect("commit");
+    assert_eq!(s.getattr(attr.ino).expect("attr").size, 4000);
+    s.meta.commit().expect("commit");
+    let mut s = s.reopen();
+    assert_eq!(s.read(f, 10, 5), b"hello");
+    s.assert_sound();
+    // No client's death makes the shard ask for objects, and nothing of the file is left.
+    s.as_client(A).expire(B).expect("expire");
+    assert!(s.unsettled().is_empty());
+    s.unlink(ROOT, "f", false).expect("unlink");
+    s.assert_sound();
+    assert!(s.garbage(0).is_empty() && s.garbage(1).is_empty());
+}
+
+#[test]
+fn a_capability_decides_what_may_be_done() {
+    let (mut s, attr, _) = with_file();
+    let (_, reads) = s.open(attr.ino, Access::READ).expect("open");
+    let write = InlineOp::Write { offset: 0, bytes: b"x".to_vec().into() };
+    assert_eq!(s.inline((&attr, reads), write), Err(Errno::EACCES));
+    let (other, of_other) = make_open(&mut s, "g");
+    assert_eq!(s.inline((&attr, of_other), InlineOp::Stat), Err(Errno::EKEYREJECTED));
+    assert!(s.inline((&other, of_other), InlineOp::Stat).is_ok());
+}
+
+#[test]
+fn a_file_beyond_its_limit_moves_if_nothing_changed_meanwhile() {
+    let (mut s, attr, cap) = with_file();
+    let f = (&attr, cap);
+    assert!(is_done(&s.write(f, 0, &[7; LIMIT])));
+    for reply in [
+        s.write(f, 1, &[7; LIMIT]),
+        s.inline(f, InlineOp::Append { bytes: vec![1].into() }).expect("a reply"),
+        s.inline(f, InlineOp::SetSize { size: LIMIT as u64 + 1 }).expect("a reply"),
+        s.write(f, u64::MAX, b"x"),
+    ] {
+        assert_eq!(reply, InlineReply::TooLarge);
+    }
+    let other = s.as_client(B).open(attr.ino, Access::BOTH).expect("open");
+    s.as_client(A);
+    let changed = s.move_out(attr.ino, LIMIT as u64, |s| {
+        assert!(is_done(&s.as_client(B).write((&other.0, other.1), 5, b"new")));
+        s.as_client(A);
+    });
+    assert_eq!(changed, Err(Errno::EBUSY), "the copy is not the file any more");
+    assert_eq!(s.read(f, 4, 5), b"\x07new\x07");
+    let short = s.move_out(attr.ino, 5, |_| {});
+    assert_eq!(short, Err(Errno::EINVAL), "a copy of another length");
+    let moved = s.move_out(attr.ino, LIMIT as u64, |_| {}).expect("moved");
+    assert!(!moved.layout.is_inline() && !moved.layout.is_tiled());
+    assert_eq!((moved.layout.node(), moved.size), (NodeId(1), LIMIT as u64));
+    assert_eq!(s.write(f, 0, b"x"), InlineReply::Moved);
+    let reply = s.as_client(B).inline((&other.0, other.1), InlineOp::Stat);
+    assert_eq!(reply, Ok(InlineReply::Moved));
+    s.assert_sound();
+    // Both clients still have it open for writing, and their reports count from now on.
+    s.as_client(A).commit(attr.ino, Some(9000), true).expect("commit");
+    assert_eq!(s.getattr(attr.ino).expect("attr").size, 9000);
+    s.as_client(B).commit(attr.ino, None, true).expect("commit");
+    s.as_client(A).unlink(ROOT, "f", false).expect("unlink");
+    s.assert_sound();
+    assert_eq!(s.garbage(1), [attr.ino]);
+}
+
+#[test]
+fn a_file_of_several_writers_is_not_beside_its_inode() {
+    let (mut s, attr, cap) = with_file();
+    let add = |ino| MetaOp::AddPieces { ino, nodes: vec![(NodeId(0), 1)] };
+    assert!(matches!(s.apply(add(attr.ino)), Ok(MetaReply::Pieces { .. })));
+    let now = s.getattr(attr.ino).expect("attr");
+    assert!(now.layout.is_tiled() && !now.layout.is_inline());
+    assert_eq!(s.inline((&attr, cap), InlineOp::Stat), Ok(InlineReply::Moved));
+    let (other, cap) = make_open(&mut s, "g");
+    s.write((&other, cap), 0, b"bytes");
+    assert_eq!(s.apply(add(other.ino)), Err(Errno::EXDEV), "its bytes must be copied first");
+    s.assert_sound();
+}
+
+/// A check finds bytes without their inode, bytes of a file that has objects, a wrong size, and
+/// bytes that do not read.
+#[test]
+fn a_check_finds_wrong_bytes_beside_inodes() {
+    use tatami_meta::store::Store;
+    let key = |ino: Ino| [b"B".as_slice(), &ino.0.to_be_bytes()].concat();
+    for (what, at, value) in [
+        ("that is not there", None, vec![1, 7]),
+        ("its bytes are in objects", Some("plain"), vec![1, 7]),
+        ("it says 3", Some("f"), vec![1, 7, 7, 7, 7, 7]),
+        ("they are lost", Some("f"), vec![9, 7, 7, 7]),
+    ] {
+        let (mut s, attr, cap) = with_file();
+        s.write((&attr, cap), 0, b"abc");
+        s.setxattr(ROOT, INLINE, b"0").expect("set");
+        s.file(ROOT, "plain");
+        s.meta.commit().expect("commit");
+        s.assert_sound();
+        let ino =
+            at.map_or(Ino(attr.ino.0 + 1000), |name| s.lookup(ROOT, name).expect("there").ino);
+        s.meta.store_mut().corrupt_pair(&(key(ino), Some(value)));
+        let mut s = s.reopen();
+        let found = s.check(1000, true);
+        assert!(found.len() == 1 && found[0].what.contains(what), "{what}: {found:?}");
+        s.assert_sound();
+        let _ = s.meta.store_mut().get(&key(ino)).expect("read");
+    }
+}
