@@ -136,8 +136,8 @@ fn libraries_write_the_same_files_on_another_site() {
     }
 }
 
-/// LAMMPS writes its dumps to the other site. It begins its restart files with fwrite(3), which knows
-/// no other site, so these are left out.
+/// LAMMPS writes its dumps to the other site. It begins its restart files with fwrite(3), which
+/// knows no other site, so these are left out.
 #[test]
 fn lammps_writes_its_dumps_to_another_site() {
     let Some(bed) = start_sites() else { return };

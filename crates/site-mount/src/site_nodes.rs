@@ -182,21 +182,13 @@ impl NodeTable {
         self.maps.lock().drop_name(dir, name);
     }
 
-    /// Takes note of a rename; with `exchange`, of one in both directions.
-    pub(crate) fn move_name(
-        &self,
-        (dir, name): (u64, &[u8]),
-        (to, to_name): (u64, &[u8]),
-        exchange: bool,
-    ) {
+    /// Takes note of a rename, which replaces what had the new name.
+    pub(crate) fn move_name(&self, (dir, name): (u64, &[u8]), (to, to_name): (u64, &[u8])) {
         let mut maps = self.maps.lock();
-        let one = maps.drop_name(dir, name);
-        let other = maps.drop_name(to, to_name);
-        if let Some(number) = one {
+        let moved = maps.drop_name(dir, name);
+        maps.drop_name(to, to_name);
+        if let Some(number) = moved {
             maps.set_name(to, to_name, number);
-        }
-        if let Some(number) = other.filter(|_| exchange) {
-            maps.set_name(dir, name, number);
         }
     }
 
@@ -305,7 +297,7 @@ mod tests {
         let file = table.note_lookup(below, b"f", &attr(12, 0o100_644)).number;
         assert_eq!((dir, below, file), (10, 11, 12));
         assert_eq!(path(&table, file), "d/e|f");
-        table.move_name((ROOT_ID, b"d"), (ROOT_ID, b"moved"), false);
+        table.move_name((ROOT_ID, b"d"), (ROOT_ID, b"moved"));
         assert_eq!(path(&table, file), "moved/e|f");
         table.note_lookup(dir, b"g", &attr(12, 0o100_644));
         assert_eq!(path(&table, file), "moved|g");
@@ -321,16 +313,14 @@ mod tests {
     }
 
     #[test]
-    fn an_exchange_swaps_and_a_replaced_file_loses_its_name() {
+    fn a_replaced_file_loses_its_name() {
         let table = NodeTable::new(&attr(2, DIRECTORY));
         let one = table.note_lookup(ROOT_ID, b"a", &attr(10, 0o100_644));
         let other = table.note_lookup(ROOT_ID, b"b", &attr(11, 0o100_644));
-        table.move_name((ROOT_ID, b"a"), (ROOT_ID, b"b"), true);
-        assert_eq!((path(&table, 10), path(&table, 11)), ("|b".into(), "|a".into()));
-        table.move_name((ROOT_ID, b"a"), (ROOT_ID, b"b"), false);
-        assert_eq!(path(&table, 11), "|b");
-        assert_eq!(table.locate_node(&one), Err(Errno::STALE));
-        assert!(table.locate_node(&other).is_ok());
+        table.move_name((ROOT_ID, b"a"), (ROOT_ID, b"b"));
+        assert_eq!(path(&table, 10), "|b");
+        assert!(table.locate_node(&one).is_ok());
+        assert_eq!(table.locate_node(&other), Err(Errno::STALE));
     }
 
     #[test]

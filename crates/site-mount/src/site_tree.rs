@@ -180,6 +180,10 @@ impl SiteTree {
         (to, to_name): (u64, &[u8]),
         flags: u32,
     ) -> Result<(), Errno> {
+        // An exchange that is repeated after a broken link would swap the names back.
+        if flags & libc::RENAME_EXCHANGE != 0 {
+            return Err(Errno::INVAL);
+        }
         let call = MountCall::Rename {
             dir: self.nodes.locate_dir(dir)?,
             name: name.to_vec().into(),
@@ -188,8 +192,7 @@ impl SiteTree {
             flags,
         };
         self.session.call(unique, call)?;
-        let exchange = flags & libc::RENAME_EXCHANGE != 0;
-        self.nodes.move_name((dir, name), (to, to_name), exchange);
+        self.nodes.move_name((dir, name), (to, to_name));
         Ok(())
     }
 

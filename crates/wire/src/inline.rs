@@ -1,6 +1,6 @@
 //! Requests for the bytes of a file that lie beside its inode
-//! ([`Layout::is_inline`](crate::Layout::is_inline)). The shard that has the inode carries them out,
-//! so size and times are right at once for all clients.
+//! ([`Layout::is_inline`](crate::Layout::is_inline)). The shard that has the inode carries them
+//! out, so size and times are right at once for all clients.
 
 use crate::Access;
 use crate::bytes::Bytes;

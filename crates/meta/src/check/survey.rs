@@ -234,8 +234,7 @@ impl Survey {
         Ok(())
     }
 
-    /// Gathers the bytes that lie beside inodes: which inodes have them, or `None` for those that do
-    /// not read.
+    /// Gathers the lengths of the bytes that lie beside inodes.
     fn gather_inline<S: Store>(&mut self, txn: &mut Txn<'_, S>) -> MetaOutcome<()> {
         let mut lost = Vec::new();
         let start = self.after.map_or(vec![tag::INLINE], |a| keys::inode_prefix(tag::INLINE, a));

@@ -36,6 +36,7 @@ const KEYS_MAX: usize = 64 * 1024;
 
 /// A record as a transaction leaves it. `more` is the change of the number of inodes; `before`:
 /// whether there was such a record.
+#[expect(clippy::large_enum_variant)] // most are inodes, and few exist at a time
 enum RecordWrite {
     Inode { ino: Ino, inode: Option<Inode>, more: i64 },
     EmbeddedDir { key: RecordKey, value: Option<Vec<u8>>, before: bool },
