@@ -102,7 +102,7 @@ fn send_streams(to: &OwnedFd) -> rustix::io::Result<()> {
     rustix::net::sendmsg(to, &[IoSlice::new(b"s")], &mut ancillary, flags).map(drop)
 }
 
-/// Returns the input and output of the session whose process has started the launcher.
+/// Returns the input and output of the session. Its process has started the launcher.
 ///
 /// # Errors
 /// There is no such process of this user on this machine.

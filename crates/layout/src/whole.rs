@@ -107,7 +107,7 @@ impl Layout {
         Layout { node, base, is_tiled }
     }
 
-    /// The layout of a file whose bytes lie beside its inode. `node` is that of its creator.
+    /// The layout of a file with its bytes beside the inode. `node` is that of its creator.
     pub const fn inline(node: NodeId) -> Layout {
         Layout::with_base(node, Piece::INLINE, false)
     }

@@ -41,7 +41,7 @@ pub(crate) struct Inode {
     /// Of a directory: its parent (of the root: itself). Else 0.
     pub parent: Ino,
     pub layout: Layout,
-    /// Of a file whose bytes lie beside it: the most that it may have there.
+    /// Of a file with its bytes beside it: the most bytes there.
     pub inline_limit: u32,
     /// Made by `O_TMPFILE` and not named yet: may still get its first name.
     pub linkable: bool,

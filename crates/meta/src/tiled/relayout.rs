@@ -102,7 +102,7 @@ fn exclusive_inode<S: Store>(
     let tiled = load_tiled(txn, ino, &inode)?;
     let open = tiled.as_ref().is_some_and(|tiled| tiled.open > 0);
     // Each of these could change bytes during the copy.
-    // The shard sees each change of bytes beside the inode, whoever makes it.
+    // The shard sees each change of bytes beside the inode, by any client.
     let others = inode.writers > 1 && !inode.layout.is_inline();
     if others || inode.pending_recovery || open {
         return Err(Errno::EBUSY.into());
