@@ -89,7 +89,7 @@ fn random_calls_leave_the_same_bytes_on_another_site() {
 }
 
 /// Compiles a C program for an MPI library and installs it on all hosts.
-fn install_program(bed: &HostBed, source: &str, mpi: &str, flags: &str) {
+pub(crate) fn install_program(bed: &HostBed, source: &str, mpi: &str, flags: &str) {
     let from = match source {
         "pnetcdf_shared" => sources().parent().expect("the workspace").join("examples"),
         _ => sources().join("e2e/mpi_programs"),

@@ -1,6 +1,7 @@
 //! The back ends of an I/O process at another site: system calls, the pieces of a volume's file,
 //! and the MPI-IO of an MPI library there.
 
+use crate::another_site::install_program;
 use crate::hosts::start_bed;
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -119,19 +120,6 @@ fn random_calls_leave_the_same_bytes_on_each_back_end() {
         }
     }
     two.run("tatami fsck");
-}
-
-/// Compiles a C program for an MPI library and installs it on all hosts.
-fn install_program(bed: &HostBed, source: &str, mpi: &str, flags: &str) {
-    let from = match source {
-        "pnetcdf_shared" => sources().parent().expect("the workspace").join("examples"),
-        _ => sources().join("e2e/mpi_programs"),
-    };
-    let to = bed.dir().join(format!("{source}.{mpi}"));
-    let mut compiler = program(&format!("mpicc.{mpi} -O1 -o"));
-    let from = from.join(format!("{source}.c"));
-    run(compiler.arg(&to).arg(from).args(flags.split_whitespace()));
-    bed.install_file(&to);
 }
 
 /// The libraries that programs use write the same file by each back end, and read it from there.

@@ -57,7 +57,7 @@ fn find_own_address() -> Option<IpAddr> {
     variable.split_whitespace().nth(2)?.parse().ok()
 }
 
-fn listen(address: IpAddr) -> io::Result<TcpListener> {
+fn bind_listener(address: IpAddr) -> io::Result<TcpListener> {
     let ports = std::env::var(PORTS).ok().filter(|text| !text.trim().is_empty());
     let Some(ports) = ports else { return TcpListener::bind((address, 0)) };
     let range = parse_port_range(&ports)
@@ -111,7 +111,7 @@ fn open_place_at(
         let errno = Errno::from_io_error(&e).unwrap_or(Errno::IO);
         refuse(errno, &format!("no data connection: {e}"))
     };
-    let listener = listen(address).map_err(failed)?;
+    let listener = bind_listener(address).map_err(failed)?;
     let port = listener.local_addr().map_err(failed)?.port();
     // A caller that has gone meanwhile must not stop the thread.
     listener.set_nonblocking(true).map_err(failed)?;

@@ -35,7 +35,7 @@ fn entry_of(attr: SiteAttr, target: Option<OsString>) -> RemoteReply {
     RemoteReply::Entry(SiteEntry { name: Vec::new().into(), attr, target })
 }
 
-fn opened(attr: SiteAttr) -> RemoteReply {
+fn reply_opened(attr: SiteAttr) -> RemoteReply {
     // A clock that is wrong makes the other side read once more, or trust a coarse time.
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let last = attr.modified.max(attr.changed).0.max(0) as u64;
@@ -196,7 +196,7 @@ impl MountTable {
             MountCall::Open { file, node, flags } => {
                 let flags = open_flags(flags) - OFlags::EXCL;
                 let fd = self.open_node(&node, flags)?;
-                self.keep_file(file, fd).map(opened)
+                self.keep_file(file, fd).map(reply_opened)
             }
             MountCall::Create { file, dir, name, flags, mode } => {
                 let at = self.find_dir(&dir)?;
@@ -204,7 +204,7 @@ impl MountTable {
                 let flags = open_flags(flags) | always | OFlags::NONBLOCK | OFlags::NOCTTY;
                 let mode = Mode::from_raw_mode(mode & 0o7777);
                 let fd = openat(&*at, entry_name(&name)?, flags, mode)?;
-                self.keep_file(file, fd).map(opened)
+                self.keep_file(file, fd).map(reply_opened)
             }
             MountCall::SyncDir { dir } => {
                 let at = self.find_dir(&dir)?;

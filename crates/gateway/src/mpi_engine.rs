@@ -21,7 +21,7 @@ pub(crate) struct MpiEngine {
     scratch: Vec<u8>,
 }
 
-fn fail(operation: &'static str, path: &Path, failure: MpiFailure) -> TiledError {
+fn name_failure(operation: &'static str, path: &Path, failure: MpiFailure) -> TiledError {
     TiledError::with_detail(operation, path, failure.errno, failure.what)
 }
 
@@ -48,7 +48,7 @@ impl MpiEngine {
         let reads = if flags.can_read() { READS } else { 0 };
         let writes = if flags.can_write() { WRITES } else { 0 };
         let opened = library.open_file(path, reads | writes);
-        let file = opened.map_err(|failure| fail("open", path, failure))?;
+        let file = opened.map_err(|failure| name_failure("open", path, failure))?;
         let delete = flags.contains(Flags::DELETE_ON_CLOSE);
         Ok(MpiEngine { file, path: path.to_path_buf(), delete, scratch: Vec::new() })
     }
@@ -60,13 +60,13 @@ impl MpiEngine {
             return Err(TiledError::new("write", &self.path, Errno::FBIG));
         }
         let written = self.file.write_ranges(&ranges, bytes);
-        written.map_err(|failure| fail("write", &self.path, failure))
+        written.map_err(|failure| name_failure("write", &self.path, failure))
     }
 
     fn read_part(&self, view: &View, stream: u64, bytes: &mut [u8]) -> Result<()> {
         let (ranges, total) = ranges_of(view, stream, bytes.len() as u64);
         let read = self.file.read_ranges(&ranges, &mut bytes[..total as usize]);
-        let got = read.map_err(|failure| fail("read", &self.path, failure))?;
+        let got = read.map_err(|failure| name_failure("read", &self.path, failure))?;
         // Another rank has cut the file since its size was looked at.
         bytes[got..].fill(0);
         Ok(())
@@ -114,11 +114,11 @@ impl Engine for MpiEngine {
     }
 
     fn file_size(&mut self) -> Result<u64> {
-        self.file.find_size().map_err(|failure| fail("stat", &self.path, failure))
+        self.file.find_size().map_err(|failure| name_failure("stat", &self.path, failure))
     }
 
     fn set_size(&mut self, size: u64) -> Result<()> {
-        self.file.set_size(size).map_err(|failure| fail("truncate", &self.path, failure))
+        self.file.set_size(size).map_err(|failure| name_failure("truncate", &self.path, failure))
     }
 
     /// Writes zeros behind the end, and leaves holes before it. `MPI_File_preallocate` of Open MPI
@@ -131,7 +131,7 @@ impl Engine for MpiEngine {
             let mut ranges = FileRanges::default();
             ranges.push(at, len);
             let written = self.file.write_ranges(&ranges, &zeros[..len as usize]);
-            written.map_err(|failure| fail("allocate", &self.path, failure))?;
+            written.map_err(|failure| name_failure("allocate", &self.path, failure))?;
             at += len;
         }
         Ok(())
@@ -149,7 +149,7 @@ impl Engine for MpiEngine {
 
     fn seal_piece(&mut self, durable: bool) -> Result<Vec<u8>> {
         if durable {
-            self.file.sync_bytes().map_err(|failure| fail("sync", &self.path, failure))?;
+            self.file.sync_bytes().map_err(|failure| name_failure("sync", &self.path, failure))?;
         }
         Ok(Vec::new())
     }
@@ -158,7 +158,7 @@ impl Engine for MpiEngine {
         match closing && self.delete {
             true => {
                 let removed = self.file.library().remove_file(&self.path);
-                removed.map_err(|failure| fail("remove", &self.path, failure))
+                removed.map_err(|failure| name_failure("remove", &self.path, failure))
             }
             false => Ok(()),
         }

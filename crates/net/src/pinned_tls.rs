@@ -1,5 +1,5 @@
-//! TLS between two processes, of which one has received the certificate of the other by a channel
-//! that both trust. No authority signs it, and no name counts: the bytes of the certificate must be
+//! TLS between two processes. One has received the certificate of the other by a channel that both
+//! trust. No authority signs it, and no name counts: the bytes of the certificate must be
 //! the same.
 
 use crate::stream::NetStream;

@@ -74,8 +74,8 @@ impl DataLine {
         self.is_given_up &= !self.has_worked;
     }
 
-    /// Ends everything after a link that is lost for good. Returns the files of writes whose result
-    /// is unknown.
+    /// Ends everything after the session has given up its link. Returns the files of writes without
+    /// a known result.
     pub(crate) fn forget_tasks(&mut self) -> Vec<u64> {
         self.abandon();
         self.leftover.clear();
@@ -108,7 +108,7 @@ impl DataLine {
         self.pool.get_or_insert_default().add_stream(connection, stream)
     }
 
-    /// Takes back the tasks of a pool whose connections have all ended.
+    /// Takes back the tasks of a pool after the end of its last connection.
     pub(crate) fn drop_pool(&mut self) {
         if let Some(pool) = self.pool.take() {
             self.leftover.extend(pool.end());
@@ -134,7 +134,7 @@ impl DataLine {
         }
     }
 
-    /// Whether a write has no reply whose bytes may be the same as those of another access.
+    /// Whether a write without a reply may touch bytes of another access.
     pub(crate) fn has_write_at(&self, file: u64, stream: u64, len: usize) -> bool {
         let end = stream + len as u64;
         self.writes

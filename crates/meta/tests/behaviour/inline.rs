@@ -1,4 +1,4 @@
-//! Policies of directories, and files whose bytes lie beside their inode.
+//! Policies of directories, and files with their bytes beside the inode.
 
 use crate::harness::*;
 use tatami_wire::inline::{InlineOp, InlineReply};

@@ -13,7 +13,7 @@ use tatami_wire::meta::{InodeTemplate, MetaCall, MetaOp};
 use tatami_wire::policy::POLICY_PREFIX;
 use tatami_wire::{Errno, Layout, NodeId, ProtocolRange};
 
-/// The first version of the protocol whose releases know policies.
+/// The first version of the protocol with policies.
 const POLICIES_SINCE: u32 = 4;
 
 /// Checks the permission to send the request, and applies it.
