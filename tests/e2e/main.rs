@@ -44,6 +44,7 @@ mod packages;
 mod permissions;
 mod posix;
 mod preload;
+mod regions;
 mod relayout;
 mod removal;
 mod shared;

@@ -7,7 +7,7 @@ use crate::process::{self, kill_hard};
 use crate::starter::Starter;
 use crate::{evidence, seed};
 use parking_lot::Mutex;
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,6 +19,9 @@ use std::time::{Duration, Instant};
 const HUNG: Duration = Duration::from_secs(900);
 /// How long the test then has to fail by itself before the process is aborted.
 const HUNG_STILL: Duration = Duration::from_secs(60);
+
+/// Bytes of a region device.
+const REGIONS_LEN: u64 = 512 << 20;
 
 /// How long a mount may be busy after its test has closed all files.
 const BUSY: Duration = Duration::from_secs(300);
@@ -46,6 +49,9 @@ pub struct Setup {
     pub program: Option<PathBuf>,
     /// Whether each node is on a host of its own: see `cluster_hosts`.
     pub on_hosts: bool,
+    /// Whether each node has a region device, a sparse file: by default if `TATAMI_TEST_REGIONS` is
+    /// set.
+    pub regions: bool,
 }
 
 impl Setup {
@@ -59,7 +65,14 @@ impl Setup {
             encryption: None,
             program: None,
             on_hosts: are_hosts_wanted(),
+            regions: std::env::var_os("TATAMI_TEST_REGIONS").is_some(),
         }
+    }
+
+    /// Gives each node a region device: a sparse file `regions-NODE` in the folder.
+    pub fn with_regions(mut self) -> Setup {
+        self.regions = true;
+        self
     }
 
     /// Adds these lines to the configuration file.
@@ -120,6 +133,7 @@ pub struct Cluster {
     plain: bool,
     io_uring: bool,
     encryption: bool,
+    regions: bool,
     starter: Mutex<Starter>,
     finished: bool,
     /// Whether `up` has created the volume.
@@ -209,6 +223,12 @@ impl Cluster {
             assert!(hosts.is_none(), "what a test prepares is on one machine: skip it on hosts");
             prepare(&dir);
         }
+        if setup.regions {
+            for node in 0..setup.nodes {
+                let device = File::create(dir.join(format!("regions-node{node}")));
+                device.and_then(|file| file.set_len(REGIONS_LEN)).expect("a sparse file");
+            }
+        }
         let places = Places::of(&dir, hosts.as_ref(), setup.nodes);
         let watchdog = Some(watch(test.clone(), places.clone()));
         let seed = seed::root_seed();
@@ -233,6 +253,7 @@ impl Cluster {
             plain,
             io_uring,
             encryption,
+            regions: setup.regions && !wanted,
             starter,
             finished: false,
             created: AtomicBool::new(false),
@@ -320,6 +341,9 @@ impl Cluster {
         command.args(verb.split_whitespace()).arg("--dir").arg(&self.dir);
         command.env("TATAMI_MOUNT_IO_URING", self.io_uring.to_string());
         command.env("TATAMI_VOLUME_ENCRYPTION", if self.encryption { "tls" } else { "none" });
+        if self.regions {
+            command.env("TATAMI_NODE_REGION_DEVICE", self.dir.join("regions-{node}"));
+        }
         command.stdin(std::process::Stdio::null()).env("LC_ALL", "C");
         command
     }

@@ -137,6 +137,8 @@ fn launch_node(args: &RunArgs) -> CommandResult<(NodeDaemon, PathBuf, Option<Add
     options.lease = place.config.duration_value(name::NODE_LEASE);
     options.reserve = place.config.int_value(name::NODE_RESERVE) << 20;
     options.durability = volume.durability;
+    let device = place.config.text_value(name::NODE_REGION_DEVICE).replace("{node}", &entry.name);
+    options.region_device = Some(device).filter(|path| path != "none").map(|path| base.join(path));
     // A volume of the superuser is open to others by default, also if its daemon is a service of
     // another user.
     let (_, origin) = place.config.get(name::MOUNT_ALLOW_OTHER);
@@ -225,6 +227,18 @@ pub fn is_answering(
 /// # Errors
 /// Those of the system.
 pub fn start_daemon(place: &VolumeDir, entry: &NodeEntry) -> CommandResult<StartingProcess> {
+    start_daemon_with(place, entry, &[])
+}
+
+/// As [`start_daemon`], with these arguments besides.
+///
+/// # Errors
+/// Those of the system.
+pub fn start_daemon_with(
+    place: &VolumeDir,
+    entry: &NodeEntry,
+    more: &[OsString],
+) -> CommandResult<StartingProcess> {
     if place.remembered_setting(&in_use_key(entry)).is_some() && !entry.dir.join("FORMAT").exists()
     {
         // The daemon would take an empty directory for a new node, and the files of the old node
@@ -251,6 +265,7 @@ pub fn start_daemon(place: &VolumeDir, entry: &NodeEntry) -> CommandResult<Start
     arguments.extend(["--volume-file".into(), place.volume_file().into()]);
     arguments.extend(["--key-file".into(), place.key_file().into()]);
     arguments.extend(place.at.to_arguments());
+    arguments.extend_from_slice(more);
     let log = log_file(&entry.dir);
     start_process::start_background(DaemonRole::Node, &entry.name, &arguments, Some(&log))
 }
@@ -327,7 +342,8 @@ pub fn resolve_damage<'a>(
     let mut all = Vec::new();
     for entry in entries {
         let mut here = refused(entry);
-        if accept_loss && !here.is_empty() {
+        // Also without a refused store: the node may lack its region device.
+        if accept_loss {
             let order = AdminCall::AcceptLoss;
             match place.send_admin_within(ACCEPT_WAIT, volume, entry, &order) {
                 Ok(AdminReply::Report(done)) => {

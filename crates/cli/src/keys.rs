@@ -87,6 +87,7 @@ pub mod name {
     pub const NODE_LEASE: &str = "node.lease_sec";
     pub const NODE_RESERVE: &str = "node.reserve_mib";
     pub const NODE_PROTOCOL: &str = "node.protocol";
+    pub const NODE_REGION_DEVICE: &str = "node.region_device";
     pub const CLIENT_PATIENCE: &str = "client.patience_sec";
     pub const CLIENT_WHEN_FULL: &str = "client.when_full";
     pub const MOUNT_ENABLED: &str = "mount.enabled";
@@ -102,7 +103,7 @@ pub mod name {
 }
 
 /// All keys. Those of one section follow each other.
-pub static KEYS: [ConfigKey; 22] = [
+pub static KEYS: [ConfigKey; 23] = [
     ConfigKey {
         name: name::LOG,
         flag: "log",
@@ -211,6 +212,19 @@ pub static KEYS: [ConfigKey; 22] = [
         doc: "The newest version of the protocol that daemons, mounts and commands of this machine \
               speak. Set it to the version of the release before while you try a release: then \
               the machine does nothing that the release before does not know.",
+    },
+    ConfigKey {
+        name: name::NODE_REGION_DEVICE,
+        flag: "node-region-device",
+        env: "TATAMI_NODE_REGION_DEVICE",
+        range: KeyRange::Text(4096),
+        unit: "",
+        default: ["none", "none"],
+        doc: "A partition, a loop device or a file of at least 64 MiB, in which the node keeps the \
+              small files of directories with the policy `engine=region`. {node} in it stands for \
+              the node's name, for example /dev/disk/by-partlabel/tatami-{node}. A relative path \
+              begins in the volume's directory. The node remembers it for later starts. none: the \
+              one that it remembers, if there is one.",
     },
     ConfigKey {
         name: name::CLIENT_PATIENCE,

@@ -462,9 +462,12 @@ pub fn print_attr(
             .all_objects()
             .map(|(node, _)| volume.node(node).map_or(node.to_string(), |n| n.name.clone()))
             .collect();
-        let place = match attr.layout.is_inline() {
-            true => "beside the inode".to_owned(),
-            false => nodes.join(", "),
+        let place = match attr.layout {
+            layout if layout.is_inline() => "beside the inode".to_owned(),
+            layout if layout.base().is_in_region() => {
+                format!("{}, in a region of its device", nodes.join(", "))
+            }
+            _ => nodes.join(", "),
         };
         writeln!(out, "  stored  {place}")?;
     }

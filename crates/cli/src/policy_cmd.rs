@@ -21,7 +21,11 @@ pub struct SetArgs {
     /// Keep files up to this size beside their inode, without an object on a disk: 0 (none) to 64k
     #[arg(long, value_name = "SIZE", value_parser = parse_inline)]
     inline: Option<u64>,
-    /// Remove a policy: `inline`
+    /// What keeps the bytes of new files: `file`, the disks of the nodes, or `region`, their region
+    /// devices, for files up to 4 MiB. A node without a device uses its disk
+    #[arg(long, value_name = "ENGINE", value_parser = parse_engine)]
+    engine: Option<u64>,
+    /// Remove a policy: `inline` or `engine`
     #[arg(long, value_name = "POLICY", value_parser = parse_name)]
     unset: Vec<&'static PolicyRow>,
     /// Directories on a mount, or in the volume with a colon in front
@@ -46,9 +50,17 @@ fn row_of(kind: PolicyKind) -> Option<&'static PolicyRow> {
     POLICIES.iter().find(|row| row.kind == kind)
 }
 
-fn parse_inline(text: &str) -> Result<u64, String> {
-    let row = row_of(PolicyKind::Inline).ok_or("unknown")?;
+fn parse_value(kind: PolicyKind, text: &str) -> Result<u64, String> {
+    let row = row_of(kind).ok_or("unknown")?;
     (row.parse)(text).ok_or_else(|| format!("it must be {}", row.values))
+}
+
+fn parse_inline(text: &str) -> Result<u64, String> {
+    parse_value(PolicyKind::Inline, text)
+}
+
+fn parse_engine(text: &str) -> Result<u64, String> {
+    parse_value(PolicyKind::Engine, text)
 }
 
 fn parse_name(name: &str) -> Result<&'static PolicyRow, String> {
@@ -77,7 +89,10 @@ fn find_dir(
 /// # Errors
 /// A path that is no directory of a volume; no permission to change it.
 pub fn set_policies(args: &SetArgs) -> CommandResult {
-    if args.inline.is_none() && args.unset.is_empty() {
+    let said = [(PolicyKind::Inline, args.inline), (PolicyKind::Engine, args.engine)];
+    let said: Vec<(&PolicyRow, u64)> =
+        said.into_iter().filter_map(|(kind, value)| Some((row_of(kind)?, value?))).collect();
+    if said.is_empty() && args.unset.is_empty() {
         let what = "no policy is named".to_owned();
         return Err(CommandFailure::usage(what).try_this("tatami set --inline 4k DIR"));
     }
@@ -93,9 +108,8 @@ pub fn set_policies(args: &SetArgs) -> CommandResult {
             .try_this("tatami config --unset node.protocol"),
             errno => any.operation_failure("cannot set the policies of", errno),
         };
-        let wanted = args.inline.and_then(|value| row_of(PolicyKind::Inline).map(|r| (r, value)));
-        if let Some((row, value)) = wanted {
-            let (name, value) = (row.attribute(), (row.format)(value));
+        for (row, value) in &said {
+            let (name, value) = (row.attribute(), (row.format)(*value));
             let mode = XattrMode::Set;
             client
                 .set_xattr(cred, attr.ino, name.as_bytes(), value.as_bytes(), mode)
@@ -134,7 +148,11 @@ pub fn get_policies(args: &GetArgs) -> CommandResult {
             let shown = value.map_or_else(|| "not set".to_owned(), row.format);
             let style = if value.is_some() { plain } else { DIM };
             table.add_row([(any.to_string(), HEAD), (row.name.to_owned(), plain), (shown, style)]);
-            values.insert(row.name.to_owned(), value.into());
+            let shown = match row.kind {
+                PolicyKind::Inline => value.into(),
+                PolicyKind::Engine => value.map(row.format).into(),
+            };
+            values.insert(row.name.to_owned(), shown);
         }
         let mut one = serde_json::to_value(NameFields::new("path", path)).unwrap_or_default();
         if let Some(fields) = one.as_object_mut() {

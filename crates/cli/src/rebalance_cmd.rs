@@ -19,6 +19,7 @@ use crate::term::{self, HEAD, TermOutput};
 use crate::volume_dir::{ADMIN_TIMEOUT, AdminCallError, VolumeArgs, VolumeDir, executor_name};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
 use std::io::Write;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -60,6 +61,10 @@ pub struct AddArgs {
     /// Data directory of that node, on its machine
     #[arg(long, value_name = "NODEDIR", requires = "address")]
     node_dir: Option<PathBuf>,
+    /// Partition, loop device or file for the small files of directories with the policy
+    /// `engine=region`. {node} in it stands for the node's name
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["hosts", "address"])]
+    region_device: Option<PathBuf>,
     /// Do not move shards
     #[arg(long)]
     no_rebalance: bool,
@@ -130,6 +135,22 @@ struct RebalancedNode {
     bytes: Option<u64>,
 }
 
+impl AddArgs {
+    /// Returns the arguments of the new daemons that the volume's configuration does not have.
+    fn daemon_arguments(&self) -> CommandResult<Vec<OsString>> {
+        let Some(device) = &self.region_device else { return Ok(Vec::new()) };
+        let device = std::path::absolute(device).map_err(|e| {
+            CommandFailure::new(format!("{}: no absolute path: {e}", device.display()))
+        })?;
+        let names_each = device.to_string_lossy().contains("{node}");
+        if self.nodes > 1 && !names_each {
+            let what = "each node needs a region device of its own";
+            return Err(CommandFailure::usage(what).try_this("--region-device '/path/{node}'"));
+        }
+        Ok(vec!["--node-region-device".into(), device.into()])
+    }
+}
+
 /// Adds nodes to the volume.
 ///
 /// # Errors
@@ -175,7 +196,7 @@ pub fn add_nodes(args: &AddArgs) -> CommandResult {
     place.record_nodes_here(&volume, added.iter().copied())?;
     let spinner = term::new_spinner("starting daemons");
     for entry in &entries {
-        daemon::start_daemon(&place, entry)?.wait_ready()?;
+        daemon::start_daemon_with(&place, entry, &args.daemon_arguments()?)?.wait_ready()?;
         daemon::record_in_use(&place, entry)?;
         // The other nodes may have received a newer shard map meanwhile.
         send_map(&place, &volume, entry, &map)?;

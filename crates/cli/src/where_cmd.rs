@@ -12,6 +12,7 @@ use anstyle::Style;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
+use std::path::PathBuf;
 use tatami_client::tree::{VolumeTree, join_path};
 use tatami_client::{DataPattern, find_locations};
 use tatami_cluster::VolumeFile;
@@ -51,6 +52,8 @@ struct WhereReport {
     nodes: Vec<NodeBytes>,
     /// The bytes lie beside the inode, on the node that has it.
     inline: bool,
+    /// What keeps the bytes of a file: `inline`, `region` or `file`; null for a directory.
+    engine: Option<&'static str>,
 }
 
 #[derive(Serialize)]
@@ -141,6 +144,11 @@ fn build_report(
         extents: Vec::new(),
         nodes: Vec::new(),
         inline: attr.kind == InodeKind::File && attr.layout.is_inline(),
+        engine: (attr.kind == InodeKind::File).then_some(match attr.layout {
+            layout if layout.is_inline() => "inline",
+            layout if layout.base().is_in_region() => "region",
+            _ => "file",
+        }),
     };
     match attr.kind {
         InodeKind::File => {
@@ -221,8 +229,11 @@ fn build_extents(volume: &VolumeFile, attr: &Attr, runs: Vec<DataPattern>) -> Ve
     runs.into_iter()
         .map(|run| {
             let node = volume.node(run.node);
-            let object =
-                node.map(|n| tatami_node::backing_path(&n.dir, attr.ino, Piece(run.piece)));
+            let piece = Piece(run.piece);
+            let object = node.map(|n| match piece.is_in_region() {
+                true => PathBuf::from("a region of the node's device"),
+                false => tatami_node::backing_path(&n.dir, attr.ino, piece),
+            });
             ExtentReport {
                 offset: run.offset,
                 len: run.len,

@@ -10,7 +10,15 @@ use crate::remote_object::RemoteObject;
 use crate::tiled_file::TiledFile;
 use parking_lot::Mutex;
 use std::sync::Arc;
+use tatami_wire::object::REGION_MAX;
 use tatami_wire::{Attr, Cap, Errno, Ino, Layout, NodeId, Piece};
+
+/// Whether the daemon of this node has no file to hand over. An object in a region has none, but it
+/// is one of the disk when it is too large for a region. A wrong answer is no error: a daemon asked
+/// for the file makes one, and serves the bytes of any object.
+fn is_likely_in_region(access: &FileAccess, piece: Piece) -> bool {
+    piece.is_in_region() && access.opened.is_none_or(|(_, size)| size <= REGION_MAX)
+}
 
 impl Client {
     /// Opens the bytes of a file, as far as `cap` allows. Sends no request.
@@ -68,7 +76,7 @@ impl Client {
     ) -> Result<Arc<dyn FileBytes>, Errno> {
         let peer = self.node_client(node)?.clone();
         let object = ObjectHandle { access: access.clone(), peer, piece };
-        if self.home() == Some(node) {
+        if self.home() == Some(node) && !is_likely_in_region(access, piece) {
             return Ok(Arc::new(LocalObject::new(object)));
         }
         let stream = self.streams.get_stream(access.ino, piece, &object.peer);

@@ -29,12 +29,29 @@ impl Piece {
     /// No object: the bytes lie beside the inode. No piece of a file gets this number.
     pub const INLINE: Piece = Piece(u32::MAX);
     /// Most pieces that one file may get in its lifetime: their objects have numbers.
-    pub const TILED_MAX: u32 = (u32::MAX - 1) / 2;
+    pub const TILED_MAX: u32 = (1 << 30) - 1;
+    /// The bit of objects that lie in a region of a device, while they fit there.
+    const REGION: u32 = 1 << 31;
+    /// The object of a new file that lies in a region.
+    pub const FIRST_REGION: Piece = Piece(Piece::REGION);
 
     /// The object that holds the bytes of piece `number` of a tiled file, from 1 to
-    /// [`Piece::TILED_MAX`].
+    /// [`Piece::TILED_MAX`]; for a number of [`Piece::region_number`], the object in a region.
     pub fn of_bytes(number: u32) -> Piece {
-        Piece(number.saturating_mul(2).saturating_sub(1))
+        match number & Piece::REGION {
+            0 => Piece(number.saturating_mul(2).saturating_sub(1)),
+            _ => Piece(number),
+        }
+    }
+
+    /// Marks `number`, from 1 to [`Piece::TILED_MAX`], as that of an object in a region.
+    pub fn region_number(number: u32) -> u32 {
+        number | Piece::REGION
+    }
+
+    /// Whether the object lies in a region, if its node has a region device and the object fits.
+    pub fn is_in_region(self) -> bool {
+        self.0 & Piece::REGION != 0 && self != Piece::INLINE
     }
 
     /// The object that holds the journal of piece `number`: the tiles that were added since the
@@ -45,12 +62,15 @@ impl Piece {
 
     /// The number of the piece that this object is a part of; 0 for the base.
     pub fn number(self) -> u32 {
-        self.0.div_ceil(2)
+        match self.is_in_region() {
+            true => self.0 & !Piece::REGION,
+            false => self.0.div_ceil(2),
+        }
     }
 
     /// Whether this object is the journal of a piece.
     pub fn is_journal(self) -> bool {
-        self.0 > 0 && self.0.is_multiple_of(2)
+        self.0 > 0 && self.0.is_multiple_of(2) && !self.is_in_region()
     }
 }
 
@@ -112,6 +132,11 @@ impl Layout {
         Layout::with_base(node, Piece::INLINE, false)
     }
 
+    /// The layout of a new file of small size: one object in a region of this node's device.
+    pub const fn in_region(node: NodeId) -> Layout {
+        Layout::with_base(node, Piece::FIRST_REGION, false)
+    }
+
     /// Whether the bytes lie beside the inode, and the file has no object.
     pub fn is_inline(&self) -> bool {
         self.base == Piece::INLINE
@@ -169,7 +194,18 @@ mod tests {
         let layout = Layout::inline(NodeId(3));
         assert!(layout.is_inline() && !layout.is_tiled() && !layout.is_of_new_file());
         assert_eq!((layout.node(), layout.all_objects().count()), (NodeId(3), 0));
-        assert!(Piece::of_journal(Piece::TILED_MAX) < Piece::INLINE);
+        assert!(Piece::of_journal(Piece::TILED_MAX) < Piece::FIRST_REGION);
+    }
+
+    #[test]
+    fn objects_in_regions_have_numbers_of_their_own() {
+        assert!(Layout::in_region(NodeId(3)).base().is_in_region());
+        assert!(!Piece::INLINE.is_in_region() && !Piece::BASE.is_in_region());
+        for number in [0, 1, 77, Piece::TILED_MAX] {
+            let piece = Piece::of_bytes(Piece::region_number(number));
+            assert!(piece.is_in_region() && !piece.is_journal());
+            assert_eq!(piece.number(), number);
+        }
     }
 
     #[test]

@@ -168,7 +168,10 @@ fn build_inode<S: Store>(
     match new.node {
         InodeTemplate::File(layout) if layout.is_of_new_file() => {
             inode.inline_limit = dir.policies.inline_limit();
+            let in_region = dir.policies.uses_regions();
+            inode.leaves_to_region = in_region && inode.inline_limit > 0;
             inode.layout = match inode.inline_limit {
+                0 if in_region => Layout::in_region(layout.node()),
                 0 => *layout,
                 _ => Layout::inline(layout.node()),
             };

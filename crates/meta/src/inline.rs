@@ -159,6 +159,7 @@ pub(crate) fn leave_inode<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> MetaOutco
 /// Removes the bytes beside the inode, which has another layout from now on.
 pub(crate) fn end_inline<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> MetaOutcome<()> {
     txn.delete_record(keys::inline_bytes(ino));
-    txn.edit_inode(ino)?.inline_limit = 0;
+    let inode = txn.edit_inode(ino)?;
+    (inode.inline_limit, inode.leaves_to_region) = (0, false);
     Ok(())
 }

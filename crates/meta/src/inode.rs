@@ -17,6 +17,7 @@ const LAYOUT_TILED: u8 = 2;
 const LAYOUT_WHOLE_RELOCATED: u8 = 3;
 const LAYOUT_TILED_RELOCATED: u8 = 4;
 const LAYOUT_INLINE: u8 = 5;
+const LAYOUT_INLINE_TO_REGION: u8 = 6;
 
 /// An inode, in memory. Its number is its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,6 +44,8 @@ pub(crate) struct Inode {
     pub layout: Layout,
     /// Of a file with its bytes beside it: the most bytes there.
     pub inline_limit: u32,
+    /// Of such a file: when it outgrows the limit, its bytes move to a region of a device.
+    pub leaves_to_region: bool,
     /// Made by `O_TMPFILE` and not named yet: may still get its first name.
     pub linkable: bool,
     /// A client could write bytes: objects may exist.
@@ -106,6 +109,7 @@ impl Inode {
             parent: Ino(0),
             layout: Layout::whole(NodeId(0)),
             inline_limit: 0,
+            leaves_to_region: false,
             linkable: false,
             touched: false,
             pending_recovery: false,
@@ -228,6 +232,7 @@ impl Inode {
         let layout = match (base, self.layout.is_tiled()) {
             (Piece::BASE, false) => LAYOUT_WHOLE,
             (Piece::BASE, true) => LAYOUT_TILED,
+            (Piece::INLINE, _) if self.leaves_to_region => LAYOUT_INLINE_TO_REGION,
             (Piece::INLINE, _) => LAYOUT_INLINE,
             (_, false) => LAYOUT_WHOLE_RELOCATED,
             (_, true) => LAYOUT_TILED_RELOCATED,
@@ -286,7 +291,7 @@ impl Inode {
         let (base, is_tiled) = match layout {
             LAYOUT_WHOLE => (Piece::BASE, false),
             LAYOUT_TILED => (Piece::BASE, true),
-            LAYOUT_INLINE => {
+            LAYOUT_INLINE | LAYOUT_INLINE_TO_REGION => {
                 inline_limit = r.read_u32()?;
                 (Piece::INLINE, false)
             }
@@ -296,6 +301,7 @@ impl Inode {
             },
             _ => return Err(bad),
         };
+        let leaves_to_region = layout == LAYOUT_INLINE_TO_REGION;
         let layout = Layout::with_base(node, base, is_tiled);
         let range = match flags & flag::PARTITIONED {
             0 => HashRange::ALL,
@@ -337,6 +343,7 @@ impl Inode {
             parent,
             layout,
             inline_limit,
+            leaves_to_region,
             linkable: flags & flag::LINKABLE != 0,
             touched: flags & flag::TOUCHED != 0,
             pending_recovery: flags & flag::PENDING_RECOVERY != 0,
@@ -418,6 +425,8 @@ mod tests {
         let kept = Inode { kind: InodeKind::Dir, policies, range, ..plain.clone() };
         let layout = Layout::inline(NodeId(3));
         let small = Inode { layout, inline_limit: 4096, size: 17, ..plain.clone() };
+        let leaves = Inode { leaves_to_region: true, ..small.clone() };
+        assert_eq!(Inode::decode(&leaves.encode()), Ok(leaves));
         for inode in [rich(), plain, tiled, striped, whole, part, kept, small] {
             assert_eq!(Inode::decode(&inode.encode()), Ok(inode));
         }

@@ -2,14 +2,14 @@
 
 use std::time::UNIX_EPOCH;
 use tatami_cluster::LossMark;
-use tatami_object::ObjectStore;
+use tatami_object::NodeObjects;
 
 /// `status` complains when less than one part in this number of the disk is free.
 const NEARLY_FULL: u64 = 20;
 
 /// See the module.
 pub(crate) struct NodeDisk {
-    pub(crate) objects: ObjectStore,
+    pub(crate) objects: NodeObjects,
     pub(crate) loss_mark: LossMark,
 }
 

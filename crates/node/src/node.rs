@@ -23,7 +23,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tatami_cluster::DataDir;
 use tatami_net::SocketName;
-use tatami_object::ObjectStore;
+use tatami_object::{NodeObjects, NodeRegions, recorded_device};
 use tatami_wire::NodeId;
 use tatami_wire::handshake::ServerIdentity;
 
@@ -86,6 +86,7 @@ impl NodeDaemon {
             allow_other,
             version,
             had_directory,
+            region_device,
         } = options;
         let info = map.find_member(node).cloned();
         let info = info.ok_or(StartError::UnknownNode(node))?;
@@ -101,7 +102,12 @@ impl NodeDaemon {
             listen::listen_for_clients(Path::new(&info.socket), node, allow_other)?;
         let identity = ServerIdentity { volume: map.volume, node, key };
         map.shard_map().ok_or(StartError::ShardMap(map.shards.len()))?;
-        let objects = ObjectStore::open(dir.path())?;
+        let device = region_device.or_else(|| recorded_device(dir.path()));
+        let regions = device.map(|device| {
+            let (volume, accept_loss) = (u128::from_be_bytes(map.volume.0), false);
+            NodeRegions { device, volume, node: node.0, accept_loss }
+        });
+        let objects = NodeObjects::open(dir.path(), regions)?;
         let system = |what| move |source| StartError::System { what, source };
         let shared = Arc::new(NodeContext {
             settings: NodeSettings {
@@ -225,6 +231,7 @@ impl NodeDaemon {
         if let Err(errno) = shared.disk.objects.sync_all() {
             result = Err(RunError::Sync { node, what: "objects", errno });
         }
+        shared.disk.objects.close();
         tracing::info!(%node, "ended");
         // The clients that ordered the end wait for these connections to close: all is on disk now.
         shared.connections.stop_requesters.lock().clear();

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tatami_cluster::DataDirError;
 use tatami_cluster::trusted::TrustError;
 use tatami_net::TlsTrust;
-use tatami_object::ObjectOpenError;
+use tatami_object::NodeObjectsError;
 use tatami_wire::admin::{ClusterMap, Durability};
 use tatami_wire::{NodeId, VolumeKey};
 
@@ -39,6 +39,9 @@ pub struct NodeOptions {
     /// The node has had a data directory before. If the directory must be made now, the old one was
     /// lost.
     pub had_directory: bool,
+    /// The device for small objects: a partition, a loop device or a file. `None`: the one that the
+    /// node has had, if it has.
+    pub region_device: Option<PathBuf>,
 }
 
 impl NodeOptions {
@@ -63,6 +66,7 @@ impl NodeOptions {
             allow_other: rustix::process::geteuid().is_root(),
             version,
             had_directory: false,
+            region_device: None,
         }
     }
 }
@@ -78,7 +82,7 @@ pub enum StartError {
     #[error("{0}")]
     DataDir(#[from] DataDirError),
     #[error("{0}")]
-    Objects(#[from] ObjectOpenError),
+    Objects(#[from] NodeObjectsError),
     #[error("namespace in {}: {source}", path.display())]
     Meta { path: PathBuf, source: tatami_meta::MetaOpenError },
     #[error(

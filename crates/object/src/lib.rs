@@ -18,12 +18,15 @@ mod disk;
 pub mod fault;
 mod listing;
 mod name;
+mod node_objects;
 mod object;
 mod spares;
 mod store;
 
 pub use disk::{Disk, KernelDisk};
 pub use name::{OBJECTS_DIR, backing_path};
+pub use node_objects::{NodeObjects, NodeObjectsError};
 pub use object::Object;
 pub use spares::boot_number;
 pub use store::{ObjectListing, ObjectOpenError, ObjectStore};
+pub use tatami_region::{NodeRegions, recorded_device};

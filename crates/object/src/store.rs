@@ -510,6 +510,11 @@ impl ObjectStore {
         }
     }
 
+    /// Fails with `ESTALE` for an object whose inode was removed.
+    pub(crate) fn refuse_removed(&self, key: ObjectKey) -> Result<(), Errno> {
+        self.check_not_removed(key)
+    }
+
     /// Returns the open object for a change; makes it if there is none.
     fn find_or_create(&self, key: ObjectKey) -> Result<Arc<Object>, Errno> {
         self.refuse_failed(key)?;

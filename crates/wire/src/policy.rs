@@ -16,6 +16,8 @@ pub const INLINE_MAX: usize = 64 << 10;
 pub enum PolicyKind {
     /// Files up to so many bytes are kept beside their inode. 0: none.
     Inline,
+    /// What keeps the bytes of new files: 0, files of the nodes' disks; 1, regions of their devices.
+    Engine,
 }
 
 /// What is known of a policy.
@@ -36,14 +38,27 @@ pub struct PolicyRow {
 }
 
 /// All known policies, ordered by [`PolicyRow::id`]. A policy is added by a row.
-pub const POLICIES: [PolicyRow; 1] = [PolicyRow {
-    kind: PolicyKind::Inline,
-    name: "inline",
-    id: 1,
-    values: "a size from 0 to 64k",
-    parse: |text| parse_size(text).filter(|size| *size <= INLINE_MAX as u64),
-    format: |value| value.to_string(),
-}];
+pub const POLICIES: [PolicyRow; 2] = [
+    PolicyRow {
+        kind: PolicyKind::Inline,
+        name: "inline",
+        id: 1,
+        values: "a size from 0 to 64k",
+        parse: |text| parse_size(text).filter(|size| *size <= INLINE_MAX as u64),
+        format: |value| value.to_string(),
+    },
+    PolicyRow {
+        kind: PolicyKind::Engine,
+        name: "engine",
+        id: 2,
+        values: "file or region",
+        parse: |text| ENGINES.iter().position(|name| *name == text).map(|at| at as u64),
+        format: |value| ENGINES.get(value as usize).copied().unwrap_or_default().to_owned(),
+    },
+];
+
+/// The values of [`PolicyKind::Engine`], in the order of their numbers.
+pub const ENGINES: [&str; 2] = ["file", "region"];
 
 /// Reads a number of bytes, with `k` for 1024 or without.
 fn parse_size(text: &str) -> Option<u64> {
@@ -76,6 +91,7 @@ impl PolicyRow {
     fn place(kind: PolicyKind) -> usize {
         match kind {
             PolicyKind::Inline => 0,
+            PolicyKind::Engine => 1,
         }
     }
 }
@@ -104,6 +120,11 @@ impl Policies {
     pub fn present(&self) -> impl Iterator<Item = (&'static PolicyRow, u64)> + use<> {
         let values = self.0;
         POLICIES.iter().filter_map(move |row| Some((row, values[PolicyRow::place(row.kind)]?)))
+    }
+
+    /// Whether new files lie in regions of devices.
+    pub fn uses_regions(&self) -> bool {
+        self.value_of(PolicyKind::Engine) == Some(1)
     }
 
     /// Returns the limit of files that are kept beside their inode, in bytes.
@@ -139,6 +160,8 @@ mod tests {
         for text in ["", "k", "-1", "+1", "65k", "65537", "4 k", "4kk", "99999999999999999999k"] {
             assert_eq!(inline(text), None, "{text}");
         }
+        let engine = POLICIES[1].parse;
+        assert_eq!((engine("file"), engine("region"), engine("tape")), (Some(0), Some(1), None));
         assert!(matches!(PolicyRow::of_attribute(b"user.tatami.colour"), Some(None)));
         assert!(PolicyRow::of_attribute(b"user.other").is_none());
     }

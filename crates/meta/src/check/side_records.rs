@@ -53,7 +53,10 @@ impl SideRecords {
         let was_known = known.is_some();
         let mut tiled =
             known.unwrap_or_else(|| TiledRecord::default().with_base(inode.size, inode.blocks));
-        let base = if inode.layout.is_inline() { 0 } else { inode.layout.base().number() };
+        let base = match inode.layout.is_inline() {
+            true => 0,
+            false => inode.layout.base().number(),
+        };
         let highest = self.highest.max(base);
         tiled.next = tiled.next.max(highest.saturating_add(1));
         (tiled.pieces, tiled.open, tiled.blocks) = (self.pieces, self.open, self.blocks);

@@ -123,18 +123,21 @@ pub(crate) fn reserve_objects<S: Store>(
     txn.require_room()?;
     let mut tiled =
         tiled.unwrap_or_else(|| TiledRecord::default().with_base(inode.size, inode.blocks));
-    let first = tiled.next;
-    if nodes.len() as u32 > Piece::TILED_MAX.saturating_sub(first) {
+    if nodes.len() as u32 > Piece::TILED_MAX.saturating_sub(tiled.next) {
         return Err(Errno::EFBIG.into());
     }
+    // A file of one object stays in a region, and one that leaves its inode goes where its
+    // directory says.
+    let in_region = inode.leaves_to_region || inode.layout.base().is_in_region();
+    let first = match nodes {
+        [_] if in_region => Piece::region_number(tiled.next),
+        _ => tiled.next,
+    };
     let value = reservation_value(txn.ctx.client);
-    for node in nodes {
-        txn.put_record(
-            keys::dropped_object(*node, ino, Piece::of_bytes(tiled.next)),
-            value.clone(),
-        );
-        tiled.next += 1;
+    for (number, node) in (first..).zip(nodes) {
+        txn.put_record(keys::dropped_object(*node, ino, Piece::of_bytes(number)), value.clone());
     }
+    tiled.next += nodes.len() as u32;
     let stamp = next_stamp(txn, &mut tiled);
     put_tiled(txn, ino, &tiled);
     let inode = txn.edit_hidden(ino)?;
@@ -172,7 +175,7 @@ pub(crate) fn apply_relayout<S: Store>(
         place_piece(txn, ino, piece, &mut new)?;
     }
     let (node, number) = base;
-    if pieces.iter().any(|piece| piece.piece == number) {
+    if pieces.iter().any(|piece| piece.piece == number || piece.piece > Piece::TILED_MAX) {
         return Err(Errno::EINVAL.into());
     }
     let object = Piece::of_bytes(number);

@@ -105,7 +105,11 @@ fn execute_call(
             AdminReply::Done
         }
         AdminCall::Shutdown => AdminReply::Done,
-        AdminCall::AcceptLoss => AdminReply::Report(accept_loss(shared)),
+        AdminCall::AcceptLoss => {
+            let mut report = accept_loss(shared);
+            report.extend(shared.disk.objects.accept_region_loss());
+            AdminReply::Report(report)
+        }
         AdminCall::Space => AdminReply::Space(shared.disk_space()?),
         AdminCall::Announce(info) => {
             let why_not = info.why_not.as_deref().unwrap_or_default();

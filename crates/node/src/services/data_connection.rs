@@ -53,7 +53,7 @@ pub(crate) fn serve_data(
     };
     let ended = connection.run();
     if let Some(table) = connection.spare_table
-        && let Err(error) = shared.disk.objects.end_spare_table(table)
+        && let Err(error) = shared.disk.objects.files().end_spare_table(table)
     {
         tracing::error!(%error, "some files that were lent stay so until the daemon starts again");
     }
@@ -194,12 +194,7 @@ impl DataConnection<'_> {
                     tracing::error!(%ino, %error, "sync of an object failed");
                 }))
             }
-            ObjectOp::Stat => {
-                let state = objects
-                    .open_object(ino, piece)
-                    .and_then(|object| object.map_or(Ok(ObjectState::default()), |o| o.state()));
-                plain(state.map(ObjectReply::State))
-            }
+            ObjectOp::Stat => plain(self.find_state(ino, piece).map(ObjectReply::State)),
             ObjectOp::OpenFd { create } => self.check_descriptor_passing().and_then(|()| {
                 let fd = objects.open_fd(ino, piece, call.cap.access, create)?;
                 Ok((ObjectReply::Opened, ReplyAttachment::Descriptors(vec![fd])))
@@ -215,13 +210,22 @@ impl DataConnection<'_> {
         })
     }
 
+    /// Returns the state of an object, which may be open already.
+    fn find_state(&self, ino: Ino, piece: Piece) -> Result<ObjectState, Errno> {
+        let objects = &self.shared.disk.objects;
+        match objects.open_object(ino, piece)? {
+            Some(object) => object.state(),
+            None => objects.stat(ino, piece),
+        }
+    }
+
     /// Grants the client a table of spare files until the connection ends.
     fn grant_spares(&mut self, table: u64) -> Result<(ObjectReply, ReplyAttachment), Errno> {
         self.check_spare_access()?;
         if self.spare_table.is_some() {
             return Err(Errno::EBUSY);
         }
-        let fd = self.shared.disk.objects.create_spare_table(table)?;
+        let fd = self.shared.disk.objects.files().create_spare_table(table)?;
         self.spare_table = Some(table);
         Ok((ObjectReply::Opened, ReplyAttachment::Descriptors(vec![fd])))
     }
@@ -234,7 +238,7 @@ impl DataConnection<'_> {
         let table = self.spare_table.ok_or(Errno::ENOENT)?;
         let mut fds = Vec::with_capacity(slots.len());
         for slot in slots {
-            match self.shared.disk.objects.renew_spare(table, (*slot).into()) {
+            match self.shared.disk.objects.files().renew_spare(table, (*slot).into()) {
                 Ok(fd) => fds.push(fd),
                 Err(error) if fds.is_empty() => return Err(error),
                 Err(_) => break,

@@ -1,0 +1,364 @@
+//! Writes objects to regions, many at a time.
+//!
+//! A changed object is written as a whole, to a region that nothing refers to. Its head and its
+//! bytes are under way together: a head counts only if the checksums of its bytes are right, and a
+//! power cut before the flush leaves the older region and the journal. In each batch, in this order:
+//!
+//! 1. The journal is synced. So no region ever has a change that the journal could lose.
+//! 2. Bytes, heads and the heads of new extents are written. So are zeros in place of heads that
+//!    ended before: those of removed objects, and of the older regions of objects that earlier
+//!    batches wrote.
+//! 3. The device is flushed. From here on the new regions count, and ended ones are free.
+//!
+//! A half of the journal is free when all objects that had changed are written, and all heads that
+//! had ended are gone.
+
+use crate::aligned::AlignedBuffer;
+use crate::allocator::ExtentClaim;
+use crate::block_device::{DeviceWriter, WritePart};
+use crate::class::{BLOCK, REGION_MAX, RegionNumber, SizeClass};
+use crate::journal::Journal;
+use crate::region_head::{ExtentHead, RegionHead, sum_chunks};
+use crate::store_parts::{EndedRegion, StoreParts};
+use crate::stored_object::{ChunkSums, RegionObject, StoredVersion};
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Room for bytes of objects in one batch.
+const BYTES_ROOM: usize = 2 * REGION_MAX as usize;
+/// Most heads that one batch writes or ends.
+const HEADS_MAX: usize = 512;
+/// Most extents that one batch begins.
+const CLAIMS_MAX: usize = 64;
+/// After so many batches in a row with a failed write, the device counts as broken.
+const FAILURES_MAX: u32 = 8;
+
+/// An object that is written.
+struct WriteJob {
+    object: Arc<RegionObject>,
+    class: SizeClass,
+    head: RegionHead,
+    region: RegionNumber,
+}
+
+/// A block of heads that is written, in the writer's memory.
+struct HeadBlock {
+    at: usize,
+    is_readable: bool,
+}
+
+/// The device refuses to be written. The cause is logged.
+#[derive(Debug)]
+pub(crate) struct DeviceFailed;
+
+/// See the module.
+pub(crate) struct Writeback {
+    parts: Arc<StoreParts>,
+    writer: Box<dyn DeviceWriter>,
+    /// For blocks of heads.
+    block: AlignedBuffer,
+    failures: u32,
+}
+
+impl Writeback {
+    pub(crate) fn new(parts: Arc<StoreParts>) -> io::Result<Writeback> {
+        let len = BYTES_ROOM + (2 * HEADS_MAX + CLAIMS_MAX) * BLOCK;
+        let writer = parts.device.make_writer(len)?;
+        Ok(Writeback { parts, writer, block: AlignedBuffer::new(BLOCK), failures: 0 })
+    }
+
+    /// Writes whenever that is needed, until the store ends. Then writes all.
+    pub(crate) fn run(mut self) {
+        loop {
+            self.parts.must_write.wait();
+            let stops = self.parts.must_stop.load(Ordering::Acquire);
+            if self.write_what_must_be().is_err() || stops && self.write_all().is_err() {
+                // Writers that wait learn it now.
+                self.parts.dirty_room.notify_all();
+                return;
+            }
+            if stops {
+                return;
+            }
+        }
+    }
+
+    /// Frees the half of the journal that is full, and memory above its bound.
+    pub(crate) fn write_what_must_be(&mut self) -> Result<(), DeviceFailed> {
+        while let Some(half) = self.parts.journal.get().and_then(Journal::find_closing) {
+            self.write_all()?;
+            if let Some(journal) = self.parts.journal.get() {
+                journal.free_half(half);
+            }
+        }
+        while self.parts.dirty.lock().bytes > self.parts.limits.dirty / 2 {
+            self.write_batch()?;
+        }
+        Ok(())
+    }
+
+    /// Writes all objects that have changed before the call, and ends all heads that have ended.
+    pub(crate) fn write_all(&mut self) -> Result<(), DeviceFailed> {
+        let mut objects = self.parts.dirty.lock().objects.len();
+        while objects > 0 {
+            objects = objects.saturating_sub(self.write_batch()?.0);
+        }
+        let mut ended = self.parts.ended.lock().len();
+        while ended > 0 {
+            ended = ended.saturating_sub(self.write_batch()?.1);
+        }
+        Ok(())
+    }
+
+    /// Writes one batch. Returns how many objects it took from the queue, and how many heads ended.
+    fn write_batch(&mut self) -> Result<(usize, usize), DeviceFailed> {
+        self.discard_emptied();
+        let ended: Vec<EndedRegion> = {
+            let mut ended = self.parts.ended.lock();
+            let count = ended.len().min(HEADS_MAX);
+            ended.drain(..count).collect()
+        };
+        let (jobs, mut parts, taken) = self.collect_jobs();
+        if jobs.is_empty() && ended.is_empty() {
+            return Ok((taken, 0));
+        }
+        if let Some(journal) = self.parts.journal.get()
+            && journal.sync().is_err()
+        {
+            return Err(self.give_up("the journal cannot be synced"));
+        }
+        let mut claims = self.parts.allocator.lock().take_claims();
+        let later = claims.split_off(claims.len().min(CLAIMS_MAX));
+        self.parts.allocator.lock().put_back_claims(later);
+        let blocks = self.prepare_heads(&jobs, &ended);
+        parts.extend(
+            blocks.iter().filter(|(_, block)| block.is_readable).map(|(to, block)| WritePart {
+                from: block.at,
+                len: BLOCK,
+                to: *to,
+            }),
+        );
+        parts.extend(self.prepare_claims(&claims));
+        let written = self.writer.write_parts(&parts);
+        let failed: Vec<WritePart> =
+            parts.iter().zip(&written).filter(|(_, w)| w.is_err()).map(|(part, _)| *part).collect();
+        if let Some(error) = written.iter().find_map(|w| w.as_ref().err()) {
+            tracing::error!(%error, parts = failed.len(), "the region device could not be written");
+        }
+        if self.parts.device.flush().is_err() {
+            return Err(self.give_up("the region device cannot be flushed"));
+        }
+        let count = ended.len();
+        self.finish_ended(ended, &blocks, &failed);
+        self.finish_jobs(jobs, &blocks, &failed, &claims)?;
+        self.parts.cache.drop_images(self.parts.limits.cached);
+        Ok((taken, count))
+    }
+
+    fn give_up(&self, cause: &str) -> DeviceFailed {
+        tracing::error!("regions take no more changes: {cause}; check the device");
+        if let Some(journal) = self.parts.journal.get() {
+            journal.refuse_changes();
+        }
+        DeviceFailed
+    }
+
+    /// Discards extents without a region in use. Only this thread writes, so nothing of a new class
+    /// can be there yet.
+    fn discard_emptied(&self) {
+        let geometry = self.parts.superblock.geometry;
+        for extent in std::mem::take(&mut *self.parts.emptied.lock()) {
+            if self.parts.allocator.lock().is_unclaimed(extent) {
+                self.parts.device.discard(geometry.extent_offset(extent), geometry.extent_len);
+            }
+        }
+    }
+
+    /// Takes objects from the queue, as many as fit, and puts their bytes into the memory. Returns
+    /// them, the parts to write, and how many the queue has lost.
+    fn collect_jobs(&mut self) -> (Vec<WriteJob>, Vec<WritePart>, usize) {
+        let (mut jobs, mut parts, mut at) = (Vec::new(), Vec::<WritePart>::new(), 0);
+        let mut taken = 0;
+        while jobs.len() < HEADS_MAX && at + REGION_MAX as usize <= BYTES_ROOM {
+            let Some(object) = self.parts.dirty.lock().objects.pop_front() else { break };
+            taken += 1;
+            let mut content = object.content.lock();
+            content.is_queued = false;
+            let (Some(region), Some(image)) = (content.target, content.image.clone()) else {
+                continue;
+            };
+            let class = self.parts.allocator.lock().class_of(region.extent);
+            let Some((class, generation)) = class.filter(|_| !content.is_gone) else { continue };
+            content.target = None;
+            content.is_in_flight = true;
+            self.parts.uncount_dirty(&mut content);
+            let head = RegionHead {
+                generation,
+                key: object.key,
+                seq: content.seq,
+                size: content.size,
+                mtime: content.mtime,
+                changed: content.changed,
+                sums: sum_chunks(&image),
+            };
+            drop(content);
+            let len = image.len().next_multiple_of(BLOCK);
+            let room = &mut self.writer.memory()[at..at + len];
+            room[..image.len()].copy_from_slice(&image);
+            room[image.len()..].fill(0);
+            let to = self.parts.superblock.geometry.region_offset(class, region);
+            match parts.last_mut() {
+                Some(last) if last.to + last.len as u64 == to => last.len += len,
+                _ if len > 0 => parts.push(WritePart { from: at, len, to }),
+                _ => {}
+            }
+            at += len;
+            jobs.push(WriteJob { object, class, head, region });
+        }
+        (jobs, parts, taken)
+    }
+
+    /// Brings all blocks with heads that change to the memory, and changes them.
+    fn prepare_heads(
+        &mut self,
+        jobs: &[WriteJob],
+        ended: &[EndedRegion],
+    ) -> BTreeMap<u64, HeadBlock> {
+        let geometry = self.parts.superblock.geometry;
+        let mut blocks = BTreeMap::new();
+        let old = ended.iter().filter_map(|ended| {
+            let (class, _) = self.parts.allocator.lock().class_of(ended.region.extent)?;
+            Some((class, ended.region, None))
+        });
+        let new = jobs.iter().map(|job| (job.class, job.region, Some(&job.head)));
+        for (class, region, head) in old.chain(new).collect::<Vec<_>>() {
+            let (to, place) = geometry.head_place(class, region);
+            let next = BYTES_ROOM + blocks.len() * BLOCK;
+            let block = match blocks.entry(to) {
+                std::collections::btree_map::Entry::Occupied(found) => found.into_mut(),
+                std::collections::btree_map::Entry::Vacant(place) => {
+                    let read = self.parts.device.read_at(&mut self.block, BLOCK, to);
+                    let is_readable = read.is_ok();
+                    self.writer.memory()[next..next + BLOCK].copy_from_slice(self.block.bytes());
+                    place.insert(HeadBlock { at: next, is_readable })
+                }
+            };
+            let bytes = head.map_or(vec![0; class.head_len()], |head| head.encode(class, region));
+            let at = block.at + place;
+            self.writer.memory()[at..at + bytes.len()].copy_from_slice(&bytes);
+        }
+        blocks
+    }
+
+    fn prepare_claims(&mut self, claims: &[ExtentClaim]) -> Vec<WritePart> {
+        let superblock = self.parts.superblock;
+        let mut parts = Vec::with_capacity(claims.len());
+        for (number, claim) in claims.iter().enumerate() {
+            let ExtentClaim { extent, class, generation } = *claim;
+            let block = ExtentHead { superblock, extent, class, generation }.encode();
+            let from = BYTES_ROOM + (2 * HEADS_MAX + number) * BLOCK;
+            self.writer.memory()[from..from + BLOCK].copy_from_slice(&block);
+            let copies = superblock.geometry.extent_heads(extent);
+            parts.extend(copies.map(|to| WritePart { from, len: BLOCK, to }));
+        }
+        parts
+    }
+
+    /// Frees regions whose heads are gone.
+    fn finish_ended(
+        &self,
+        ended: Vec<EndedRegion>,
+        blocks: &BTreeMap<u64, HeadBlock>,
+        failed: &[WritePart],
+    ) {
+        let geometry = self.parts.superblock.geometry;
+        for EndedRegion { region, is_bad } in ended {
+            let class = self.parts.allocator.lock().class_of(region.extent);
+            let Some((class, _)) = class else { continue };
+            let (to, _) = geometry.head_place(class, region);
+            let is_gone = blocks.get(&to).is_some_and(|block| block.is_readable)
+                && !failed.iter().any(|part| part.to == to);
+            if is_gone && !is_bad {
+                self.parts.free_region(region);
+            } else {
+                self.parts.allocator.lock().note_bad();
+            }
+        }
+    }
+
+    /// Makes what was written the objects' version. What failed goes to another region.
+    fn finish_jobs(
+        &mut self,
+        jobs: Vec<WriteJob>,
+        blocks: &BTreeMap<u64, HeadBlock>,
+        failed: &[WritePart],
+        claims: &[ExtentClaim],
+    ) -> Result<(), DeviceFailed> {
+        let geometry = self.parts.superblock.geometry;
+        let lost_claims: Vec<ExtentClaim> = claims
+            .iter()
+            .filter(|c| {
+                let copies = geometry.extent_heads(c.extent);
+                failed.iter().any(|part| copies.contains(&part.to))
+            })
+            .copied()
+            .collect();
+        let mut has_failed = false;
+        for job in jobs {
+            let (block, _) = geometry.head_place(job.class, job.region);
+            let from = geometry.region_offset(job.class, job.region);
+            let end = from + job.head.size;
+            let is_written = blocks.get(&block).is_some_and(|block| block.is_readable)
+                && !lost_claims.iter().any(|claim| claim.extent == job.region.extent)
+                && !failed.iter().any(|part| {
+                    part.to == block || part.to < end && from < part.to + part.len as u64
+                });
+            has_failed |= !is_written;
+            match is_written {
+                true => self.note_written(job),
+                false => self.write_elsewhere(job)?,
+            }
+        }
+        self.parts.allocator.lock().put_back_claims(lost_claims);
+        self.failures = if has_failed { self.failures + 1 } else { 0 };
+        if self.failures > FAILURES_MAX {
+            return Err(self.give_up("writes to the region device fail"));
+        }
+        Ok(())
+    }
+
+    fn note_written(&self, job: WriteJob) {
+        let mut content = job.object.content.lock();
+        content.is_in_flight = false;
+        let ended = |region| EndedRegion { region, is_bad: false };
+        if content.is_gone {
+            self.parts.ended.lock().push_back(ended(job.region));
+            return;
+        }
+        let RegionHead { seq, size, sums, .. } = job.head;
+        let stored = StoredVersion { region: job.region, seq, size, sums: ChunkSums::new(&sums) };
+        if let Some(old) = content.stored.replace(stored) {
+            self.parts.ended.lock().push_back(ended(old.region));
+        }
+        if content.target.is_none() {
+            self.parts.cache.count_image(&job.object, &mut content, Some(size as usize));
+        }
+    }
+
+    /// Gives an object another region. The one that failed may have a head that is valid, without
+    /// its bytes: that must end, and the region is not used again.
+    fn write_elsewhere(&self, job: WriteJob) -> Result<(), DeviceFailed> {
+        self.parts.ended.lock().push_back(EndedRegion { region: job.region, is_bad: true });
+        let mut content = job.object.content.lock();
+        content.is_in_flight = false;
+        if content.is_gone || content.target.is_some() {
+            return Ok(());
+        }
+        let region = self.parts.reserve_region(content.size);
+        content.target = Some(region.ok_or_else(|| self.give_up("no region is left"))?);
+        self.parts.count_dirty(&job.object, &mut content);
+        Ok(())
+    }
+}
