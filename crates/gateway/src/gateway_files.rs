@@ -1,7 +1,7 @@
 //! The files that the process at the other site has open, and its calls on them.
 
 use crate::backend_choice::{choose_backend, hints_of, open_file};
-use crate::copy_files::CopyFiles;
+use crate::copy_files;
 use crate::data_connections::SiteConnections;
 use crate::lock_watch::LockWatch;
 use crate::mount_table::MountTable;
@@ -11,6 +11,7 @@ use crate::refusal::{failure, not_open, path_of, refuse};
 use crate::sealed_parts::SealedParts;
 use crate::tree_removal::SiteTreeRemoval;
 use rustix::io::Errno;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
 use std::path::PathBuf;
@@ -25,6 +26,8 @@ use tatami_tiled::{
 
 /// Most bytes that one rank seals: a reply has this much room.
 const SEALED_MAX: usize = 1 << 19;
+/// Most listings of which some pieces have been sent.
+const LISTINGS_MAX: usize = 64;
 
 /// The open files, by the numbers that the other side has chosen.
 pub(crate) struct GatewayFiles {
@@ -32,8 +35,8 @@ pub(crate) struct GatewayFiles {
     files: Arc<SharedOpenFiles>,
     connections: SiteConnections,
     sealed: SealedParts,
-    copies: CopyFiles,
-    listing: Option<SiteListing>,
+    /// Listings of which some pieces have been sent, by their numbers.
+    listings: BTreeMap<u64, SiteListing>,
     removal: Option<SiteTreeRemoval>,
     mount: MountTable,
 }
@@ -43,9 +46,9 @@ impl GatewayFiles {
     pub(crate) fn new(watch: LockWatch) -> GatewayFiles {
         let files = Arc::new(SharedOpenFiles::default());
         let connections = SiteConnections::new(files.clone());
-        let (sealed, copies) = (SealedParts::default(), CopyFiles::default());
-        let (mount, listing, removal) = (MountTable::default(), None, None);
-        GatewayFiles { watch, files, connections, sealed, copies, listing, removal, mount }
+        let (sealed, mount, removal) = (SealedParts::default(), MountTable::default(), None);
+        let listings = BTreeMap::new();
+        GatewayFiles { watch, files, connections, sealed, listings, removal, mount }
     }
 
     /// Carries out a call. The bytes of a read go to `out`.
@@ -85,26 +88,12 @@ impl GatewayFiles {
                 self.files.find(file)?.set_view(view);
                 Ok(RemoteReply::Done)
             }
-            RemoteCall::Write { file, stream, sum } => match self.copies.find(file) {
-                Some(copy) => {
-                    check_sum(payload, sum)?;
-                    copy.write(stream, payload).map(|()| RemoteReply::Done)
-                }
-                None => self.files.write(file, stream, sum, payload),
-            },
-            RemoteCall::Read { file, stream, len } => match self.copies.find(file) {
-                Some(copy) => {
-                    out.resize((len as usize).min(BYTES_MAX), 0);
-                    let read = copy.read(stream, out)?;
-                    out.truncate(read);
-                    Ok(RemoteReply::Bytes { sum: sum_bytes(out) })
-                }
-                None => self.files.read(file, stream, len, out),
-            },
+            RemoteCall::Write { file, stream, sum } => self.files.write(file, stream, sum, payload),
+            RemoteCall::Read { file, stream, len } => self.files.read(file, stream, len, out),
             RemoteCall::Size { file } => {
                 self.files.find(file)?.file_size().map(RemoteReply::Size).map_err(failure)
             }
-            RemoteCall::SetSize { file, size } => match self.copies.find(file) {
+            RemoteCall::SetSize { file, size } => match self.files.copies.find(file) {
                 Some(copy) => copy.set_size(size).map(|()| RemoteReply::Done),
                 None => done(self.files.find(file)?.set_size(size)),
             },
@@ -155,7 +144,7 @@ impl GatewayFiles {
             }
             RemoteCall::Close { file } => {
                 self.files.remove(file);
-                self.copies.close(file);
+                self.files.copies.close(file);
                 self.sealed.forget_file(file);
                 Ok(RemoteReply::Done)
             }
@@ -186,6 +175,16 @@ impl GatewayFiles {
                 self.connections.close(connection);
                 Ok(RemoteReply::Done)
             }
+            RemoteCall::PutFile { path, mode, change, may_replace, sum } => {
+                check_sum(payload, sum)?;
+                let path = path_of(&path)?;
+                copy_files::put_file(path, mode, change, may_replace, payload)?;
+                Ok(RemoteReply::Done)
+            }
+            RemoteCall::FetchFile { path, len } => {
+                let attr = copy_files::fetch_file(path_of(&path)?, len, out)?;
+                Ok(RemoteReply::Fetched { attr, sum: sum_bytes(out) })
+            }
             other => self.try_command(other),
         }
     }
@@ -198,9 +197,14 @@ impl GatewayFiles {
                 path_calls::look_at(path_of(&path)?, follow).map(RemoteReply::Entry)
             }
             RemoteCall::List { path, listing, piece } => {
-                let known = self.listing.take();
+                let known = self.listings.remove(&listing);
                 let (reply, rest) = path_calls::list_piece(known, path_of(&path)?, listing, piece)?;
-                self.listing = rest;
+                if let Some(rest) = rest {
+                    if self.listings.len() >= LISTINGS_MAX {
+                        self.listings.pop_first();
+                    }
+                    self.listings.insert(listing, rest);
+                }
                 Ok(reply)
             }
             RemoteCall::MakeDir { path, mode, is_exact } => {
@@ -224,18 +228,26 @@ impl GatewayFiles {
                 Ok(RemoteReply::Removed(step))
             }
             RemoteCall::OpenSource { file, path, same } => {
-                let entry = self.copies.open_source(file, path_of(&path)?, same)?;
+                let entry = self.files.copies.open_source(file, path_of(&path)?, same)?;
                 Ok(RemoteReply::Entry(entry))
             }
             RemoteCall::FindData { file, from } => {
-                let copy = self.copies.find(file).ok_or_else(not_open)?;
+                let copy = self.files.copies.find(file).ok_or_else(not_open)?;
                 copy.find_data(from).map(RemoteReply::Data)
             }
+            RemoteCall::SumBlocks { file, from, end } => {
+                let copy = self.files.copies.find(file).ok_or_else(not_open)?;
+                copy.sum_blocks(from, end).map(RemoteReply::Sums)
+            }
+            RemoteCall::OpenPart { file, path, mode, record } => {
+                let copies = &self.files.copies;
+                copies.open_part(file, path_of(&path)?, mode, &record).map(RemoteReply::Part)
+            }
             RemoteCall::OpenSink { file, path, mode } => {
-                self.copies.open_sink(file, path_of(&path)?, mode).map(done)
+                self.files.copies.open_sink(file, path_of(&path)?, mode).map(done)
             }
             RemoteCall::FinishSink { file, change, may_replace } => {
-                self.copies.finish_sink(file, change, may_replace).map(done)
+                self.files.copies.finish_sink(file, change, may_replace).map(done)
             }
             _ => Err(refuse(Errno::NOSYS, "an unknown call")),
         }

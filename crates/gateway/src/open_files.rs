@@ -1,6 +1,7 @@
-//! The shared files that the process at the other site has open. The threads of data connections
+//! The files that the process at the other site has open. The threads of data connections
 //! read and write them as well. A file itself lets one access after the other in.
 
+use crate::copy_files::CopyFiles;
 use crate::refusal::{FILES_MAX, failure, not_open, refuse};
 use parking_lot::RwLock;
 use rustix::io::Errno;
@@ -12,7 +13,11 @@ use tatami_tiled::{Buffer, RankFile};
 
 /// The open files, by the numbers that the other side has chosen.
 #[derive(Default)]
-pub(crate) struct SharedOpenFiles(RwLock<HashMap<u64, Arc<RankFile>>>);
+pub(crate) struct SharedOpenFiles {
+    ranks: RwLock<HashMap<u64, Arc<RankFile>>>,
+    /// Sources and sinks of copies. Their numbers are others.
+    pub(crate) copies: CopyFiles,
+}
 
 pub(crate) fn check_sum(payload: &[u8], sum: u32) -> Result<(), RemoteFailure> {
     match sum == sum_bytes(payload) {
@@ -28,27 +33,27 @@ fn one_byte() -> Result<Shape, RemoteFailure> {
 impl SharedOpenFiles {
     /// Refuses one more file where there are too many.
     pub(crate) fn check_room(&self) -> Result<(), RemoteFailure> {
-        match self.0.read().len() < FILES_MAX {
+        match self.ranks.read().len() < FILES_MAX {
             true => Ok(()),
             false => Err(refuse(Errno::MFILE, "too many open files")),
         }
     }
 
     pub(crate) fn insert(&self, number: u64, file: RankFile) {
-        self.0.write().insert(number, Arc::new(file));
+        self.ranks.write().insert(number, Arc::new(file));
     }
 
     pub(crate) fn remove(&self, number: u64) {
-        let removed = self.0.write().remove(&number);
+        let removed = self.ranks.write().remove(&number);
         // Its last steps on the disk happen without the lock of the table.
         drop(removed);
     }
 
     pub(crate) fn find(&self, number: u64) -> Result<Arc<RankFile>, RemoteFailure> {
-        self.0.read().get(&number).cloned().ok_or_else(not_open)
+        self.ranks.read().get(&number).cloned().ok_or_else(not_open)
     }
 
-    /// Writes bytes through the view of a file.
+    /// Writes bytes through the view of a file, or into a copy.
     pub(crate) fn write(
         &self,
         number: u64,
@@ -57,12 +62,15 @@ impl SharedOpenFiles {
         payload: &mut [u8],
     ) -> Result<RemoteReply, RemoteFailure> {
         check_sum(payload, sum)?;
+        if let Some(copy) = self.copies.find(number) {
+            return copy.write(stream, payload).map(|()| RemoteReply::Done);
+        }
         let byte = one_byte()?;
         let written = self.find(number)?.write(stream, &Buffer::from_slice(payload, &byte));
         written.map(|_| RemoteReply::Done).map_err(failure)
     }
 
-    /// Reads through the view of a file, into `out`.
+    /// Reads through the view of a file, or from the source of a copy, into `out`.
     pub(crate) fn read(
         &self,
         number: u64,
@@ -71,6 +79,11 @@ impl SharedOpenFiles {
         out: &mut Vec<u8>,
     ) -> Result<RemoteReply, RemoteFailure> {
         out.resize((len as usize).min(BYTES_MAX), 0);
+        if let Some(copy) = self.copies.find(number) {
+            let read = copy.read(stream, out)?;
+            out.truncate(read);
+            return Ok(RemoteReply::Bytes { sum: sum_bytes(out) });
+        }
         let byte = one_byte()?;
         let read = self.find(number)?.read(stream, &mut Buffer::from_slice(out, &byte));
         out.truncate(read.map_err(failure)? as usize);

@@ -24,7 +24,7 @@ const FIRST_BYTES: u64 = 1 << 20;
 /// Least size of a part of an access that is spread over several connections.
 const PART_MIN: usize = 256 << 10;
 /// Bytes after which transfers that never pause are measured.
-const MEASURE_BYTES: u64 = 48 << 20;
+pub(crate) const MEASURE_BYTES: u64 = 48 << 20;
 
 impl RemoteSession {
     /// Whether an access to a file goes over data connections. Makes them when the session has
@@ -38,8 +38,7 @@ impl RemoteSession {
         file: u64,
         len: usize,
     ) -> Result<bool, RemoteError> {
-        let is_shared = |call: &RemoteCall| matches!(call, RemoteCall::Open { .. });
-        let is_served = state.files.get(&file).is_some_and(|known| is_shared(&known.open));
+        let is_served = state.files.contains_key(&file);
         if !is_served || self.route.streams == Some(0) || state.data.is_given_up {
             return Ok(false);
         }
@@ -152,7 +151,7 @@ impl RemoteSession {
     }
 
     /// Ends a measurement. Makes another connection if that may help.
-    fn measure_pace(&self, state: &mut SessionState) -> Result<(), RemoteError> {
+    pub(crate) fn measure_pace(&self, state: &mut SessionState) -> Result<(), RemoteError> {
         let Some((start, bytes)) = state.data.busy.take() else { return Ok(()) };
         let streams = state.data.count_streams() as u32;
         let grows = state.data.pace.add_transfer(bytes, start.elapsed(), streams);
@@ -163,7 +162,7 @@ impl RemoteSession {
     }
 
     /// Waits for one event of the data connections, and acts on it.
-    fn step_data(&self, state: &mut SessionState) -> Result<(), RemoteError> {
+    pub(crate) fn step_data(&self, state: &mut SessionState) -> Result<(), RemoteError> {
         if !state.data.leftover.is_empty() {
             return self.repeat_tasks(state);
         }
@@ -194,6 +193,13 @@ impl RemoteSession {
     ) {
         if let Some((_, bytes)) = &mut state.data.busy {
             *bytes += task.bytes.len() as u64;
+        }
+        if task.is_read && state.slots.has(task.seq) {
+            let reply = match reply {
+                RemoteReply::Failed(failure) => Err(self.refused(failure)),
+                reply => Ok((reply, len)),
+            };
+            return state.slots.fill(task.seq, reply, task.bytes);
         }
         if task.is_read {
             state.data.reads.insert(task.seq, ReadPart { reply, bytes: task.bytes, len });

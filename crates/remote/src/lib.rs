@@ -11,6 +11,7 @@
 //! This crate has the address of a site, the messages, and the near side of a session. The far side
 //! is `crates/gateway`.
 
+mod copy_calls;
 mod data_line;
 mod data_pool;
 mod data_proof;
@@ -18,9 +19,12 @@ mod data_stream;
 mod data_transfers;
 mod mount_message;
 mod mount_session;
+mod part_file;
+mod part_record;
 mod piece_calls;
 mod remote_message;
 mod remote_session;
+mod reply_slots;
 mod session_turn;
 mod site_address;
 mod site_backend;
@@ -36,6 +40,10 @@ pub use mount_message::{
     MountCall, NewSiteNode, SiteAttrSet, SiteDir, SiteNode, SiteSpace, SiteTime,
 };
 pub use mount_session::{MountBytes, MountSession, ReopenFiles};
+pub use part_file::{PartFile, sum_file};
+pub use part_record::{
+    BLOCK, BlockSum, PART_RECORD, PartRecord, PartRecordError, PartStart, name_part, sum_block,
+};
 pub use remote_message::{
     BYTES_MAX, DataOffer, FileOpen, GREETING, REMOTE_PROTOCOL, RemoteCall, RemoteFailure,
     RemoteReply, SiteAttr, SiteChange, SiteEntry, SiteGreeting, SiteRemoval, SiteStat,

@@ -4,6 +4,7 @@
 
 use crate::data_proof::DataSecret;
 use crate::mount_message::{MountCall, SiteSpace};
+use crate::part_record::{BlockSum, PartStart};
 use crate::site_backend::SiteBackend;
 use serde::{Deserialize, Serialize};
 use tatami_wire::meta::Bytes;
@@ -322,6 +323,46 @@ pub enum RemoteCall {
         /// Whether a file of that name is replaced.
         may_replace: bool,
     },
+    /// Makes a whole file of the payload. → `Done`
+    PutFile {
+        /// The path.
+        path: Bytes,
+        /// Permissions of a new file, before the umask there.
+        mode: u32,
+        /// The attributes.
+        change: SiteChange,
+        /// Whether a file of that name is replaced.
+        may_replace: bool,
+        /// The checksum of the payload.
+        sum: u32,
+    },
+    /// Reads a regular file from its start, at most [`BYTES_MAX`]. → `Fetched`
+    FetchFile {
+        /// The path.
+        path: Bytes,
+        /// The number of bytes.
+        len: u32,
+    },
+    /// As `OpenSink`, for a file that a later copy can continue. → `Part`
+    OpenPart {
+        /// The number of the file.
+        file: u64,
+        /// The path.
+        path: Bytes,
+        /// Permissions of a new file, before the umask there.
+        mode: u32,
+        /// The encoded record of the source.
+        record: Bytes,
+    },
+    /// Asks for the sums of the blocks of a range. → `Sums`
+    SumBlocks {
+        /// The file, a source or a part.
+        file: u64,
+        /// The start of the first block.
+        from: u64,
+        /// The end of the last block.
+        end: u64,
+    },
     /// A call of a mount.
     Mount(MountCall),
     /// Asks for one data connection beside ssh. → `Offer`
@@ -381,6 +422,17 @@ pub enum RemoteReply {
     },
     /// The next range of data: start and end. `None`: a hole up to the end of the file.
     Data(Option<(u64, u64)>),
+    /// A whole file, with its bytes in the payload.
+    Fetched {
+        /// Its attributes.
+        attr: SiteAttr,
+        /// The checksum.
+        sum: u32,
+    },
+    /// How a part file begins.
+    Part(PartStart),
+    /// The sums of blocks; `None`: the block is a hole.
+    Sums(Vec<Option<BlockSum>>),
     /// What one step of a removal has removed.
     Removed(SiteRemoval),
     /// The root of a mount.

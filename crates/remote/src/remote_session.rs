@@ -12,6 +12,7 @@ use crate::data_line::DataLine;
 use crate::remote_message::{
     BYTES_MAX, FileOpen, RemoteCall, RemoteFailure, RemoteReply, SiteStat, sum_bytes,
 };
+use crate::reply_slots::ReplySlots;
 use crate::session_turn::SessionTurn;
 use crate::site_address::SiteAddress;
 use crate::site_backend::SiteBackend;
@@ -96,6 +97,8 @@ pub(crate) struct SessionState {
     pub(crate) seq: u64,
     pending: VecDeque<SentCall>,
     pending_bytes: usize,
+    /// Replies that a caller awaits later.
+    pub(crate) slots: ReplySlots,
     pub(crate) files: BTreeMap<u64, KnownFile>,
     pub(crate) data: DataLine,
     body: Vec<u8>,
@@ -483,6 +486,11 @@ impl RemoteSession {
         payload: &[u8],
     ) -> Result<(), RemoteError> {
         self.send(state, call, payload)?;
+        self.keep_window(state)
+    }
+
+    /// Receives replies until no more calls are under way than may be.
+    pub(crate) fn keep_window(&self, state: &mut SessionState) -> Result<(), RemoteError> {
         while state.pending.len() > WINDOW_CALLS || state.pending_bytes > WINDOW_BYTES {
             self.receive_oldest(state)?;
         }
@@ -552,9 +560,12 @@ impl RemoteSession {
     }
 
     /// Receives the reply to the oldest call that was sent behind.
-    fn receive_oldest(&self, state: &mut SessionState) -> Result<(), RemoteError> {
+    pub(crate) fn receive_oldest(&self, state: &mut SessionState) -> Result<(), RemoteError> {
         let Some(oldest) = state.pending.front() else { return Ok(()) };
         let (seq, file) = (oldest.seq, oldest.file);
+        if state.slots.has(seq) {
+            return self.receive_into_slot(state, seq);
+        }
         loop {
             match state.receive_reply(seq, &mut []) {
                 Ok((RemoteReply::Failed(failure), _)) => {
@@ -567,6 +578,23 @@ impl RemoteSession {
                 Ok(_) => return Ok(()),
                 Err(e) => self.repair(state, &e)?,
             }
+        }
+    }
+
+    /// Receives the reply to the oldest call, which a caller awaits.
+    fn receive_into_slot(&self, state: &mut SessionState, seq: u64) -> Result<(), RemoteError> {
+        let mut room = state.slots.take_room(seq);
+        loop {
+            let reply = match state.receive_reply(seq, &mut room) {
+                Ok((RemoteReply::Failed(failure), _)) => Err(self.refused(failure)),
+                Ok(reply) => Ok(reply),
+                Err(e) => {
+                    self.repair(state, &e)?;
+                    continue;
+                }
+            };
+            state.slots.fill(seq, reply, room);
+            return Ok(());
         }
     }
 
@@ -616,6 +644,7 @@ impl RemoteSession {
             }
         }
         state.pending_bytes = 0;
+        state.slots.fail_all(&error);
         error
     }
 
@@ -629,7 +658,7 @@ impl RemoteSession {
         let SessionState { files, pending, .. } = state;
         for (file, known) in files.iter_mut() {
             let opens = |call: &SentCall| call.opens && call.file == Some(*file);
-            if matches!(known.open, RemoteCall::OpenSink { .. }) && !pending.iter().any(opens) {
+            if is_sink(&known.open) && !pending.iter().any(opens) {
                 known.error.get_or_insert_with(|| error.clone());
             }
         }
@@ -654,7 +683,7 @@ impl RemoteSession {
         let calls: Vec<RemoteCall> = state
             .files
             .values()
-            .filter(|known| !matches!(known.open, RemoteCall::OpenSink { .. }))
+            .filter(|known| !is_sink(&known.open))
             .filter(|known| known.lost.is_none())
             .flat_map(|known| {
                 let file = file_of(&known.open).filter(|_| known.is_locked);
@@ -692,6 +721,11 @@ impl RemoteSession {
     }
 }
 
+/// Whether a call opens a file that is written anew if its I/O process ends.
+fn is_sink(open: &RemoteCall) -> bool {
+    matches!(open, RemoteCall::OpenSink { .. } | RemoteCall::OpenPart { .. })
+}
+
 /// Whether a call opens a file of which the I/O process writes a piece.
 fn keeps_piece(open: &RemoteCall) -> bool {
     let RemoteCall::Open { open, .. } = open else { return false };
@@ -705,6 +739,7 @@ fn file_of(call: &RemoteCall) -> Option<u64> {
         Begin { .. } | Delete { .. } | Look { .. } | Stat { .. } => None,
         LookAt { .. } | List { .. } | MakeDir { .. } | MakeLink { .. } | Change { .. } => None,
         RemoveDir { .. } | RemoveTree { .. } | Mount(_) => None,
+        PutFile { .. } | FetchFile { .. } => None,
         OpenData { .. } | CloseData { .. } | OpenRelay { .. } => None,
         Open { file, .. }
         | SetView { file, .. }
@@ -727,6 +762,8 @@ fn file_of(call: &RemoteCall) -> Option<u64> {
         | OpenSource { file, .. }
         | FindData { file, .. }
         | OpenSink { file, .. }
+        | OpenPart { file, .. }
+        | SumBlocks { file, .. }
         | FinishSink { file, .. }
         | Close { file } => Some(*file),
     }
@@ -755,6 +792,7 @@ fn is_repeatable(call: &RemoteCall) -> bool {
         MakeDir { .. } | MakeLink { .. } | RemoveDir { .. } => true,
         // A new I/O process does not know the file, and the caller copies it once more.
         OpenSource { .. } | FindData { .. } | OpenSink { .. } | FinishSink { .. } => true,
+        PutFile { .. } | FetchFile { .. } | OpenPart { .. } | SumBlocks { .. } => true,
         // These belong to sessions of their own.
         Mount(_) => false,
     }
@@ -767,6 +805,9 @@ fn sign_of_success(call: &RemoteCall) -> Option<Errno> {
         Delete { .. } | Publish { closing: true, .. } => Some(Errno::NOENT),
         RemoveDir { .. } | RemoveTree { .. } => Some(Errno::NOENT),
         MakeDir { .. } | MakeLink { .. } => Some(Errno::EXIST),
+        PutFile { may_replace: false, .. } | FinishSink { may_replace: false, .. } => {
+            Some(Errno::EXIST)
+        }
         _ => None,
     }
 }
@@ -775,6 +816,16 @@ impl SessionState {
     /// Whether no call on the stream of ssh is without a reply.
     pub(crate) fn is_quiet(&self) -> bool {
         self.pending.is_empty()
+    }
+
+    /// Whether call `seq` on the stream of ssh is without a reply.
+    pub(crate) fn awaits_call(&self, seq: u64) -> bool {
+        self.pending.iter().any(|call| call.seq == seq)
+    }
+
+    /// Whether a call for a file on the stream of ssh is without a reply.
+    pub(crate) fn awaits_file(&self, file: u64) -> bool {
+        self.pending.iter().any(|call| call.file == Some(file))
     }
 
     fn write_to_link(&mut self, bytes: &[u8]) -> io::Result<()> {
@@ -816,7 +867,9 @@ impl SessionState {
         }
         link.stream.read_exact(&mut into[..len])?;
         match reply {
-            RemoteReply::Bytes { sum } if sum != sum_bytes(&into[..len]) => {
+            RemoteReply::Bytes { sum } | RemoteReply::Fetched { sum, .. }
+                if sum != sum_bytes(&into[..len]) =>
+            {
                 Err(io::Error::other("bytes were damaged on the way"))
             }
             reply => Ok((reply, len)),

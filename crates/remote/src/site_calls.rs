@@ -50,9 +50,35 @@ impl RemoteSession {
     }
 
     fn list_once(&self, path: &[u8]) -> Result<Vec<SiteEntry>, RemoteError> {
-        let (listing, mut all) = (self.choose_number(), Vec::new());
-        for piece in 0.. {
-            match self.call(&RemoteCall::List { path: bytes_of(path), listing, piece })? {
+        let (listing, ticket) = self.begin_listing(path)?;
+        self.read_pieces(path, listing, ticket)
+    }
+
+    /// Returns the entries of a directory whose listing has begun.
+    ///
+    /// # Errors
+    /// As for [`RemoteSession::list_dir`].
+    pub fn list_dir_begun(
+        &self,
+        path: &[u8],
+        (listing, ticket): (u64, u64),
+    ) -> Result<Vec<SiteEntry>, RemoteError> {
+        match self.read_pieces(path, listing, ticket) {
+            // The I/O process there keeps a bounded number of listings.
+            Err(error) if error.errno == Errno::STALE => self.list_dir(path),
+            listed => listed,
+        }
+    }
+
+    fn read_pieces(
+        &self,
+        path: &[u8],
+        listing: u64,
+        first: u64,
+    ) -> Result<Vec<SiteEntry>, RemoteError> {
+        let (mut ticket, mut all) = (first, Vec::new());
+        for piece in 1.. {
+            match self.await_piece(ticket)? {
                 RemoteReply::Entries { entries, is_last } => {
                     if entries.iter().any(|entry| !is_entry_name(&entry.name))
                         || all.len() + entries.len() > ENTRIES_MAX
@@ -67,6 +93,7 @@ impl RemoteSession {
                 }
                 _ => return Err(self.odd()),
             }
+            ticket = self.begin_piece(path, listing, piece)?;
         }
         Ok(all)
     }
