@@ -30,8 +30,12 @@ pub struct CpArgs {
     preserve: bool,
     /// Leave a file out if its copy is not older and has the same size. After an interrupted copy,
     /// this copies the rest
-    #[arg(short, long, visible_alias = "resume")]
+    #[arg(short, long)]
     update: bool,
+    /// As -u. Also, a file of 64 MiB or more from or to another site is continued where an earlier
+    /// copy with this option ended: until it is complete, .NAME.tatami-part is kept beside it
+    #[arg(long, conflicts_with = "no_clobber")]
+    resume: bool,
     /// Leave a file out if it exists
     #[arg(short, long, conflicts_with = "update")]
     no_clobber: bool,
@@ -85,21 +89,30 @@ pub fn cp(args: &CpArgs) -> CommandResult {
         preserve: args.preserve || args.archive,
         verbose: args.verbose,
         skip_special: args.skip_special,
-        existing: match (args.update, args.no_clobber) {
+        existing: match (args.update || args.resume, args.no_clobber) {
             (true, _) => ExistingRule::Newer,
             (_, true) => ExistingRule::Keep,
             _ => ExistingRule::Replace,
         },
         delete: false,
         dry_run: false,
+        resume: args.resume,
     };
     catch_interrupts();
     let mut job = CopyJob::new(&sides, rules);
+    let mut copied = Ok(true);
     for from in from {
-        if let Err(failure) = job.copy_source(from, &targets.path_for(from)) {
-            let go_on = "the same command with --update copies the rest";
-            return Err(job.totals.explain_interrupt(failure, go_on));
+        copied = job.copy_source(from, &targets.path_for(from));
+        if copied.is_err() {
+            break;
         }
+    }
+    if let Err(failure) = copied.and_then(|_| job.complete_copies()) {
+        let go_on = match args.resume {
+            true => "the same command copies the rest",
+            false => "the same command with --update copies the rest",
+        };
+        return Err(job.totals.explain_interrupt(failure, go_on));
     }
     job.finish()
 }

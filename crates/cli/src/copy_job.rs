@@ -3,8 +3,9 @@
 //! A failure of one file does not stop the others, as in cp(1). What ends the whole copy: Ctrl-C,
 //! a reader of the output that has gone, and a volume that cannot be reached.
 
+use crate::copy_queue::CopyQueue;
 use crate::copy_stream::{self, CopySource, copy_bytes, is_standard_stream};
-use crate::copy_trees::{CopyTrees, FileFacts, append_name, volume_identity};
+use crate::copy_trees::{CopyTrees, FileFacts, append_name, facts_of_site, volume_identity};
 use crate::error::{CommandFailure, CommandResult, ExitStatus, keep_first};
 use crate::interrupt::{check_interrupt, is_interrupted};
 use crate::site_tree;
@@ -20,8 +21,11 @@ use tatami_wire::{Errno, Ino, InodeKind};
 /// After Ctrl-C, how long a request still waits for a node, so that complete files get their names.
 const LAST_WAIT: Duration = Duration::from_secs(2);
 
+/// Entries among which directories of another site are searched that can be listed ahead.
+const LOOK_AHEAD: usize = 512;
+
 /// How often a file is copied, if a link to another site breaks each time.
-const ATTEMPTS_MAX: u32 = 4;
+pub const ATTEMPTS_MAX: u32 = 4;
 
 /// Whether a request that waits for a node is given up, because the user has interrupted the copy.
 fn gives_up_waiting(_: u32, waited: Duration) -> bool {
@@ -57,6 +61,8 @@ pub struct CopyRules {
     pub delete: bool,
     /// Nothing is changed; the steps are printed.
     pub dry_run: bool,
+    /// A large file from or to another site is continued, and can be continued.
+    pub resume: bool,
 }
 
 /// What a copy has done.
@@ -70,6 +76,7 @@ pub struct CopyTotals {
 }
 
 /// A file or directory to copy.
+#[derive(Clone)]
 pub struct CopyItem {
     pub from: AnyPath,
     pub to: AnyPath,
@@ -78,6 +85,8 @@ pub struct CopyItem {
     pub old: Option<FileFacts>,
     /// The inode number of a directory that this copy has already made.
     pub made: Option<Ino>,
+    /// The target of a symbolic link, if the listing had it.
+    pub target: Option<Vec<u8>>,
 }
 
 /// A copy at work.
@@ -92,13 +101,17 @@ pub struct CopyJob<'a> {
     failed: u64,
     /// Directories that were copied, for their times: each copy inside changes them.
     dirs: Vec<(AnyPath, FileFacts)>,
+    /// Copies from and to other sites.
+    pub queue: CopyQueue,
+    /// Files that were found so far.
+    found: u64,
 }
 
 impl<'a> CopyJob<'a> {
     pub fn new(sides: &'a CopyTrees<'a>, rules: CopyRules) -> CopyJob<'a> {
         let (out, bar, result) = (TermOutput::new(), term::byte_bar(0), Ok(()));
-        let (totals, dirs) = (CopyTotals::default(), Vec::new());
-        CopyJob { sides, rules, bar, totals, out, result, failed: 0, dirs }
+        let (totals, dirs, queue) = (CopyTotals::default(), Vec::new(), CopyQueue::default());
+        CopyJob { sides, rules, bar, totals, out, result, failed: 0, dirs, queue, found: 0 }
     }
 
     /// Copies a source to exactly `to`. Failures of single files are kept for
@@ -131,6 +144,40 @@ impl<'a> CopyJob<'a> {
                 Ok(())
             }
         }
+    }
+
+    /// Counts a failure that needs no message of its own.
+    pub fn count_failure(&mut self) {
+        self.failed += 1;
+    }
+
+    /// Counts a file that was copied.
+    pub fn count_file(&mut self, bytes: u64) {
+        self.totals.files += 1;
+        self.totals.bytes += bytes;
+        self.show_files();
+    }
+
+    fn add_found(&mut self, files: u64) {
+        self.found += files;
+        self.show_files();
+    }
+
+    fn show_files(&self) {
+        let done = self.totals.files + self.totals.unchanged;
+        self.bar.set_prefix(format!("{done}/{} files", self.found.max(done)));
+    }
+
+    /// Completes all copies under way.
+    ///
+    /// # Errors
+    /// What ends the whole copy.
+    pub fn complete_copies(&mut self) -> CommandResult {
+        let drained = self.drain_queue();
+        if drained.is_err() {
+            self.abandon_queue();
+        }
+        drained
     }
 
     /// Ends the copy.
@@ -183,8 +230,9 @@ impl<'a> CopyJob<'a> {
         };
         if facts.kind == InodeKind::File {
             self.bar.inc_length(facts.size);
+            self.add_found(1);
         }
-        Ok(CopyItem { from: from.clone(), to: to.clone(), facts, old, made: None })
+        Ok(CopyItem { from: from.clone(), to: to.clone(), facts, old, made: None, target: None })
     }
 
     fn copy_items(&mut self, first: CopyItem) -> CommandResult {
@@ -195,13 +243,16 @@ impl<'a> CopyJob<'a> {
         let mut copied = Ok(());
         while let Some(item) = todo.pop() {
             let _scope = OperationScope::begin(0, gives_up_waiting);
+            if item.facts.kind == InodeKind::Dir {
+                self.queue.list_ahead(todo.iter().rev().take(LOOK_AHEAD));
+            }
             let done = check_interrupt().and_then(|()| match item.facts.kind {
                 InodeKind::Dir => self.copy_directory(item, &mut top).map(|items| {
                     todo.extend(items.into_iter().rev());
                 }),
                 InodeKind::Symlink => self.copy_link(&item),
                 // A special file that the user names is read, as cp(1) does.
-                kind if kind == InodeKind::File || !self.rules.recursive => self.copy_file(&item),
+                kind if kind == InodeKind::File || !self.rules.recursive => self.copy_file(item),
                 _ if self.rules.skip_special => Ok(()),
                 _ => {
                     let what = format!("{} was not copied: it is a special file", item.from);
@@ -213,13 +264,26 @@ impl<'a> CopyJob<'a> {
                 break;
             }
         }
+        if copied.is_err() {
+            self.abandon_queue();
+        } else if !self.dirs.is_empty() {
+            copied = self.complete_copies();
+        }
         // The innermost first. Also after Ctrl-C: what was copied is complete.
         let dirs = std::mem::take(&mut self.dirs);
         let sets_times = self.rules.preserve && !self.rules.dry_run;
         for (to, facts) in dirs.iter().rev().filter(|_| sets_times) {
-            if let Err(e) = self.sides.preserve_attrs(to, facts) {
-                self.record_failure(to.operation_failure("cannot set times of", e))?;
+            match to {
+                AnyPath::Site(file) if !is_interrupted() => self.queue_times(file, facts)?,
+                _ => {
+                    if let Err(e) = self.sides.preserve_attrs(to, facts) {
+                        self.record_failure(to.operation_failure("cannot set times of", e))?;
+                    }
+                }
             }
+        }
+        if copied.is_ok() && sets_times && !dirs.is_empty() {
+            copied = self.complete_copies();
         }
         copied
     }
@@ -230,12 +294,25 @@ impl<'a> CopyJob<'a> {
         item: CopyItem,
         top: &mut Option<(u64, u64)>,
     ) -> CommandResult<Vec<CopyItem>> {
-        let CopyItem { from, to, facts, old, made } = item;
+        let CopyItem { from, to, facts, old, made, .. } = item;
         let sides = self.sides;
         let failed = |e| from.operation_failure("cannot copy", e);
         // A listing of the volume or a site has the attributes, too: it saves a request for each.
+        let mut targets = HashMap::new();
         let mut known = match &from {
-            AnyPath::Volume(_) | AnyPath::Site(_) => sides.list_facts(&from).map_err(failed)?,
+            AnyPath::Volume(_) => sides.list_facts(&from).map_err(failed)?,
+            AnyPath::Site(dir) => {
+                let mut known = HashMap::new();
+                for entry in self.queue.list_dir(dir).map_err(failed)? {
+                    let facts = facts_of_site(dir, &entry.attr).map_err(failed)?;
+                    let name = entry.name.into_vec();
+                    if let Some(target) = entry.target {
+                        targets.insert(name.clone(), target.into_vec());
+                    }
+                    known.insert(name, facts);
+                }
+                known
+            }
             AnyPath::Local(_) => HashMap::new(),
         };
         let names = match &from {
@@ -257,6 +334,13 @@ impl<'a> CopyJob<'a> {
         let (own, is_new) = match made {
             Some(ino) => (Some(volume_identity(ino)), true),
             None if self.rules.dry_run => (old.as_ref().map(|old| old.identity), is_new),
+            // Nothing is there, so this makes it. Its identity is of no use: the top is known.
+            None if is_new && top.is_some() && to.is_site() => {
+                if let AnyPath::Site(file) = &to {
+                    self.queue_dir(file, facts.mode)?;
+                }
+                (Some(facts.identity), true)
+            }
             None => {
                 let is_new = sides
                     .mkdir(&to, facts.mode)
@@ -275,6 +359,7 @@ impl<'a> CopyJob<'a> {
         let mut items = Vec::with_capacity(names.len());
         for name in names {
             let (from, old) = (append_name(&from, &name), there.remove(&name));
+            let target = targets.remove(&name);
             let facts_now = match known.remove(&name) {
                 Some(facts) => Ok(facts),
                 None => sides.read_facts(&from, false),
@@ -288,15 +373,16 @@ impl<'a> CopyJob<'a> {
                     }
                     None => {
                         let to = append_name(&to, &name);
-                        items.push(CopyItem { from, to, facts: entry, old, made: None });
+                        items.push(CopyItem { from, to, facts: entry, old, made: None, target });
                     }
                 },
                 Err(Errno::ENOENT) => {} // removed meanwhile
                 Err(e) => self.record_failure(from.operation_failure("cannot copy", e))?,
             }
         }
-        let files = items.iter().filter(|item| item.facts.kind == InodeKind::File);
-        self.bar.inc_length(files.map(|item| item.facts.size).sum());
+        let is_file = |item: &&CopyItem| item.facts.kind == InodeKind::File;
+        self.bar.inc_length(items.iter().filter(is_file).map(|item| item.facts.size).sum());
+        self.add_found(items.iter().filter(is_file).count() as u64);
         if let (AnyPath::Local(_), AnyPath::Volume(_), Some((_, ino)), false) =
             (&from, &to, own, self.rules.dry_run)
         {
@@ -365,14 +451,22 @@ impl<'a> CopyJob<'a> {
         }
         self.print_step(|| format!("{from} -> {to}"))?;
         if !self.rules.dry_run {
-            self.sides.copy_link(from, to).map_err(failed)?;
+            let target = match &item.target {
+                Some(target) => Ok(target.clone()),
+                None => self.sides.read_link(from),
+            };
+            let target = target.map_err(|e| from.operation_failure("cannot read", e))?;
+            match to {
+                AnyPath::Site(file) => self.queue_link(file, &target)?,
+                _ => self.sides.make_link(to, &target).map_err(failed)?,
+            }
         }
         self.totals.files += 1;
         Ok(())
     }
 
-    fn copy_file(&mut self, item: &CopyItem) -> CommandResult {
-        let CopyItem { from, to, facts, .. } = item;
+    fn copy_file(&mut self, item: CopyItem) -> CommandResult {
+        let CopyItem { from, to, facts, .. } = &item;
         let sides = self.sides;
         let mut old = item.old;
         if old.is_some_and(|old| old.kind == InodeKind::Symlink) {
@@ -388,10 +482,11 @@ impl<'a> CopyJob<'a> {
             if there.kind == InodeKind::Dir {
                 self.remove_conflict(from, to, "is a directory")?;
                 old = None;
-            } else if !self.must_copy(item, &there)? {
+            } else if !self.must_copy(&item, &there)? {
                 self.totals.unchanged += 1;
                 self.bar.inc(facts.size);
-                return self.update_attrs(item, &there);
+                self.show_files();
+                return self.update_attrs(&item, &there);
             }
         }
         if !is_standard_stream(to) {
@@ -401,13 +496,29 @@ impl<'a> CopyJob<'a> {
             self.totals.files += 1;
             return Ok(());
         }
+        match self.uses_queue(&item) {
+            true => self.queue_copy(item, old),
+            false => self.copy_file_alone(&item, old.as_ref()),
+        }
+    }
+
+    /// Copies a file before any other copy begins.
+    ///
+    /// # Errors
+    /// Those of the copy.
+    pub fn copy_file_alone(
+        &mut self,
+        item: &CopyItem,
+        old: Option<&FileFacts>,
+    ) -> CommandResult {
+        let CopyItem { from, to, facts, .. } = item;
         let before = self.bar.position();
         // A stream cannot be read again, and what a stream has got cannot be taken back.
         let may_repeat =
             ![from, to].into_iter().any(is_standard_stream) && facts.kind == InodeKind::File;
         for attempt in 1.. {
             let broken = site_tree::count_broken_files();
-            match self.copy_file_once(item, old.as_ref()) {
+            match self.copy_file_once(item, old) {
                 // Of a file that was under way when a link broke, nothing is left there.
                 Err(_)
                     if may_repeat
@@ -423,8 +534,7 @@ impl<'a> CopyJob<'a> {
                 }
             }
         }
-        self.totals.files += 1;
-        self.totals.bytes += self.bar.position().saturating_sub(before);
+        self.count_file(self.bar.position().saturating_sub(before));
         Ok(())
     }
 

@@ -4,6 +4,7 @@
 //! SIGKILL or a power cut.
 
 use crate::error::{CommandFailure, CommandResult};
+use crate::copy_parts::{LocalPart, VolumePart};
 use crate::files::CHUNK;
 use crate::interrupt::{check_interrupt, is_interrupted};
 use crate::site_tree::{SiteReader, SiteWriter};
@@ -50,13 +51,18 @@ pub enum CopySink {
     VolumeNew(Box<UnnamedFile>),
     /// An existing file of the volume that keeps its inode.
     VolumeOld(Box<FileHandle>),
+    /// A part file of this machine.
+    LocalPart(Box<LocalPart>),
+    /// A part file of the volume.
+    VolumePart(Box<VolumePart>),
     /// A file of another site.
     Site(SiteWriter),
 }
 
+/// Each method fails with the error of the system call that it resembles.
 impl CopySource {
     /// Returns the next range of data at or after `from`. `None`: only a hole is left, or nothing.
-    fn find_data(&mut self, from: u64) -> Result<Option<(u64, u64)>, Errno> {
+    pub fn find_data(&mut self, from: u64) -> Result<Option<(u64, u64)>, Errno> {
         let found = match self {
             CopySource::Stream(_) => return Err(Errno::EINVAL),
             CopySource::Local(file) => {
@@ -78,7 +84,8 @@ impl CopySource {
         }
     }
 
-    fn seek_to(&mut self, offset: u64) -> io::Result<()> {
+    /// Continues at another place.
+    pub fn seek_to(&mut self, offset: u64) -> io::Result<()> {
         match self {
             CopySource::Stream(_) => return Err(io::ErrorKind::NotSeekable.into()),
             CopySource::Local(file) => file.seek(SeekFrom::Start(offset))?,
@@ -122,13 +129,16 @@ impl CopySink {
         !matches!(self, CopySink::Stream(_))
     }
 
-    fn seek_to(&mut self, offset: u64) -> io::Result<()> {
+    /// Continues at another place.
+    pub fn seek_to(&mut self, offset: u64) -> io::Result<()> {
         match self {
             CopySink::Stream(_) => return Err(io::ErrorKind::NotSeekable.into()),
             CopySink::LocalNew(file, _) => file.seek(SeekFrom::Start(offset))?,
             CopySink::LocalOld(file) => file.seek(SeekFrom::Start(offset))?,
             CopySink::VolumeNew(file) => file.handle().seek(SeekFrom::Start(offset))?,
             CopySink::VolumeOld(file) => file.seek(SeekFrom::Start(offset))?,
+            CopySink::LocalPart(part) => part.part.file().seek(SeekFrom::Start(offset))?,
+            CopySink::VolumePart(part) => part.handle().seek(SeekFrom::Start(offset))?,
             CopySink::Site(file) => {
                 file.seek_to(offset);
                 offset
@@ -138,13 +148,15 @@ impl CopySink {
     }
 
     /// Sets the size of a file that ends in a hole.
-    fn set_size(&mut self, size: u64) -> Result<(), Errno> {
+    pub fn set_size(&mut self, size: u64) -> Result<(), Errno> {
         match self {
             CopySink::Stream(_) => Err(Errno::EINVAL),
             CopySink::LocalNew(file, _) => Ok(file.as_file().set_len(size)?),
             CopySink::LocalOld(file) => Ok(file.set_len(size)?),
             CopySink::VolumeNew(file) => file.handle().truncate(size),
             CopySink::VolumeOld(file) => file.truncate(size),
+            // It has its size from the start.
+            CopySink::LocalPart(_) | CopySink::VolumePart(_) => Ok(()),
             CopySink::Site(file) => file.set_size(size),
         }
     }
@@ -158,6 +170,8 @@ impl Write for CopySink {
             CopySink::LocalOld(file) => file.write(bytes),
             CopySink::VolumeNew(file) => file.handle().write(bytes),
             CopySink::VolumeOld(file) => file.write(bytes),
+            CopySink::LocalPart(part) => part.part.file().write(bytes),
+            CopySink::VolumePart(part) => part.handle().write(bytes),
             CopySink::Site(file) => file.write(bytes),
         }
     }
@@ -169,6 +183,7 @@ impl Write for CopySink {
             CopySink::LocalOld(file) => file.flush(),
             // Closing it reports what could not be written.
             CopySink::VolumeNew(_) | CopySink::VolumeOld(_) | CopySink::Site(_) => Ok(()),
+            CopySink::LocalPart(_) | CopySink::VolumePart(_) => Ok(()),
         }
     }
 }

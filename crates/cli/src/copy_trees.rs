@@ -280,6 +280,31 @@ impl CopyTrees<'_> {
         })
     }
 
+    /// Returns the path of a destination behind links, and whether the file there keeps its inode.
+    ///
+    /// # Errors
+    /// The file may not be written.
+    pub fn find_sink_place(
+        &self,
+        path: &AnyPath,
+        old: Option<&FileFacts>,
+    ) -> Result<(AnyPath, bool), Errno> {
+        let keeps_inode = match old {
+            Some(old) if !old.must_keep_inode() => {
+                let is_writable = geteuid().is_root() || old.mode & OWNER_WRITES != 0;
+                if !is_writable {
+                    return Err(Errno::EACCES);
+                }
+                self.has_local_xattrs(path)
+            }
+            Some(_) => true,
+            None => false,
+        };
+        // A link at the end stays: the file that it leads to is replaced.
+        let end = if old.is_some() { self.resolve_links(path)? } else { path.clone() };
+        Ok((end, keeps_inode))
+    }
+
     /// Creates the destination of a copy. `old` is what is there now, behind links.
     pub fn create_sink(
         &self,
@@ -294,20 +319,8 @@ impl CopyTrees<'_> {
             // The I/O process decides as below: it knows the user there.
             return Ok(CopySink::Site(SiteWriter::create(file, mode & 0o777)?));
         }
-        let keeps_inode = match old {
-            Some(old) if !old.must_keep_inode() => {
-                let is_writable = geteuid().is_root() || old.mode & OWNER_WRITES != 0;
-                if !is_writable {
-                    return Err(Errno::EACCES);
-                }
-                self.has_local_xattrs(path)
-            }
-            Some(_) => true,
-            None => false,
-        };
+        let (end, keeps_inode) = self.find_sink_place(path, old)?;
         let mode = mode & 0o777;
-        // A link at the end stays: the file that it leads to is replaced.
-        let end = if old.is_some() { self.resolve_links(path)? } else { path.clone() };
         Ok(match (end, keeps_inode) {
             (AnyPath::Volume(path), false) => {
                 let new = self.volume()?.create_unnamed(&path, mode, self.umask)?;
@@ -353,18 +366,20 @@ impl CopyTrees<'_> {
                     None => Ok(()),
                 }
             }
+            CopySink::VolumePart(part) => {
+                let mut set = set.unwrap_or_default();
+                let mode = set.mode.unwrap_or(part.mode() & !self.umask);
+                set.mode = Some(mode);
+                part.finish(self.volume()?, set, may_replace)
+            }
+            CopySink::LocalPart(part) => {
+                let mut set = set.unwrap_or_default();
+                set.mode = set.mode.or(Some(part.mode));
+                let set_attrs = |file: &File| set_local_attrs(file, &set, preserved);
+                Ok(part.part.finish(may_replace, set_attrs)?)
+            }
             CopySink::LocalNew(file, path) => {
-                let set = set.unwrap_or_default();
-                if let (Some(uid), Some(gid)) = (set.uid, set.gid) {
-                    std::os::unix::fs::fchown(file.as_file(), Some(uid), Some(gid))?;
-                }
-                if let Some(mode) = set.mode {
-                    let mode = std::fs::Permissions::from_mode(u32::from(mode));
-                    file.as_file().set_permissions(mode)?;
-                }
-                if let Some(facts) = preserved {
-                    set_local_time(file.as_file(), facts.mtime)?;
-                }
+                set_local_attrs(file.as_file(), &set.unwrap_or_default(), preserved)?;
                 let named = match may_replace {
                     true => file.persist(path),
                     false => file.persist_noclobber(path),
@@ -478,15 +493,14 @@ impl CopyTrees<'_> {
         })
     }
 
-    pub fn copy_link(&self, from: &AnyPath, to: &AnyPath) -> Result<(), Errno> {
-        let target = self.read_link(from)?;
+    pub fn make_link(&self, to: &AnyPath, target: &[u8]) -> Result<(), Errno> {
         match to {
-            AnyPath::Volume(path) => self.volume()?.symlink(path, &target).map(drop),
+            AnyPath::Volume(path) => self.volume()?.symlink(path, target).map(drop),
             AnyPath::Local(path) => {
-                let target = std::ffi::OsStr::from_bytes(&target);
+                let target = std::ffi::OsStr::from_bytes(target);
                 std::os::unix::fs::symlink(target, path).map_err(Errno::from)
             }
-            AnyPath::Site(file) => site_tree::make_link(file, &target),
+            AnyPath::Site(file) => site_tree::make_link(file, target),
         }
     }
 
@@ -508,14 +522,14 @@ impl CopyTrees<'_> {
 }
 
 /// Returns what `--preserve` changes on another site.
-fn change_of(preserved: Option<&FileFacts>) -> SiteChange {
+pub fn change_of(preserved: Option<&FileFacts>) -> SiteChange {
     SiteChange {
         mode: preserved.map(|facts| facts.mode.into()),
         modified: preserved.map(|facts| (facts.mtime.sec, facts.mtime.nsec)),
     }
 }
 
-fn facts_of_site(file: &SiteFile, found: &SiteAttr) -> Result<FileFacts, Errno> {
+pub fn facts_of_site(file: &SiteFile, found: &SiteAttr) -> Result<FileFacts, Errno> {
     let attr = site_tree::attr_of(found)?;
     // Two addresses may lead to one machine, or to this one.
     let machine = site_tree::session_of(file)?.machine();
@@ -563,6 +577,24 @@ fn times_of(mtime: Timestamp) -> rustix::fs::Timestamps {
     let time = rustix::fs::Timespec { tv_sec: mtime.sec, tv_nsec: i64::from(mtime.nsec) };
     let omit = rustix::fs::Timespec { tv_sec: 0, tv_nsec: libc::UTIME_OMIT };
     rustix::fs::Timestamps { last_access: omit, last_modification: time }
+}
+
+/// Gives a new file of this machine its owner, its mode and its time.
+fn set_local_attrs(
+    file: &File,
+    set: &SetAttr,
+    preserved: Option<&FileFacts>,
+) -> std::io::Result<()> {
+    if let (Some(uid), Some(gid)) = (set.uid, set.gid) {
+        std::os::unix::fs::fchown(file, Some(uid), Some(gid))?;
+    }
+    if let Some(mode) = set.mode {
+        file.set_permissions(std::fs::Permissions::from_mode(u32::from(mode)))?;
+    }
+    match preserved {
+        Some(facts) => Ok(rustix::fs::futimens(file, &times_of(facts.mtime))?),
+        None => Ok(()),
+    }
 }
 
 fn set_local_time(file: &File, mtime: Timestamp) -> Result<(), Errno> {

@@ -14,6 +14,8 @@ mod connect;
 mod container_cmd;
 mod copy;
 mod copy_job;
+mod copy_parts;
+mod copy_queue;
 mod copy_stream;
 mod copy_trees;
 mod daemon;

@@ -115,6 +115,7 @@ fn move_across(
         existing: ExistingRule::Replace,
         delete: false,
         dry_run: false,
+        resume: false,
     };
     let mut job = CopyJob::new(sides, rules);
     let go_on = "the original is complete; tatami sync copies the rest";

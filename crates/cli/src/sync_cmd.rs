@@ -66,6 +66,7 @@ pub fn run(args: &SyncArgs) -> CommandResult {
         existing: if args.checksum { ExistingRule::Bytes } else { ExistingRule::SizeOrTime },
         delete: args.delete,
         dry_run: args.dry_run,
+        resume: false,
     };
     catch_interrupts();
     let mut job = CopyJob::new(&sides, rules);

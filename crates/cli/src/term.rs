@@ -326,7 +326,7 @@ pub fn byte_bar(total: u64) -> ProgressBar {
         return ProgressBar::hidden();
     }
     let style = ProgressStyle::with_template(
-        "{msg:20!} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}",
+        "{msg:20!} {prefix} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}",
     )
     .expect("the template is fixed and right");
     BARS.add(ProgressBar::new(total)).with_style(style)

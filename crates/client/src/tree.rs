@@ -167,6 +167,17 @@ impl VolumeTree {
         Ok(self.make_handle(data, attr, false))
     }
 
+    /// Opens a file for writing, and keeps its bytes.
+    pub fn open_writable(&self, path: &[u8]) -> Result<FileHandle, Errno> {
+        let found = self.resolve(path, true)?;
+        if found.kind != InodeKind::File {
+            return Err(Errno::EINVAL);
+        }
+        let (attr, cap) = self.client.open(&self.cred, found.ino, Access::WRITE)?;
+        let data = self.client.open_data(&attr, cap)?;
+        Ok(self.make_handle(data, attr, true))
+    }
+
     /// Opens a file for writing; makes it, or cuts it to nothing.
     pub fn create(&self, path: &[u8], mode: u16, umask: u16) -> Result<FileHandle, Errno> {
         let access = Access::WRITE;

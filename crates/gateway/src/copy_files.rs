@@ -389,8 +389,9 @@ impl CopyFile {
                 place.give_name(&self.file, may_replace).map_err(failed)
             }
             CopyPlace::Part { part, mode, old } => {
-                let set_attrs = |_: &File| change_as(*old, Some(*mode));
-                part.finish(may_replace, set_attrs).map_err(failed)
+                let set_attrs = |_: &File| Ok(change_as(*old, Some(*mode))?);
+                part.finish(may_replace, set_attrs)
+                    .map_err(|e| failed(Errno::from_io_error(&e).unwrap_or(Errno::IO)))
             }
         }
     }

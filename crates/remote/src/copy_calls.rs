@@ -62,6 +62,12 @@ impl RemoteSession {
         })
     }
 
+    /// Sends a call and waits for its reply, while parts of other files are under way.
+    pub(crate) fn call_aside(&self, call: &RemoteCall) -> Result<RemoteReply, RemoteError> {
+        let ticket = self.begin_call(call, &[], 0)?;
+        Ok(self.await_reply(ticket)?.0)
+    }
+
     /// Waits until a call that was begun is carried out.
     ///
     /// # Errors
@@ -163,6 +169,22 @@ impl RemoteSession {
         Ok(self.await_reply(ticket)?.0)
     }
 
+    /// As [`RemoteSession::open_sink`], while parts of other files are under way.
+    ///
+    /// # Errors
+    /// Those of the link.
+    pub fn begin_sink(&self, path: &[u8], mode: u32) -> Result<u64, RemoteError> {
+        let file = self.choose_number();
+        let call = RemoteCall::OpenSink { file, path: bytes_of(path), mode };
+        self.with_state(|state| {
+            state.files.insert(file, KnownFile::new(call.clone()));
+            self.send_at_once(state, &call, &[])?;
+            self.keep_window(state)
+        })
+        .inspect_err(|_| self.close_copy(file))?;
+        Ok(file)
+    }
+
     /// Opens a file that a later copy can continue. Returns its number. `record`: that of the
     /// source.
     ///
@@ -176,8 +198,7 @@ impl RemoteSession {
     ) -> Result<(u64, PartStart), RemoteError> {
         let (file, record) = (self.choose_number(), bytes_of(record));
         let call = RemoteCall::OpenPart { file, path: bytes_of(path), mode, record };
-        let ticket = self.begin_call(&call, &[], 0)?;
-        match self.await_reply(ticket)?.0 {
+        match self.call_aside(&call)? {
             RemoteReply::Part(start) => {
                 self.with_state(|state| state.files.insert(file, KnownFile::new(call)));
                 Ok((file, start))
@@ -295,9 +316,10 @@ impl RemoteSession {
         file: u64,
         from: u64,
     ) -> Result<Option<(u64, u64)>, RemoteError> {
-        let ticket = self.begin_call(&RemoteCall::FindData { file, from }, &[], 0)?;
-        match self.await_reply(ticket)?.0 {
-            RemoteReply::Data(range) => Ok(range.filter(|(start, end)| from <= *start && start < end)),
+        match self.call_aside(&RemoteCall::FindData { file, from })? {
+            RemoteReply::Data(range) => {
+                Ok(range.filter(|(start, end)| from <= *start && start < end))
+            }
             _ => Err(self.odd()),
         }
     }

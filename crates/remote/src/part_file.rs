@@ -11,6 +11,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
@@ -24,7 +25,7 @@ pub struct PartFile {
     size: u64,
 }
 
-fn from_io(e: std::io::Error) -> Errno {
+fn from_io(e: io::Error) -> Errno {
     Errno::from_io_error(&e).unwrap_or(Errno::IO)
 }
 
@@ -76,18 +77,18 @@ impl PartFile {
     /// # Errors
     /// As for rename(2). `EEXIST`: there is a file of that name, and it may not be replaced.
     /// `ESTALE`: another copy has taken the part file away.
-    pub fn finish<E: From<Errno>>(
+    pub fn finish(
         &self,
         may_replace: bool,
-        set_attrs: impl FnOnce(&File) -> Result<(), E>,
-    ) -> Result<(), E> {
+        set_attrs: impl FnOnce(&File) -> io::Result<()>,
+    ) -> io::Result<()> {
         let own = fstat(&self.file)?;
         match statat(&self.dir, &self.part, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(found) if (found.st_dev, found.st_ino) == (own.st_dev, own.st_ino) => {}
             Ok(_) | Err(Errno::NOENT) => return Err(Errno::STALE.into()),
             Err(e) => return Err(e.into()),
         }
-        self.file.set_len(self.size).map_err(from_io)?;
+        self.file.set_len(self.size)?;
         // After the cut, which changes the time.
         set_attrs(&self.file)?;
         if may_replace {
@@ -128,7 +129,7 @@ pub fn sum_file(file: &File, from: u64, end: u64) -> Result<Vec<Option<BlockSum>
                     match file.read_at(&mut bytes[done..], at + done as u64) {
                         Ok(0) => break,
                         Ok(n) => done += n,
-                        Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+                        Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                         Err(e) => return Err(from_io(e)),
                     }
                 }
@@ -162,7 +163,7 @@ mod tests {
     }
 
     fn finish(part: &PartFile, may_replace: bool) -> Result<(), Errno> {
-        part.finish(may_replace, |_| Ok(()))
+        part.finish(may_replace, |_| Ok(())).map_err(from_io)
     }
 
     #[test]

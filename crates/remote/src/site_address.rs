@@ -78,7 +78,7 @@ impl SiteAddress {
 }
 
 /// A file on another site.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SiteFile {
     /// The site.
     pub site: SiteAddress,

@@ -167,7 +167,8 @@ impl RemoteSession {
     /// As for open(2); `EINVAL` for a special file; those of the link.
     pub fn open_source(&self, path: &[u8]) -> Result<(u64, SiteAttr), RemoteError> {
         let file = self.choose_number();
-        let opened = self.call(&RemoteCall::OpenSource { file, path: bytes_of(path), same: None });
+        let call = RemoteCall::OpenSource { file, path: bytes_of(path), same: None };
+        let opened = self.call_aside(&call);
         let RemoteReply::Entry(SiteEntry { attr, .. }) = opened? else { return Err(self.odd()) };
         // After a broken link it must be the same file: its bytes are those of one file.
         let same = Some((attr.dev, attr.ino));
