@@ -5,6 +5,7 @@
 
 mod another_site;
 mod another_site_backends;
+mod another_site_copy;
 mod another_site_files;
 mod another_site_mount;
 mod another_site_streams;

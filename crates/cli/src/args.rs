@@ -200,7 +200,8 @@ tatami must be installed. Write a local file with a colon in its name as ./a:b. 
 the volume's own mounts and its directory are left out.
 
 A new file gets its name when it is complete. After Ctrl-C, no file is incomplete, and
-the same command with --update copies the rest.")]
+the same command with --update copies the rest. With --resume, a large file from or to
+another site goes on where an earlier copy with --resume ended.")]
     Cp(copy::CpArgs),
     /// Make a copy equal to its original: copies what differs in size or time
     #[command(after_help = "\

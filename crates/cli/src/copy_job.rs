@@ -3,7 +3,7 @@
 //! A failure of one file does not stop the others, as in cp(1). What ends the whole copy: Ctrl-C,
 //! a reader of the output that has gone, and a volume that cannot be reached.
 
-use crate::copy_queue::CopyQueue;
+use crate::copy_steps::{CopyItem, CopyQueue};
 use crate::copy_stream::{self, CopySource, copy_bytes, is_standard_stream};
 use crate::copy_trees::{CopyTrees, FileFacts, append_name, facts_of_site, volume_identity};
 use crate::error::{CommandFailure, CommandResult, ExitStatus, keep_first};
@@ -73,20 +73,6 @@ pub struct CopyTotals {
     /// Files that were left alone, because the destination has a copy already.
     pub unchanged: u64,
     pub deleted: u64,
-}
-
-/// A file or directory to copy.
-#[derive(Clone)]
-pub struct CopyItem {
-    pub from: AnyPath,
-    pub to: AnyPath,
-    pub facts: FileFacts,
-    /// What is at the destination, links not followed.
-    pub old: Option<FileFacts>,
-    /// The inode number of a directory that this copy has already made.
-    pub made: Option<Ino>,
-    /// The target of a symbolic link, if the listing had it.
-    pub target: Option<Vec<u8>>,
 }
 
 /// A copy at work.
@@ -506,11 +492,7 @@ impl<'a> CopyJob<'a> {
     ///
     /// # Errors
     /// Those of the copy.
-    pub fn copy_file_alone(
-        &mut self,
-        item: &CopyItem,
-        old: Option<&FileFacts>,
-    ) -> CommandResult {
+    pub fn copy_file_alone(&mut self, item: &CopyItem, old: Option<&FileFacts>) -> CommandResult {
         let CopyItem { from, to, facts, .. } = item;
         let before = self.bar.position();
         // A stream cannot be read again, and what a stream has got cannot be taken back.

@@ -4,28 +4,23 @@
 //! A part file belongs to one source, by its record. Its bytes count where the sums of a block are
 //! equal on both sides: nothing else shows what a killed process had written.
 
-use crate::copy_queue::{LargeSink, LargeSource, StepFailure};
+use crate::copy_steps::{LargeSink, LargeSource, StepFailure};
 use crate::copy_stream::{CopySink, CopySource};
 use crate::copy_trees::{CopyTrees, FileFacts};
 use crate::error::CommandResult;
 use crate::interrupt::check_interrupt;
-use crate::volume_path::{AnyPath, last_component};
+use crate::part_files::{LocalPart, VolumePart};
+use crate::volume_path::AnyPath;
 use rustix::fs::{Mode, OFlags, openat};
 use std::collections::VecDeque;
-use std::ffi::OsStr;
-use std::io::{Seek, SeekFrom, Write};
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 use tatami_client::DataFile;
-use tatami_client::tree::{FileHandle, VolumeTree, join_path};
 use tatami_remote::{
-    BLOCK, BlockSum, PART_RECORD, PartFile, PartRecord, PartStart, RemoteSession, name_part,
-    sum_block, sum_file,
+    BLOCK, BlockSum, PartFile, PartRecord, PartStart, RemoteSession, sum_block, sum_file,
 };
-use tatami_wire::meta::RenameMode;
+use tatami_wire::Errno;
 use tatami_wire::object::SeekTarget;
-use tatami_wire::{Errno, InodeKind, SetAttr};
 
 /// Files from this size on can be continued, in bytes.
 pub const RESUME_MIN: u64 = 64 << 20;
@@ -36,99 +31,6 @@ const SUMS_AHEAD: usize = 4;
 
 /// The sums of some blocks.
 type BlockSums = Vec<Option<BlockSum>>;
-
-/// A part file of the volume. It stays when this value ends.
-pub struct VolumePart {
-    file: FileHandle,
-    reader: FileHandle,
-    part: Vec<u8>,
-    to: Vec<u8>,
-    size: u64,
-    /// Permissions of a new file, before the umask.
-    mode: u16,
-}
-
-impl VolumePart {
-    /// As [`PartFile::open`], in the volume.
-    fn open(
-        tree: &VolumeTree,
-        to: &[u8],
-        mode: u16,
-        record: &PartRecord,
-    ) -> Result<(VolumePart, PartStart), Errno> {
-        let name = last_component(to);
-        let dir = &to[..to.iter().rposition(|b| *b == b'/').map_or(0, |at| at + 1)];
-        let part = join_path(dir, name_part(OsStr::from_bytes(name)).as_bytes());
-        let (size, to) = (record.size, to.to_vec());
-        let found = match tree.stat(&part, false) {
-            Ok(attr) => Some(attr),
-            Err(Errno::ENOENT) => None,
-            Err(e) => return Err(e),
-        };
-        if let Some(attr) = &found {
-            let is_whole = attr.kind == InodeKind::File && attr.size == size + PART_RECORD as u64;
-            if is_whole {
-                let reader = tree.open(&part)?;
-                let mut bytes = [0; PART_RECORD];
-                let read = reader.data().read_at(&mut bytes, size)?;
-                if PartRecord::decode(&bytes[..read]) == Ok(*record) {
-                    let file = tree.open_writable(&part)?;
-                    let part = VolumePart { file, reader, part, to, size, mode };
-                    return Ok((part, PartStart::Continued));
-                }
-            }
-            tree.remove_file(&part)?;
-        }
-        let mut file = tree.create(&part, 0o600, 0)?;
-        // The size counts at once: a killed process reports none.
-        file.truncate(size + PART_RECORD as u64)?;
-        file.seek(SeekFrom::Start(size))?;
-        file.write_all(&record.encode())?;
-        file.flush()?;
-        let reader = tree.open(&part)?;
-        let start = if found.is_some() { PartStart::Replaced } else { PartStart::Fresh };
-        Ok((VolumePart { file, reader, part, to, size, mode }, start))
-    }
-
-    /// Returns the permissions of a new file, before the umask.
-    pub fn mode(&self) -> u16 {
-        self.mode
-    }
-
-    /// Returns the file, with a position.
-    pub fn handle(&mut self) -> &mut FileHandle {
-        &mut self.file
-    }
-
-    /// Gives the file its attributes and its name.
-    ///
-    /// # Errors
-    /// Those of these steps.
-    pub fn finish(
-        mut self,
-        tree: &VolumeTree,
-        set: SetAttr,
-        may_replace: bool,
-    ) -> Result<(), Errno> {
-        self.file.truncate(self.size)?;
-        self.file.close()?;
-        tree.set_attrs(&self.part, set)?;
-        let mode = if may_replace { RenameMode::Replace } else { RenameMode::NoReplace };
-        match tree.rename_as(&self.part, &self.to, mode) {
-            Err(Errno::EEXIST) => {
-                tree.remove_file(&self.part)?;
-                Err(Errno::EEXIST)
-            }
-            renamed => renamed,
-        }
-    }
-}
-
-/// A part file of this machine, and the permissions of a new file.
-pub struct LocalPart {
-    pub part: PartFile,
-    pub mode: u16,
-}
 
 impl CopyTrees<'_> {
     /// As [`CopyTrees::create_sink`], for a copy that a later one can continue.
@@ -253,7 +155,7 @@ pub fn find_missing(
                     BegunSums::of_local(part.part.file(), next, end)
                 }
                 LargeSink::Here(CopySink::VolumePart(part)) => {
-                    BegunSums::Here(sum_volume_file(part.reader.data(), next, end))
+                    BegunSums::Here(sum_volume_file(part.data(), next, end))
                 }
                 LargeSink::Here(_) => BegunSums::Here(Err(Errno::EINVAL)),
             };
@@ -269,9 +171,7 @@ pub fn find_missing(
             next = end;
         }
         let Some((of_source, of_sink)) = begun.pop_front() else { break };
-        let both = of_source
-            .await_sums(from)
-            .and_then(|sums| Ok((sums, of_sink.await_sums(to)?)));
+        let both = of_source.await_sums(from).and_then(|sums| Ok((sums, of_sink.await_sums(to)?)));
         let (ours, theirs) = match both {
             Ok(both) => both,
             Err(failure) => return Ok(Err(failure)),

@@ -4,9 +4,9 @@
 //! SIGKILL or a power cut.
 
 use crate::error::{CommandFailure, CommandResult};
-use crate::copy_parts::{LocalPart, VolumePart};
 use crate::files::CHUNK;
 use crate::interrupt::{check_interrupt, is_interrupted};
+use crate::part_files::{LocalPart, VolumePart};
 use crate::site_tree::{SiteReader, SiteWriter};
 use crate::term;
 use crate::volume_path::{AnyPath, last_component};

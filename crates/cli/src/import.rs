@@ -1,6 +1,7 @@
 //! Copies into the volume: creates, closes and names the entries of a directory in batches.
 
-use crate::copy_job::{CopyItem, CopyJob};
+use crate::copy_job::CopyJob;
+use crate::copy_steps::CopyItem;
 use crate::copy_stream::{CopySink, CopySource, copy_bytes};
 use crate::copy_trees::{FileFacts, attrs_of_copy};
 use crate::error::CommandResult;

@@ -5,10 +5,10 @@
 use crate::path_calls::{attr_of_file, change_file, failed, is_kind, read_attr};
 use crate::refusal::{FILES_MAX, not_open, refuse};
 use crate::tree_removal::split_path;
+use parking_lot::{Mutex, RwLock};
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, SeekFrom, linkat, openat, renameat, seek, unlinkat,
 };
-use parking_lot::{Mutex, RwLock};
 use rustix::io::Errno;
 use rustix::process::{getegid, geteuid};
 use std::collections::HashMap;
@@ -224,10 +224,7 @@ fn find_target(path: &Path) -> Result<(PathBuf, Option<SiteAttr>), Errno> {
 }
 
 /// Opens the directory of a file that gets a new inode. Returns its name, too.
-fn open_parent<'a>(
-    path: &'a Path,
-    old: Option<&SiteAttr>,
-) -> Result<(OwnedFd, &'a OsStr), Errno> {
+fn open_parent<'a>(path: &'a Path, old: Option<&SiteAttr>) -> Result<(OwnedFd, &'a OsStr), Errno> {
     if old.is_some_and(|old| old.mode & OWNER_WRITES == 0) && !geteuid().is_root() {
         return Err(Errno::ACCESS);
     }

@@ -7,12 +7,8 @@
 use crate::data_pool::DataTask;
 use crate::data_transfers::MEASURE_BYTES;
 use crate::part_record::{BlockSum, PartStart};
-use crate::remote_message::{
-    BYTES_MAX, RemoteCall, RemoteReply, SiteAttr, SiteChange, sum_bytes,
-};
-use crate::remote_session::{
-    KnownFile, RemoteError, RemoteSession, SessionState, WINDOW_BYTES,
-};
+use crate::remote_message::{BYTES_MAX, RemoteCall, RemoteReply, SiteAttr, SiteChange, sum_bytes};
+use crate::remote_session::{KnownFile, RemoteError, RemoteSession, SessionState, WINDOW_BYTES};
 use tatami_wire::meta::Bytes;
 
 fn bytes_of(path: &[u8]) -> Bytes {
@@ -311,11 +307,7 @@ impl RemoteSession {
     ///
     /// # Errors
     /// As for lseek(2), and those of the link.
-    pub fn find_data_ahead(
-        &self,
-        file: u64,
-        from: u64,
-    ) -> Result<Option<(u64, u64)>, RemoteError> {
+    pub fn find_data_ahead(&self, file: u64, from: u64) -> Result<Option<(u64, u64)>, RemoteError> {
         match self.call_aside(&RemoteCall::FindData { file, from })? {
             RemoteReply::Data(range) => {
                 Ok(range.filter(|(start, end)| from <= *start && start < end))

@@ -22,6 +22,7 @@ mod mount_session;
 mod part_file;
 mod part_record;
 mod piece_calls;
+mod remote_error;
 mod remote_message;
 mod remote_session;
 mod reply_slots;

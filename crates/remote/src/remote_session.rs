@@ -9,6 +9,7 @@
 //! two: a step of the shared pointer, and the making of a file that must not exist. These fail.
 
 use crate::data_line::DataLine;
+pub use crate::remote_error::RemoteError;
 use crate::remote_message::{
     BYTES_MAX, FileOpen, RemoteCall, RemoteFailure, RemoteReply, SiteStat, sum_bytes,
 };
@@ -41,16 +42,6 @@ const RETRY_PAUSE: Duration = Duration::from_millis(200);
 const EXCLUSIVE: u32 = 0x10;
 /// The flags of an open that may write (`TIO_RDWR`, `TIO_WRONLY`).
 const WRITES: u32 = 0x2 | 0x4;
-
-/// A failed call.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{what}")]
-pub struct RemoteError {
-    /// The error number of the system there; `EHOSTDOWN` where the other side is not reached.
-    pub errno: Errno,
-    /// A sentence with the site.
-    pub what: String,
-}
 
 /// A call without a reply.
 #[derive(Debug)]

@@ -1,7 +1,7 @@
 //! Replies that a caller awaits later, while further calls are sent.
 
+use crate::remote_error::RemoteError;
 use crate::remote_message::RemoteReply;
-use crate::remote_session::RemoteError;
 use std::collections::BTreeMap;
 
 /// A reply, and how many bytes of its payload there are.

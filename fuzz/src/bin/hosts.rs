@@ -1,6 +1,6 @@
 //! What comes from other machines, from login shells and from files of hosts: greetings, orders,
-//! replies, lists of hosts, what a machine knows of itself, the calls of another site, and the
-//! proofs of its data connections.
+//! replies, lists of hosts, what a machine knows of itself, the calls of another site, the proofs of
+//! its data connections, and the records of part files.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -12,7 +12,7 @@ use tatami_hosts::host_protocol::{
 };
 use tatami_hosts::machine::MachineFile;
 use tatami_remote::{
-    DataSecret, RemoteCall, RemoteReply, SiteFile, SiteMap, SiteRoute, SiteTicket,
+    DataSecret, PartRecord, RemoteCall, RemoteReply, SiteFile, SiteMap, SiteRoute, SiteTicket,
     parse_port_range, prove_as_caller, prove_as_server,
 };
 use tatami_wire::frame::decode_body;
@@ -39,7 +39,7 @@ impl Write for Peer<'_> {
 fuzz_target!(|bytes: &[u8]| {
     let Some((kind, body)) = bytes.split_first() else { return };
     let text = String::from_utf8_lossy(body);
-    match kind % 10 {
+    match kind % 11 {
         0 => drop(parse_greeting(&[b"tatami-host 1 ", body].concat())),
         1 => {
             if let Ok(order) = parse_order(body) {
@@ -78,6 +78,18 @@ fuzz_target!(|bytes: &[u8]| {
             };
             proof(|peer, secret| prove_as_server(peer, secret, || true).is_ok());
             proof(|peer, secret| prove_as_caller(peer, secret).is_ok());
+        }
+        9 => {
+            if let Ok(record) = PartRecord::decode(body) {
+                assert_eq!(record.encode(), body, "a record has one encoding");
+            }
+            // With a right checksum, so that the checks behind it are reached.
+            if let Some(start) = body.get(..60) {
+                let whole = [start, &crc32c::crc32c(start).to_le_bytes()].concat();
+                if let Ok(record) = PartRecord::decode(&whole) {
+                    assert_eq!(record.encode()[..], whole, "a record has one encoding");
+                }
+            }
         }
         _ => {
             if let Ok(machine) = MachineFile::parse(&text) {
