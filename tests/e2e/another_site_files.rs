@@ -151,10 +151,10 @@ fn no_half_file_is_left() {
     let begin = |line: &str| {
         let mut job = one.command(&format!("{line} 2>&1"));
         let job = job.stdout(Stdio::piped()).spawn().expect("started");
-        // More than the session keeps to send it once more has arrived there.
+        // All that comes before the event has arrived there.
         two.run(
             "for i in $(seq 600); do for f in $(pgrep -xf 'tatami gateway'); do \
-             if stat -Lc %s /proc/$f/fd/* 2>/dev/null | awk '$1 > 36000000 { found = 1 } \
+             if stat -Lc %s /proc/$f/fd/* 2>/dev/null | awk '$1 >= 41943040 { found = 1 } \
              END { exit !found }'; then exit 0; fi; done; sleep 0.1; done; exit 1",
         );
         job

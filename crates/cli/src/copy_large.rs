@@ -1,5 +1,5 @@
-//! Large files from and to other sites, in parts of which many are under way. Parts of the next file
-//! are sent before the last ones of this file have arrived.
+//! Large files from and to other sites, in parts of which many are under way. Parts of the next
+//! file are sent before the last ones of this file have arrived.
 
 use crate::copy_job::CopyJob;
 use crate::copy_parts::{RESUME_MIN, find_missing};

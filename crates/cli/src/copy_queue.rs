@@ -210,7 +210,7 @@ impl CopyJob<'_> {
     fn begin_put(&mut self, copy: QueuedCopy) -> CommandResult {
         let CopyItem { from, facts, .. } = &copy.item;
         let failed = |e| StepFailure::new(from, "cannot read", e);
-        let most = (facts.size as usize + 1).max(FETCH_MIN).min(BYTES_MAX);
+        let most = (facts.size as usize + 1).clamp(FETCH_MIN, BYTES_MAX);
         let read = self.sides.open_source(from, Some(facts)).map_err(failed).and_then(|source| {
             let mut bytes = Vec::with_capacity(facts.size as usize + 1);
             let read = source.take(most as u64).read_to_end(&mut bytes);
@@ -255,7 +255,7 @@ impl CopyJob<'_> {
         let CopyItem { from, facts, .. } = &copy.item;
         let AnyPath::Site(file) = from else { return self.copy_alone(copy) };
         // One byte more than is expected shows whether it has grown.
-        let bytes = (facts.size as usize + 1).max(FETCH_MIN).min(BYTES_MAX);
+        let bytes = (facts.size as usize + 1).clamp(FETCH_MIN, BYTES_MAX);
         let begun = session_of(file)
             .map_err(|e| StepFailure::new(from, "cannot read", e))
             .and_then(|session| {

@@ -1,4 +1,5 @@
-//! Calls of a copy, of which many are under way at once: whole small files, and parts of large ones.
+//! Calls of a copy, of which many are under way at once: whole small files, and parts of large
+//! ones.
 //!
 //! Order: a copy writes each byte of a file once, so its parts may arrive in any order, by ssh and
 //! by data connections. A part is sent when the file is open there, and a file gets its name when

@@ -13,7 +13,7 @@ pub use crate::remote_error::RemoteError;
 use crate::remote_message::{
     BYTES_MAX, FileOpen, RemoteCall, RemoteFailure, RemoteReply, SiteStat, sum_bytes,
 };
-use crate::reply_slots::ReplySlots;
+use crate::reply_slots::AwaitedReplies;
 use crate::session_turn::SessionTurn;
 use crate::site_address::SiteAddress;
 use crate::site_backend::SiteBackend;
@@ -89,7 +89,7 @@ pub(crate) struct SessionState {
     pending: VecDeque<SentCall>,
     pending_bytes: usize,
     /// Replies that a caller awaits later.
-    pub(crate) slots: ReplySlots,
+    pub(crate) slots: AwaitedReplies,
     pub(crate) files: BTreeMap<u64, KnownFile>,
     pub(crate) data: DataLine,
     body: Vec<u8>,

@@ -1,6 +1,6 @@
 //! What comes from other machines, from login shells and from files of hosts: greetings, orders,
-//! replies, lists of hosts, what a machine knows of itself, the calls of another site, the proofs of
-//! its data connections, and the records of part files.
+//! replies, lists of hosts, what a machine knows of itself, the calls of another site, the proofs
+//! of its data connections, and the records of part files.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
