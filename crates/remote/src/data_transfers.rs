@@ -196,7 +196,9 @@ impl RemoteSession {
         }
         if task.is_read && state.slots.has(task.seq) {
             let reply = match reply {
-                RemoteReply::Failed(failure) => Err(self.refused(failure)),
+                RemoteReply::Failed(failure) => {
+                    Err(self.explain_failure(state, Some(task.file), failure))
+                }
                 reply => Ok((reply, len)),
             };
             return state.slots.fill(task.seq, reply, task.bytes);

@@ -555,7 +555,7 @@ impl RemoteSession {
         let Some(oldest) = state.pending.front() else { return Ok(()) };
         let (seq, file) = (oldest.seq, oldest.file);
         if state.slots.has(seq) {
-            return self.receive_into_slot(state, seq);
+            return self.receive_awaited(state, seq, file);
         }
         loop {
             match state.receive_reply(seq, &mut []) {
@@ -573,11 +573,18 @@ impl RemoteSession {
     }
 
     /// Receives the reply to the oldest call, which a caller awaits.
-    fn receive_into_slot(&self, state: &mut SessionState, seq: u64) -> Result<(), RemoteError> {
+    fn receive_awaited(
+        &self,
+        state: &mut SessionState,
+        seq: u64,
+        file: Option<u64>,
+    ) -> Result<(), RemoteError> {
         let mut room = state.slots.take_room(seq);
         loop {
             let reply = match state.receive_reply(seq, &mut room) {
-                Ok((RemoteReply::Failed(failure), _)) => Err(self.refused(failure)),
+                Ok((RemoteReply::Failed(failure), _)) => {
+                    Err(self.explain_failure(state, file, failure))
+                }
                 Ok(reply) => Ok(reply),
                 Err(e) => {
                     self.repair(state, &e)?;
@@ -587,6 +594,18 @@ impl RemoteSession {
             state.slots.fill(seq, reply, room);
             return Ok(());
         }
+    }
+
+    /// Returns the error of a failed call for a file. A file that was lost with its link is not
+    /// known there: what happened to it says more.
+    pub(crate) fn explain_failure(
+        &self,
+        state: &SessionState,
+        file: Option<u64>,
+        failure: RemoteFailure,
+    ) -> RemoteError {
+        let known = file.and_then(|file| state.files.get(&file));
+        known.and_then(|known| known.error.clone()).unwrap_or_else(|| self.refused(failure))
     }
 
     /// Replaces a broken link: opens all files again and repeats the calls without a reply.
