@@ -163,6 +163,7 @@ pub fn add_nodes(args: &AddArgs) -> CommandResult {
         return Err(CommandFailure::usage(what)
             .try_this(format!("name a new host: tatami node add{} HOST", place.dir_flag())));
     }
+    let more = args.daemon_arguments()?;
     let _lock = place.lock_shards()?;
     let mut volume = place.load_volume()?;
     // All old nodes must have the new entries before a client contacts a new node.
@@ -196,7 +197,7 @@ pub fn add_nodes(args: &AddArgs) -> CommandResult {
     place.record_nodes_here(&volume, added.iter().copied())?;
     let spinner = term::new_spinner("starting daemons");
     for entry in &entries {
-        daemon::start_daemon_with(&place, entry, &args.daemon_arguments()?)?.wait_ready()?;
+        daemon::start_daemon_with(&place, entry, &more)?.wait_ready()?;
         daemon::record_in_use(&place, entry)?;
         // The other nodes may have received a newer shard map meanwhile.
         send_map(&place, &volume, entry, &map)?;
