@@ -24,7 +24,9 @@ fn start_sites(names: &[&str]) -> Option<HostBed> {
     for name in libraries {
         bed.install_file(&target_dir().join("mpi").join(name));
     }
-    bed.install_file(&sources().join("e2e/mpi_programs/bulk_blocks.py"));
+    for name in ["bulk_blocks.py", "compressed_blocks.py"] {
+        bed.install_file(&sources().join("e2e/mpi_programs").join(name));
+    }
     find_site(&bed).run("mkdir /srv/data");
     Some(bed)
 }
@@ -184,5 +186,83 @@ fn hosts_without_a_route_use_routers() {
          tatami://siteb/srv/data/bulk 1 1"
     ));
     assert!(said.code != Some(0) && said.err.contains("router: "), "{said:?}");
+    expect_nothing_left(&bed);
+}
+
+/// Returns the bytes that a host has received from the others, and those that it has sent.
+fn count_bytes(host: &TestHost) -> [u64; 2] {
+    let said = host.run("cat /proc/net/dev").out;
+    let lines = said.lines().filter_map(|line| line.split_once(':'));
+    let counts = lines.filter(|(name, _)| name.trim() != "lo").map(|(_, rest)| {
+        let words: Vec<u64> = rest.split_whitespace().flat_map(str::parse).collect();
+        [words[0], words[8]]
+    });
+    counts.fold([0; 2], |sum, one| [sum[0] + one[0], sum[1] + one[1]])
+}
+
+/// Writes and reads `mib` MiB of each rank. Every byte must be right, here and there. Returns the
+/// shares of the bytes that came over the network: of those written, and of those read.
+fn measure_shares(
+    bed: &HostBed,
+    variables: &str,
+    (kind, mib): (&str, u64),
+    (wish, found): (&str, &str),
+) -> [f64; 2] {
+    let (one, two) = (bed.host(0), find_site(bed));
+    one.run("rm -f /srv/go-on");
+    let line = format!(
+        "{SETTINGS} export T= {variables}; tatami mpirun --launcher mpirun.openmpi -n {RANKS} \
+         /usr/bin/python3 /usr/local/bin/compressed_blocks.py tatami://siteb/srv/data/compressed {kind} \
+         {mib} {wish}"
+    );
+    let start = count_bytes(two);
+    let mut job = one.command(&line).stdout(Stdio::piped()).spawn().expect("started");
+    let mut lines = BufReader::new(job.stdout.take().expect("a pipe")).lines();
+    let (mut said, mut middle) = (String::new(), start);
+    while let Some(Ok(line)) = lines.next() {
+        if line == "written" {
+            middle = count_bytes(two);
+            one.run("touch /srv/go-on");
+        }
+        said += &format!("{line}\n");
+    }
+    let ended = job.wait().expect("it ends");
+    let end = count_bytes(two);
+    assert!(ended.success() && said.contains("all values right"), "{variables}: {said}");
+    assert!(said.contains(&format!("compression={found}\n")), "{variables} {wish}: {said}");
+    two.run(&format!(
+        "python3 /usr/local/bin/compressed_blocks.py check /srv/data/compressed {kind} {mib} {RANKS}"
+    ));
+    two.run("rm /srv/data/compressed");
+    let all = (u64::from(RANKS) * mib << 20) as f64;
+    let shares = [(middle[0] - start[0]) as f64 / all, (end[1] - middle[1]) as f64 / all];
+    println!("{kind}, {wish}, {variables}: {shares:.3?}");
+    shares
+}
+
+/// Compression changes no byte, moves far fewer where they shrink, and no more where they do not.
+#[test]
+fn compression_moves_fewer_bytes_and_changes_none() {
+    let Some(bed) = start_sites(&["sitea", "login1", "siteb"]) else { return };
+    let _turn = ONE_AT_A_TIME.lock();
+    let (numbers, noise) = (("numbers", 16), ("noise", 16));
+    let small = |shares: [f64; 2]| shares.iter().all(|share| *share < 0.5);
+    let whole = |shares: [f64; 2]| shares.iter().all(|share| (0.95..1.08).contains(share));
+    for variables in ["TATAMI_STREAMS=1", "TATAMI_STREAMS=2 TATAMI_ROUTER=login1"] {
+        assert!(small(measure_shares(&bed, variables, numbers, ("on", "on"))), "{variables}");
+        assert!(whole(measure_shares(&bed, variables, noise, ("on", "on"))), "{variables}");
+        assert!(whole(measure_shares(&bed, variables, numbers, ("off", "off"))), "{variables}");
+    }
+    // A hint wins over the environment, and ssh carries bytes as they are.
+    let variables = "TATAMI_COMPRESSION=on TATAMI_ENCRYPTION=off";
+    assert!(small(measure_shares(&bed, variables, numbers, ("-", "on"))));
+    assert!(whole(measure_shares(&bed, variables, numbers, ("off", "off"))));
+    let variables = "TATAMI_COMPRESSION=on TATAMI_STREAMS=0";
+    assert!(whole(measure_shares(&bed, variables, ("numbers", 4), ("-", "off"))));
+    // By itself, on a way that is slow, after some parts that are measured.
+    [0, 2].iter().for_each(|at| bed.limit_rate(*at, Some("200mbit")));
+    let shares = measure_shares(&bed, "TATAMI_STREAMS=1", ("numbers", 48), ("-", "auto"));
+    assert!(shares.iter().all(|share| *share < 0.7), "{shares:?}");
+    assert!(whole(measure_shares(&bed, "TATAMI_STREAMS=1", noise, ("auto", "auto"))));
     expect_nothing_left(&bed);
 }

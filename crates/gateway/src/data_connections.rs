@@ -1,12 +1,13 @@
 //! The data connections of the session, each with a thread that reads and writes shared files.
 
+use crate::compressed_service::CompressedService;
 use crate::data_place::{PlaceCloser, open_place};
 use crate::open_files::SharedOpenFiles;
 use crate::refusal::refuse;
 use parking_lot::{Condvar, Mutex};
 use rustix::io::Errno;
 use std::collections::HashMap;
-use std::io::{self, BufReader, Read, Write};
+use std::io::{self, BufReader, Read};
 use std::sync::Arc;
 use tatami_remote::{BYTES_MAX, DataOffer, DataStream, RemoteCall, RemoteFailure, RemoteReply};
 use tatami_wire::frame::{self, FrameClass, FrameError};
@@ -106,10 +107,11 @@ impl ConnectionTable {
 }
 
 /// Carries out reads and writes, one after the other. No other call is taken.
-fn serve_calls(files: &SharedOpenFiles, mut stream: &DataStream) -> io::Result<()> {
+fn serve_calls(files: &SharedOpenFiles, stream: &DataStream) -> io::Result<()> {
     let broken = |e: FrameError| io::Error::other(e.to_string());
     let mut input = BufReader::with_capacity(BUFFER, stream);
     let (mut body, mut payload, mut out, mut head) = (vec![], vec![], vec![], vec![]);
+    let mut compression = CompressedService::default();
     loop {
         let header = frame::read_frame(&mut input, &mut body).map_err(broken)?;
         let len = header.payload_len as usize;
@@ -120,18 +122,23 @@ fn serve_calls(files: &SharedOpenFiles, mut stream: &DataStream) -> io::Result<(
         payload.resize(len, 0);
         input.read_exact(&mut payload)?;
         out.clear();
-        let result = match call {
-            RemoteCall::Write { file, stream, sum } => files.write(file, stream, sum, &mut payload),
-            RemoteCall::Read { file, stream, len } => files.read(file, stream, len, &mut out),
-            _ => return Err(broken(FrameError::Unexpected)),
+        let (result, compresses) = match compression.expand_call(call, &mut payload) {
+            Ok((RemoteCall::Write { file, stream, sum }, _)) => {
+                (files.write(file, stream, sum, &mut payload), None)
+            }
+            Ok((RemoteCall::Read { file, stream, len }, compresses)) => {
+                (files.read(file, stream, len, &mut out), compresses)
+            }
+            Ok(_) => return Err(broken(FrameError::Unexpected)),
+            Err(failure) => (Err(failure), None),
         };
         let reply = result.unwrap_or_else(|failure| {
             out.clear();
             RemoteReply::Failed(failure)
         });
+        let (reply, bytes) = compression.compress_reply(reply, &out, compresses);
         head.clear();
-        frame::encode_frame(&mut head, FrameClass::Remote, header.seq, &reply, out.len());
-        stream.write_all(&head)?;
-        stream.write_all(&out)?;
+        frame::encode_frame(&mut head, FrameClass::Remote, header.seq, &reply, bytes.len());
+        stream.send_both(&head, bytes)?;
     }
 }

@@ -28,6 +28,8 @@ pub enum GatewayError {
 /// # Errors
 /// [`GatewayError`].
 pub fn serve_gateway(input: impl Read + AsFd, mut output: impl Write) -> Result<(), GatewayError> {
+    // Without it the kernel copies small pieces one by one.
+    let _ = tatami_tiled::guard_stores();
     let watch = LockWatch::start(input.as_fd().try_clone_to_owned()?)?;
     let greeting = SiteGreeting::of_this_machine(env!("CARGO_PKG_VERSION"));
     output.write_all(format_greeting(&greeting).as_bytes())?;

@@ -9,6 +9,7 @@
 //! (`tatami relay`) on a login host passes such connections on.
 
 mod backend_choice;
+mod compressed_service;
 mod copy_files;
 mod data_connections;
 mod data_place;

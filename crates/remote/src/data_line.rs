@@ -1,19 +1,27 @@
 //! The state of a session's data connections.
 
-use crate::data_pool::{DataPool, DataTask};
+use crate::data_pool::{DEPTH, DataPool};
 use crate::data_stream::DataStream;
-use crate::remote_message::RemoteReply;
+use crate::data_task::DataTask;
+use crate::remote_message::{BYTES_MAX, RemoteReply};
+use crate::site_route::SiteCompression;
 use crate::ssh_link::SshLink;
 use crate::stream_pace::StreamPace;
 use std::collections::BTreeMap;
 use std::io;
 use std::time::Instant;
 
+/// Most bytes of writes whose replies have not come.
+pub(crate) const WINDOW_BYTES: usize = 32 << 20;
 /// Times that a session makes new connections after some have ended.
 const REOPENS_MAX: u32 = 64;
 
-/// Room for reads that is kept, each at most the bytes of one call.
+/// Room for parts that is kept, each at most the bytes of one call. New memory would cost as much
+/// time as the copy into it.
 const ROOMS_MAX: usize = 16;
+/// Parts that wait behind those under way. More of them would only leave the caches of
+/// the processor before they are sent.
+const WAITING: usize = 2;
 
 /// A read of the session that has its reply.
 #[derive(Debug)]
@@ -99,13 +107,18 @@ impl DataLine {
         }
     }
 
-    /// Adds a connection.
+    /// Adds a connection. `wish`: whether its parts are compressed.
     ///
     /// # Errors
     /// Those of starting its thread.
-    pub(crate) fn add_stream(&mut self, connection: u32, stream: DataStream) -> io::Result<()> {
+    pub(crate) fn add_stream(
+        &mut self,
+        connection: u32,
+        stream: DataStream,
+        wish: SiteCompression,
+    ) -> io::Result<()> {
         self.has_worked = true;
-        self.pool.get_or_insert_default().add_stream(connection, stream)
+        self.pool.get_or_insert_default().add_stream(connection, stream, wish)
     }
 
     /// Takes back the tasks of a pool after the end of its last connection.
@@ -127,7 +140,20 @@ impl DataLine {
         room
     }
 
-    /// Keeps room for later reads.
+    /// Returns a copy of a part to be written.
+    pub(crate) fn copy_to_room(&mut self, part: &[u8]) -> Vec<u8> {
+        let mut room = self.rooms.pop().unwrap_or_default();
+        room.clear();
+        room.extend_from_slice(part);
+        room
+    }
+
+    /// Returns how many bytes of parts may be without a reply.
+    pub(crate) fn choose_window(&self) -> usize {
+        WINDOW_BYTES.min((self.count_streams().max(1) * DEPTH + WAITING) * BYTES_MAX)
+    }
+
+    /// Keeps room for later parts.
     pub(crate) fn keep_room(&mut self, room: Vec<u8>) {
         if self.rooms.len() < ROOMS_MAX {
             self.rooms.push(room);

@@ -4,45 +4,21 @@
 //! All tasks that are under way at once are either reads or writes: a side that sends bytes then
 //! never waits for one that sends bytes, too.
 
+use crate::compressed_calls::CompressedCalls;
 use crate::data_stream::DataStream;
-use crate::remote_message::{RemoteCall, RemoteReply, sum_bytes};
+use crate::data_task::DataTask;
+use crate::remote_message::RemoteReply;
+use crate::site_route::SiteCompression;
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
-use std::io::{self, BufReader, Read, Write};
+use std::io::{self, BufReader};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
-use tatami_wire::frame::{self, FrameClass, FrameError};
 
 /// Calls without a reply on one connection.
-const DEPTH: usize = 8;
+pub(crate) const DEPTH: usize = 8;
 /// Bytes that are received at a time where a reply is short.
 const BUFFER: usize = 8 << 10;
-
-/// A part of a large access.
-#[derive(Clone, Debug)]
-pub(crate) struct DataTask {
-    /// Its number, in the order of the program.
-    pub(crate) seq: u64,
-    /// The file.
-    pub(crate) file: u64,
-    /// The position in its view.
-    pub(crate) stream: u64,
-    /// The bytes to be written, or room for those that are read.
-    pub(crate) bytes: Vec<u8>,
-    /// Whether it is a read.
-    pub(crate) is_read: bool,
-}
-
-impl DataTask {
-    /// Returns the call that carries it out. A checksum is computed here.
-    pub(crate) fn as_call(&self) -> RemoteCall {
-        let (file, stream) = (self.file, self.stream);
-        match self.is_read {
-            true => RemoteCall::Read { file, stream, len: self.bytes.len() as u32 },
-            false => RemoteCall::Write { file, stream, sum: sum_bytes(&self.bytes) },
-        }
-    }
-}
 
 /// What has happened to the tasks.
 #[derive(Debug)]
@@ -81,14 +57,19 @@ pub(crate) struct DataPool {
 }
 
 impl DataPool {
-    /// Starts the thread of a connection.
+    /// Starts the thread of a connection. `wish`: whether its parts are compressed.
     ///
     /// # Errors
     /// Those of starting a thread.
-    pub(crate) fn add_stream(&mut self, connection: u32, stream: DataStream) -> io::Result<()> {
+    pub(crate) fn add_stream(
+        &mut self,
+        connection: u32,
+        stream: DataStream,
+        wish: SiteCompression,
+    ) -> io::Result<()> {
         let (shared, stream) = (self.shared.clone(), Arc::new(stream));
         self.shared.state.lock().live.push((connection, stream.clone()));
-        let work = move || run_connection(&shared, connection, &stream);
+        let work = move || run_connection(&shared, connection, &stream, wish);
         let thread = thread::Builder::new().name("tatami-data".to_owned()).spawn(work);
         let thread = thread.inspect_err(|_| {
             self.shared.state.lock().live.retain(|(number, _)| *number != connection);
@@ -174,10 +155,15 @@ impl Drop for DataPool {
 }
 
 /// The life of a connection: until it breaks, or the pool ends.
-fn run_connection(shared: &PoolShared, connection: u32, stream: &DataStream) {
+fn run_connection(
+    shared: &PoolShared,
+    connection: u32,
+    stream: &DataStream,
+    wish: SiteCompression,
+) {
     let mut sent = VecDeque::new();
     // The error itself is of no use: the session asks ssh for the reason, or repeats the calls.
-    let _ = serve_tasks(shared, stream, &mut sent);
+    let _ = serve_tasks(shared, stream, wish, &mut sent);
     stream.end();
     let mut state = shared.state.lock();
     state.live.retain(|(number, _)| *number != connection);
@@ -202,25 +188,23 @@ fn take_task(shared: &PoolShared, under_way: usize) -> Option<DataTask> {
 
 fn serve_tasks(
     shared: &PoolShared,
-    mut stream: &DataStream,
+    stream: &DataStream,
+    wish: SiteCompression,
     sent: &mut VecDeque<DataTask>,
 ) -> io::Result<()> {
     let mut input = BufReader::with_capacity(BUFFER, stream);
-    let (mut head, mut body) = (Vec::new(), Vec::new());
+    let mut calls = CompressedCalls::new(wish);
     loop {
         let next = (sent.len() < DEPTH).then(|| take_task(shared, sent.len())).flatten();
         if let Some(task) = next {
-            head.clear();
-            let payload: &[u8] = if task.is_read { &[] } else { &task.bytes };
-            let call = task.as_call();
-            frame::encode_frame(&mut head, FrameClass::Remote, task.seq, &call, payload.len());
-            let written = stream.write_all(&head).and_then(|()| stream.write_all(payload));
+            let (head, payload) = calls.make_call(&task);
+            let written = stream.send_both(head, payload);
             sent.push_back(task);
             written?;
             continue;
         }
         let Some(mut task) = sent.pop_front() else { return Ok(()) };
-        match receive_reply(&mut input, &mut body, &mut task) {
+        match calls.receive_reply(&mut input, &mut task) {
             Ok((reply, len)) => {
                 let mut state = shared.state.lock();
                 let reply = Box::new(reply);
@@ -232,30 +216,5 @@ fn serve_tasks(
                 return Err(e);
             }
         }
-    }
-}
-
-fn receive_reply(
-    input: &mut impl Read,
-    body: &mut Vec<u8>,
-    task: &mut DataTask,
-) -> io::Result<(RemoteReply, usize)> {
-    let broken = |e: FrameError| match e {
-        FrameError::Io(e) => e,
-        other => io::Error::other(other.to_string()),
-    };
-    let header = frame::read_frame(input, body).map_err(broken)?;
-    let reply: RemoteReply = frame::decode_body(body).map_err(broken)?;
-    let len = header.payload_len as usize;
-    let room = if task.is_read { task.bytes.len() } else { 0 };
-    if header.class != FrameClass::Remote || header.seq != task.seq || len > room {
-        return Err(io::Error::other("a reply that fits no call"));
-    }
-    input.read_exact(&mut task.bytes[..len])?;
-    match reply {
-        RemoteReply::Bytes { sum } if sum != sum_bytes(&task.bytes[..len]) => {
-            Err(io::Error::other("bytes were damaged on the way"))
-        }
-        reply => Ok((reply, len)),
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::data_proof::{ProofError, prove_as_caller};
 use crate::remote_message::DataOffer;
-use std::io::{self, Read, Write};
+use std::io::{self, IoSlice, Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -24,6 +24,28 @@ impl DataStream {
     /// Returns the stream over a connection that is proven.
     pub fn new(stream: NetStream) -> DataStream {
         DataStream(stream)
+    }
+
+    /// Sends a message and its payload.
+    ///
+    /// # Errors
+    /// Those of the connection.
+    pub fn send_both(&self, head: &[u8], payload: &[u8]) -> io::Result<()> {
+        let (mut head, mut payload) = (head, payload);
+        while !head.is_empty() || !payload.is_empty() {
+            // The head goes with the first bytes of the payload, in one packet.
+            let bufs = [IoSlice::new(head), IoSlice::new(payload)];
+            match (&mut &self.0).write_vectored(&bufs) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(sent) => {
+                    let of_head = sent.min(head.len());
+                    (head, payload) = (&head[of_head..], &payload[sent - of_head..]);
+                }
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
     }
 
     /// Ends the connection in both directions. Reads and writes of other threads end.

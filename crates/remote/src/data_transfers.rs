@@ -9,10 +9,11 @@
 //! the I/O process has ended, and the session repeats all parts on a new one.
 
 use crate::data_line::ReadPart;
-use crate::data_pool::{DataEvent, DataTask};
+use crate::data_pool::DataEvent;
 use crate::data_stream::{DataStream, connect_to_any, prove_to_relay, prove_to_site};
+use crate::data_task::DataTask;
 use crate::remote_message::{BYTES_MAX, DataOffer, RemoteCall, RemoteFailure, RemoteReply};
-use crate::remote_session::{RemoteError, RemoteSession, SessionState, WINDOW_BYTES};
+use crate::remote_session::{RemoteError, RemoteSession, SessionState};
 use crate::ssh_link::{SshLink, find_host_name};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -72,12 +73,13 @@ impl RemoteSession {
         self.await_replies(state)?;
         let mut stream = stream;
         for part in bytes.chunks(part_size(bytes.len(), state)) {
-            while state.data.count_write_bytes() + part.len() > WINDOW_BYTES {
+            let window = state.data.choose_window();
+            while state.data.count_write_bytes() + part.len() > window {
                 self.step_data(state)?;
             }
             state.seq += 1;
             state.data.writes.insert(state.seq, (file, stream, part.len()));
-            let bytes = part.to_vec();
+            let bytes = state.data.copy_to_room(part);
             let task = DataTask { seq: state.seq, file, stream, bytes, is_read: false };
             state.data.hand_in(task);
             stream += part.len() as u64;
@@ -102,6 +104,7 @@ impl RemoteSession {
         self.finish_data(state)?;
         self.await_replies(state)?;
         let size = part_size(into.len(), state);
+        let window = state.data.choose_window();
         let (first, mut asked, mut done, mut result) = (state.seq + 1, 0, 0, Ok(()));
         let mut received = 0;
         // The numbers of these tasks follow one another: no other call is sent meanwhile but those
@@ -109,7 +112,7 @@ impl RemoteSession {
         let count = into.len().div_ceil(size);
         state.seq += count as u64;
         while received < count {
-            while asked < count && (asked - received + 1) * size <= WINDOW_BYTES {
+            while asked < count && (asked - received + 1) * size <= window {
                 let at = asked * size;
                 let bytes = state.data.take_room(size.min(into.len() - at));
                 let (seq, stream) = (first + asked as u64, stream + at as u64);
@@ -214,6 +217,7 @@ impl RemoteSession {
                 known.error.get_or_insert(error);
             }
         }
+        state.data.keep_room(task.bytes);
     }
 
     /// Repeats the tasks of connections that have ended.
@@ -283,7 +287,8 @@ impl RemoteSession {
             true => self.reach_offer(state, &offer),
             false => Err(io::ErrorKind::InvalidData.into()),
         };
-        let added = stream.and_then(|stream| state.data.add_stream(connection, stream));
+        let wish = self.route.compression_in_force();
+        let added = stream.and_then(|stream| state.data.add_stream(connection, stream, wish));
         if added.is_err() {
             self.call_at_once(state, &RemoteCall::CloseData { connection })?.ok();
         }

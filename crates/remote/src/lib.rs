@@ -12,15 +12,21 @@
 //! is `crates/gateway`.
 
 mod copy_calls;
+mod byte_planes;
+mod compressed_calls;
+mod compression_form;
+mod compression_pace;
 mod data_line;
 mod data_pool;
 mod data_proof;
 mod data_stream;
+mod data_task;
 mod data_transfers;
 mod mount_message;
 mod mount_session;
 mod part_file;
 mod part_record;
+mod part_compressor;
 mod piece_calls;
 mod remote_error;
 mod remote_message;
@@ -35,6 +41,7 @@ mod site_ticket;
 mod ssh_link;
 mod stream_pace;
 
+pub use compression_form::{CompressionForm, CompressionSample};
 pub use data_proof::{DataSecret, ProofError, prove_as_caller, prove_as_server};
 pub use data_stream::{DataStream, PROOF_WAIT, connect_to_any};
 pub use mount_message::{
@@ -45,6 +52,7 @@ pub use part_file::{PartFile, sum_file};
 pub use part_record::{
     BLOCK, BlockSum, PART_RECORD, PartRecord, PartRecordError, PartStart, name_part, sum_block,
 };
+pub use part_compressor::{ExpandError, PartCompressor, PartExpander};
 pub use remote_message::{
     BYTES_MAX, DataOffer, FileOpen, GREETING, REMOTE_PROTOCOL, RemoteCall, RemoteFailure,
     RemoteReply, SiteAttr, SiteChange, SiteEntry, SiteGreeting, SiteRemoval, SiteStat,
@@ -53,5 +61,5 @@ pub use remote_message::{
 pub use remote_session::{RemoteError, RemoteSession};
 pub use site_address::{SiteAddress, SiteFile, SiteMap};
 pub use site_backend::{SiteBackend, SiteMpi};
-pub use site_route::{RouterName, SiteRoute, parse_port_range};
+pub use site_route::{RouterName, SiteCompression, SiteRoute, parse_port_range};
 pub use site_ticket::SiteTicket;

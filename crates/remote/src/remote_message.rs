@@ -2,6 +2,7 @@
 //! stream, after a greeting line of the I/O process. Each call has one reply, in the order of the
 //! calls. A caller need not wait for a reply before it sends the next call.
 
+use crate::compression_form::{CompressionForm, CompressionSample};
 use crate::data_proof::DataSecret;
 use crate::mount_message::{MountCall, SiteSpace};
 use crate::part_record::{BlockSum, PartStart};
@@ -375,6 +376,31 @@ pub enum RemoteCall {
         /// Its number.
         connection: u32,
     },
+    /// As `Write`, with a payload that is compressed. Over data connections alone. → `Done`
+    WriteCompressed {
+        /// The file.
+        file: u64,
+        /// The stream position.
+        stream: u64,
+        /// The checksum of the bytes of the file.
+        sum: u32,
+        /// How they are compressed.
+        form: CompressionForm,
+        /// Their number, at most [`BYTES_MAX`].
+        len: u32,
+    },
+    /// As `Read`, with a reply that may be compressed. Over data connections alone.
+    /// → `CompressedBytes`
+    ReadCompressed {
+        /// The file.
+        file: u64,
+        /// The stream position.
+        stream: u64,
+        /// The number of bytes.
+        len: u32,
+        /// Whether they are to be compressed; otherwise a sample of them is.
+        compresses: bool,
+    },
     /// Asks a relay for one way to the first of these addresses that it reaches. → `Offer`
     OpenRelay {
         /// Addresses, without ports.
@@ -404,6 +430,17 @@ pub enum RemoteReply {
     Bytes {
         /// The checksum.
         sum: u32,
+    },
+    /// The bytes of the payload, which may be compressed.
+    CompressedBytes {
+        /// The checksum of the bytes of the file.
+        sum: u32,
+        /// How they are compressed.
+        form: CompressionForm,
+        /// Their number.
+        len: u32,
+        /// What compression a sample gave, if that was asked for.
+        sample: Option<CompressionSample>,
     },
     /// A size, in bytes.
     Size(u64),

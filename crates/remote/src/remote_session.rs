@@ -8,7 +8,7 @@
 //! the calls without a reply once more. They have the same effect when they are repeated, but for
 //! two: a step of the shared pointer, and the making of a file that must not exist. These fail.
 
-use crate::data_line::DataLine;
+use crate::data_line::{DataLine, WINDOW_BYTES};
 pub use crate::remote_error::RemoteError;
 use crate::remote_message::{
     BYTES_MAX, FileOpen, RemoteCall, RemoteFailure, RemoteReply, SiteStat, sum_bytes,
@@ -27,8 +27,6 @@ use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 use tatami_wire::frame::{self, FrameClass, FrameError};
 
-/// Most bytes of writes whose replies have not come.
-pub(crate) const WINDOW_BYTES: usize = 32 << 20;
 /// Most calls whose replies have not come.
 const WINDOW_CALLS: usize = 128;
 /// Calls of one read that are under way at once.
@@ -769,6 +767,8 @@ fn file_of(call: &RemoteCall) -> Option<u64> {
         | Unlock { file }
         | AddToPointer { file, .. }
         | SetPointer { file, .. }
+        | WriteCompressed { file, .. }
+        | ReadCompressed { file, .. }
         | OpenSource { file, .. }
         | FindData { file, .. }
         | OpenSink { file, .. }
@@ -794,7 +794,7 @@ fn is_repeatable(call: &RemoteCall) -> bool {
         MarkPublished { .. } => true,
         // A lock ends with the process that holds it, and is taken again with the file.
         Lock { .. } | Unlock { .. } | Close { .. } | Delete { .. } => true,
-        Look { .. } | Stat { .. } => true,
+        Look { .. } | Stat { .. } | WriteCompressed { .. } | ReadCompressed { .. } => true,
         // An offer of a link that has ended is worth nothing, and its connections have ended.
         OpenData { .. } | CloseData { .. } | OpenRelay { .. } => true,
         // A listing that a new I/O process does not know begins anew, and so does a removal.

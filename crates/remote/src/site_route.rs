@@ -60,6 +60,28 @@ impl RouterName {
     }
 }
 
+/// Whether data connections carry bytes of files in fewer bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum SiteCompression {
+    /// Where it makes them faster.
+    #[default]
+    Auto,
+    /// Wherever it saves bytes.
+    On,
+    /// Never.
+    Off,
+}
+
+impl fmt::Display for SiteCompression {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            SiteCompression::Auto => "auto",
+            SiteCompression::On => "on",
+            SiteCompression::Off => "off",
+        })
+    }
+}
+
 /// The wishes of a program for the way of its bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct SiteRoute {
@@ -71,6 +93,8 @@ pub struct SiteRoute {
     pub routers: Vec<RouterName>,
     /// What is wrong with one of these wishes.
     pub fault: Option<String>,
+    /// Whether data connections carry fewer bytes; `None`: where that makes them faster.
+    pub compression: Option<SiteCompression>,
 }
 
 impl SiteRoute {
@@ -88,6 +112,26 @@ impl SiteRoute {
             "off" => self.encrypt = Some(false),
             "on" => self.encrypt = Some(true),
             _ => {}
+        }
+    }
+
+    /// Sets whether data connections carry fewer bytes, by `auto`, `on` or `off`. Other words are
+    /// ignored.
+    pub fn set_compression(&mut self, text: &str) {
+        match text.trim() {
+            "auto" => self.compression = Some(SiteCompression::Auto),
+            "on" => self.compression = Some(SiteCompression::On),
+            "off" => self.compression = Some(SiteCompression::Off),
+            _ => {}
+        }
+    }
+
+    /// Returns whether data connections carry fewer bytes: the wish in force.
+    pub fn compression_in_force(&self) -> SiteCompression {
+        match self.streams {
+            // ssh carries all bytes, as they are.
+            Some(0) => SiteCompression::Off,
+            _ => self.compression.unwrap_or_default(),
         }
     }
 
@@ -113,6 +157,9 @@ impl SiteRoute {
         }
         if route.encrypt.is_none() {
             route.set_encryption(&read("TATAMI_ENCRYPTION"));
+        }
+        if route.compression.is_none() {
+            route.set_compression(&read("TATAMI_COMPRESSION"));
         }
         if route.routers.is_empty() && route.fault.is_none() {
             route.set_routers(&read("TATAMI_ROUTER"));
@@ -180,10 +227,18 @@ mod tests {
         let mut route = SiteRoute::default();
         route.set_streams("many");
         route.set_encryption("of");
+        route.set_compression("fast");
         assert_eq!(route, SiteRoute::default());
         route.set_streams("100");
         route.set_encryption("off");
         assert_eq!((route.streams, route.encrypt), (Some(STREAMS_MAX), Some(false)));
+        assert_eq!(route.compression_in_force(), SiteCompression::Auto);
+        for word in ["on", "off", "auto"] {
+            route.set_compression(word);
+            assert_eq!(route.compression_in_force().to_string(), word);
+        }
+        route.set_streams("0");
+        assert_eq!(route.compression_in_force(), SiteCompression::Off);
     }
 
     #[test]

@@ -581,7 +581,10 @@ impl RankFile {
             // The key is not `host`: PnetCDF opens the path once more with these hints, and that of
             // a site with the path here is another file where the environment names the site.
             let (site, backend) = (&ticket.file.site, &ticket.backend);
-            lines += &format!("tatami_site={site}\ntatami_backend={backend}\n");
+            let compression = site.route.with_environment().compression_in_force();
+            lines += &format!(
+                "tatami_site={site}\ntatami_backend={backend}\ntatami_compression={compression}\n"
+            );
         }
         lines
     }

@@ -59,6 +59,7 @@ mod reader;
 mod remote_engine;
 mod sharing;
 mod small_pieces;
+mod store_guard;
 mod tiled_engine;
 mod unordered;
 mod wholelock;
@@ -70,6 +71,7 @@ pub use file::{RankFile, begin_open};
 pub use flags::Flags;
 pub use hints::{Environment, Hints};
 pub use memory::Buffer;
+pub use store_guard::guard_stores;
 pub use token::OpenToken;
 
 use std::path::Path;

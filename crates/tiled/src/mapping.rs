@@ -3,6 +3,7 @@
 //! Nothing here is ever seen as bytes or as a slice: other processes store into the same pages. An
 //! access of this process is an atomic word, or a copy by the kernel.
 
+use crate::store_guard::StoreGuard;
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags};
@@ -76,12 +77,8 @@ impl Mapping {
         places: &[(usize, usize)],
         bytes: &[u8],
     ) -> Result<usize, Errno> {
-        let fits = |(at, len): &(usize, usize)| at.checked_add(*len).is_some_and(|e| e <= self.len);
-        let all = places.iter().map(|(_, len)| len).sum::<usize>();
-        if !self.writable || places.len() > PLACES_MAX || all > bytes.len() {
-            return Err(Errno::INVAL);
-        }
-        if !places.iter().all(fits) {
+        let all = self.check_places(places, bytes)?;
+        if places.len() > PLACES_MAX {
             return Err(Errno::INVAL);
         }
         let into: Vec<libc::iovec> = places
@@ -110,6 +107,49 @@ impl Mapping {
                 let error = std::io::Error::last_os_error();
                 Err(Errno::from_io_error(&error).unwrap_or(Errno::IO))
             }
+        }
+    }
+
+    /// Copies `bytes`, piece after piece, to `places` in the mapping, by stores of this thread.
+    /// Returns whether all pages could be had; otherwise any of the pieces may be missing, and the
+    /// mapping must not be used any more.
+    ///
+    /// # Errors
+    /// `EINVAL`: a place is not in the mapping, or there are more than bytes. `EPERM`: this process
+    /// does not guard its stores ([`guard_stores`](crate::guard_stores)).
+    pub fn store_into_places(
+        &mut self,
+        places: &[(usize, usize)],
+        bytes: &[u8],
+    ) -> Result<bool, Errno> {
+        self.check_places(places, bytes)?;
+        let guard = StoreGuard::enter(self.at.as_ptr() as usize, self.len).ok_or(Errno::PERM)?;
+        let mut from = bytes.as_ptr();
+        for (at, len) in places {
+            // SAFETY: the place lies in the mapping, of which no reference exists, and the bytes in
+            // `bytes`. A page that cannot be had becomes one of the guard.
+            unsafe {
+                let to = self.at.as_ptr().add(*at);
+                match len {
+                    // One store, as the most common pieces are numbers.
+                    8 => to.cast::<u64>().write_unaligned(from.cast::<u64>().read_unaligned()),
+                    4 => to.cast::<u32>().write_unaligned(from.cast::<u32>().read_unaligned()),
+                    len => std::ptr::copy_nonoverlapping(from, to, *len),
+                }
+                from = from.add(*len);
+            }
+        }
+        Ok(guard.leave())
+    }
+
+    /// Returns the bytes of all places, which must lie in the mapping.
+    fn check_places(&self, places: &[(usize, usize)], bytes: &[u8]) -> Result<usize, Errno> {
+        let fits = |(at, len): &(usize, usize)| at.checked_add(*len).is_some_and(|e| e <= self.len);
+        let add = |sum: usize, (_, len): &(usize, usize)| sum.checked_add(*len);
+        let all = places.iter().try_fold(0, add).filter(|all| *all <= bytes.len());
+        match self.writable && places.iter().all(fits) {
+            true => all.ok_or(Errno::INVAL),
+            false => Err(Errno::INVAL),
         }
     }
 

@@ -340,7 +340,13 @@ impl Engine for RemoteEngine {
         self.send_gathered()?;
         let mut from = 0;
         while from < into.len() {
-            let len = (into.len() - from).min(PACK as u64) as usize;
+            // Bytes that go to their place directly are asked for at once: each wait in between
+            // would cost a round trip.
+            let rest = usize::try_from(into.len() - from).unwrap_or(usize::MAX);
+            let len = match into.dense_slice_mut(from, rest) {
+                Some(_) => rest,
+                None => rest.min(PACK),
+            };
             let got = match into.dense_slice_mut(from, len) {
                 Some(bytes) => self.read_bytes(stream + from, bytes)?,
                 None => {

@@ -8,9 +8,13 @@
 //! process_vm_readv(2) of this very process. Nothing between the pieces is touched. A page that the
 //! file system cannot give is an error of that call, where a store would be a signal. The piece is
 //! then written by pwrite(2), which reports why.
+//!
+//! That costs 40 ns a piece, of which the kernel needs most. A process that guards its stores
+//! (`store_guard.rs`) stores the pieces itself: 10 to 20 ns with the faults of new pages.
 
 use crate::mapping::{Mapping, PLACES_MAX};
 use crate::sharing;
+use crate::store_guard::are_stores_guarded;
 use rustix::io::Errno;
 use std::fs::File;
 use std::io;
@@ -24,6 +28,8 @@ const DISTANCE_MAX: u64 = 1024;
 const GAP_MAX: u64 = 4096;
 /// A mapping begins at a multiple of this, which is one of every size of a page.
 const ALIGN: u64 = 64 << 10;
+/// Least bytes of a mapping: to make one costs as much as to copy some hundred pieces.
+const WINDOW: usize = 1 << 20;
 /// Most pieces of one stretch that is read at once.
 const STRETCH_PIECES: usize = 64 << 10;
 
@@ -32,6 +38,20 @@ const STRETCH_PIECES: usize = 64 << 10;
 pub struct PieceWriter {
     /// Whether the file can be mapped for copies.
     maps: bool,
+    /// Whether pieces may be stored, where this process guards its stores.
+    stores: bool,
+}
+
+/// A mapped range of the file, from a byte on.
+struct MappedWindow {
+    first: u64,
+    mapping: Mapping,
+}
+
+impl MappedWindow {
+    fn holds(&self, start: u64, end: u64) -> bool {
+        self.first <= start && end <= self.first + self.mapping.len() as u64
+    }
 }
 
 impl PieceWriter {
@@ -39,7 +59,7 @@ impl PieceWriter {
     /// Only files of this machine's own file systems are mapped.
     pub fn new(file: &File, can_read: bool) -> PieceWriter {
         let maps = can_read && !sharing::detect_scope(file).remote;
-        PieceWriter { maps }
+        PieceWriter { maps, stores: true }
     }
 
     /// Writes `bytes` to the pieces: offsets and lengths, in the order of the bytes. Returns the
@@ -54,7 +74,7 @@ impl PieceWriter {
         bytes: &[u8],
     ) -> io::Result<usize> {
         let (mut pieces, mut done) = (pieces, 0);
-        let mut group = Vec::new();
+        let (mut group, mut window, mut stores) = (Vec::new(), None, None);
         loop {
             group.clear();
             group.extend(pieces.by_ref().take(PLACES_MAX));
@@ -64,31 +84,59 @@ impl PieceWriter {
             }
             let part = bytes.get(done..done + len).ok_or(io::ErrorKind::InvalidInput)?;
             match self.maps && is_dense(&group) {
-                true => self.copy_group(file, &group, part)?,
+                true => {
+                    let stores = *stores.get_or_insert_with(|| self.stores && are_stores_guarded());
+                    self.copy_group(file, &group, part, &mut window, stores)?;
+                }
                 false => write_each(file, &group, part)?,
             }
             done += len;
         }
     }
 
-    /// Writes pieces by a mapping.
-    fn copy_group(&mut self, file: &File, group: &[(u64, u64)], bytes: &[u8]) -> io::Result<()> {
+    /// Writes pieces by a mapping, which is kept in `window` for the next ones.
+    fn copy_group(
+        &mut self,
+        file: &File,
+        group: &[(u64, u64)],
+        bytes: &[u8],
+        window: &mut Option<MappedWindow>,
+        stores: bool,
+    ) -> io::Result<()> {
         let [(start, _), .., (last, last_len)] = *group else {
             return write_each(file, group, bytes);
         };
         // The file gets its length first: a page behind its end cannot be had.
         let at = bytes.len() - last_len as usize;
         file.write_all_at(&bytes[at..], last)?;
-        let first = start - start % ALIGN;
-        let mapping = match Mapping::for_copies(file, first, (last + last_len - first) as usize) {
-            Ok(mapping) => mapping,
-            Err(_) => {
-                self.maps = false;
-                return write_each(file, group, bytes);
+        let end = last + last_len;
+        if !window.as_ref().is_some_and(|window| window.holds(start, end)) {
+            // The old one goes before the new one comes.
+            *window = None;
+            let first = start - start % ALIGN;
+            // What lies behind the file is mapped as well, and not touched before it exists.
+            let len = ((end - first) as usize).max(WINDOW);
+            match Mapping::for_copies(file, first, len) {
+                Ok(mapping) => *window = Some(MappedWindow { first, mapping }),
+                Err(_) => {
+                    self.maps = false;
+                    return write_each(file, group, bytes);
+                }
             }
+        }
+        let Some(MappedWindow { first, mapping }) = window else {
+            return write_each(file, group, bytes);
         };
         let places: Vec<(usize, usize)> =
-            group.iter().map(|(at, len)| ((at - first) as usize, *len as usize)).collect();
+            group.iter().map(|(at, len)| ((at - *first) as usize, *len as usize)).collect();
+        if stores {
+            if mapping.store_into_places(&places, bytes) == Ok(true) {
+                return Ok(());
+            }
+            // A page could not be had: pwrite(2) tells why, or finds it there again.
+            *window = None;
+            return write_each(file, group, bytes);
+        }
         let (mut from, mut done) = (0, 0);
         while from < group.len() {
             let copied = match mapping.copy_into_places(&places[from..], &bytes[done..]) {
@@ -194,15 +242,31 @@ mod tests {
         File::options().read(true).write(true).create_new(true).open(path).unwrap()
     }
 
+    /// Runs a test with copies of the kernel, and with stores.
+    fn run_both_ways(test: impl Fn(&dyn Fn(&File) -> PieceWriter)) {
+        crate::store_guard::guard_stores().unwrap();
+        for stores in [false, true] {
+            test(&|file| {
+                let writer = PieceWriter::new(file, true);
+                PieceWriter { stores, ..writer }
+            });
+        }
+        assert!(are_stores_guarded());
+    }
+
     #[test]
     fn pieces_by_a_mapping_leave_what_single_writes_leave() {
+        run_both_ways(|new| compare_with_single_writes(new));
+    }
+
+    fn compare_with_single_writes(new: &dyn Fn(&File) -> PieceWriter) {
         let dir = tempfile::tempdir().unwrap();
         let mut random = fastrand::Rng::with_seed(3);
         let (mut dense, mut writer) = (0, None);
         for round in 0..40 {
             let (ours, reference) = (dir.path().join("ours"), dir.path().join("reference"));
             let files = (open_new(&ours), open_new(&reference));
-            let writer = writer.get_or_insert_with(|| PieceWriter::new(&files.0, true));
+            let writer = writer.get_or_insert_with(|| new(&files.0));
             for _ in 0..2 {
                 let pieces = random_pieces(&mut random);
                 let bytes = random_bytes(&mut random, &pieces);
@@ -245,12 +309,16 @@ mod tests {
     /// write is made.
     #[test]
     fn a_file_that_becomes_shorter_meanwhile_is_no_signal() {
+        run_both_ways(|new| write_while_it_becomes_shorter(new));
+    }
+
+    fn write_while_it_becomes_shorter(new: &dyn Fn(&File) -> PieceWriter) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("f");
         let file = open_new(&path);
         let script = "for i in $(seq 400); do truncate -s 0 \"$1\"; done";
         let mut other = Command::new("sh").args(["-c", script, "sh"]).arg(&path).spawn().unwrap();
-        let mut writer = PieceWriter::new(&file, true);
+        let mut writer = new(&file);
         let bytes = vec![7; 8 * 30_000];
         while other.try_wait().unwrap().is_none() {
             let written = writer.write_pieces(&file, (0..30_000).map(|i| (i * 32, 8)), &bytes);
@@ -267,12 +335,16 @@ mod tests {
         if !rustix::process::geteuid().is_root() {
             return tatami_skip::skip_test("only root can mount a small disk");
         }
+        run_both_ways(|new| write_to_a_full_disk(new));
+    }
+
+    fn write_to_a_full_disk(new: &dyn Fn(&File) -> PieceWriter) {
         let dir = tempfile::tempdir().unwrap();
         let mount =
             |words: &[&str]| Command::new(words[0]).args(&words[1..]).arg(dir.path()).status();
         assert!(mount(&["mount", "-t", "tmpfs", "-o", "size=1m", "none"]).unwrap().success());
         let file = open_new(&dir.path().join("f"));
-        let mut writer = PieceWriter::new(&file, true);
+        let mut writer = new(&file);
         let bytes = vec![7; 8 * 100_000];
         let written = writer.write_pieces(&file, (0..100_000).map(|i| (i * 64, 8)), &bytes);
         let maps = writer.maps;

@@ -1,6 +1,6 @@
 //! What comes from other machines, from login shells and from files of hosts: greetings, orders,
 //! replies, lists of hosts, what a machine knows of itself, the calls of another site, the proofs
-//! of its data connections, and the records of part files.
+//! and compressed parts of its data connections, and the records of part files.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -12,7 +12,8 @@ use tatami_hosts::host_protocol::{
 };
 use tatami_hosts::machine::MachineFile;
 use tatami_remote::{
-    DataSecret, PartRecord, RemoteCall, RemoteReply, SiteFile, SiteMap, SiteRoute, SiteTicket,
+    BYTES_MAX, CompressionForm, DataSecret, PartExpander, PartRecord, RemoteCall, RemoteReply,
+    SiteFile, SiteMap, SiteRoute, SiteTicket,
     parse_port_range, prove_as_caller, prove_as_server,
 };
 use tatami_wire::frame::decode_body;
@@ -90,6 +91,16 @@ fuzz_target!(|bytes: &[u8]| {
                     assert_eq!(record.encode()[..], whole, "a record has one encoding");
                 }
             }
+        }
+        10 => {
+            let Some((facts, compressed)) = body.split_first_chunk::<4>() else { return };
+            let form = [CompressionForm::Plain, CompressionForm::Zstd, CompressionForm::Planes];
+            let form = form[usize::from(facts[0]) % form.len()];
+            let len = u32::from_le_bytes([facts[1], facts[2], facts[3], 0]);
+            let (mut expander, mut part) = (PartExpander::default(), Vec::new());
+            let expanded = expander.expand_part(form, compressed, len, &mut part);
+            assert!(part.len() <= BYTES_MAX, "a part is bounded");
+            assert!(expanded.is_err() || part.len() == len as usize, "it has the length it declares");
         }
         _ => {
             if let Ok(machine) = MachineFile::parse(&text) {
