@@ -1,19 +1,21 @@
 /* Files on another site: arrays by PnetCDF and by plain MPI-IO, many opens, and noncontiguous
  * accesses. Run by `make bench-remote` (tests/src/bin/measure-remote.rs).
  *
- *   remote DIR ROUNDS [arrays]
+ *   remote DIR ROUNDS [arrays|bulk MIB]
  *
- * With `arrays`, there are no noncontiguous accesses. Each line of the output is a JSON object with the
- * seconds of one round, those of the slowest process. `pure` is the time of the calls that move
- * bytes; `total` is that from the open to the end of the close. */
+ * With `arrays`, there are no noncontiguous accesses. With `bulk`, there is one file of MIB mebibytes alone,
+ * of noise and then of numbers. Each line of the output is a JSON object with the seconds of one round, those
+ * of the slowest process. `pure` is the time of the calls that move bytes; `total` is that from the
+ * open to the end of the close; `cpu` is the CPU time of the whole machine meanwhile. */
 #include <mpi.h>
 #include <pnetcdf.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
-enum { OPENS = 100, REGION = 8, REGIONS = 1 << 19 };
+enum { OPENS = 100, REGION = 8, REGIONS = 1 << 19, STEP = 16 << 20 };
 
 struct array {
   const char *name;
@@ -29,7 +31,7 @@ static const struct array arrays[] = {
 
 /* The times of one round. */
 struct times {
-  double open, pure, close, total;
+  double open, pure, close, total, cpu;
 };
 
 static int rank, ranks;
@@ -57,6 +59,18 @@ static void must_nc(int code, const char *call) {
 #define MPI(call) must_mpi((call), #call)
 #define NC(call) must_nc((call), #call)
 
+/* The seconds that the processors of the machine have worked. */
+static double cpu_time(void) {
+  unsigned long long user, nice, system, idle, wait, irq, soft;
+  FILE *file = fopen("/proc/stat", "r");
+  int found = file == NULL ? 0
+                           : fscanf(file, "cpu %llu %llu %llu %llu %llu %llu %llu", &user, &nice,
+                                    &system, &idle, &wait, &irq, &soft);
+  if (file != NULL)
+    fclose(file);
+  return found == 7 ? (double)(user + nice + system + irq + soft) / (double)sysconf(_SC_CLK_TCK) : 0;
+}
+
 static double begin(void) {
   MPI(MPI_Barrier(MPI_COMM_WORLD));
   return MPI_Wtime();
@@ -64,12 +78,12 @@ static double begin(void) {
 
 static void report(const char *what, const char *library, const char *how, uint64_t bytes,
                    struct times own) {
-  double mine[4] = {own.open, own.pure, own.close, own.total}, all[4];
-  MPI(MPI_Reduce(mine, all, 4, MPI_DOUBLE, MPI_MAX, 0, MPI_COMM_WORLD));
+  double mine[5] = {own.open, own.pure, own.close, own.total, own.cpu}, all[5];
+  MPI(MPI_Reduce(mine, all, 5, MPI_DOUBLE, MPI_MAX, 0, MPI_COMM_WORLD));
   if (rank == 0)
     printf("{\"what\":\"%s\",\"library\":\"%s\",\"how\":\"%s\",\"bytes\":%llu,\"open\":%.9f,"
-           "\"pure\":%.9f,\"close\":%.9f,\"total\":%.9f}\n",
-           what, library, how, (unsigned long long)bytes, all[0], all[1], all[2], all[3]);
+           "\"pure\":%.9f,\"close\":%.9f,\"total\":%.9f,\"cpu\":%.2f}\n",
+           what, library, how, (unsigned long long)bytes, all[0], all[1], all[2], all[3], all[4]);
   fflush(stdout);
 }
 
@@ -97,7 +111,7 @@ static struct part part_of(const struct array *array) {
 
 static void write_netcdf(const struct array *array, const struct part *part, const void *data) {
   int file, dims[3], var;
-  struct times times;
+  struct times times = {0, 0, 0, 0, 0};
   double start = begin(), from;
   NC(ncmpi_create(MPI_COMM_WORLD, path, NC_CLOBBER | NC_64BIT_DATA, MPI_INFO_NULL, &file));
   NC(ncmpi_def_dim(file, "x", array->sides[0], &dims[0]));
@@ -121,7 +135,7 @@ static void write_netcdf(const struct array *array, const struct part *part, con
 
 static void read_netcdf(const struct array *array, const struct part *part, void *data) {
   int file, var;
-  struct times times;
+  struct times times = {0, 0, 0, 0, 0};
   double start = begin(), from;
   NC(ncmpi_open(MPI_COMM_WORLD, path, NC_NOWRITE, MPI_INFO_NULL, &file));
   NC(ncmpi_inq_varid(file, "array", &var));
@@ -146,7 +160,7 @@ static void access_plain(const char *what, const char *how, size_t at, void *dat
   int mode = writes ? MPI_MODE_CREATE | MPI_MODE_RDWR : MPI_MODE_RDONLY;
   MPI_File file;
   MPI_Status status;
-  struct times times;
+  struct times times = {0, 0, 0, 0, 0};
   double start = begin(), from;
   MPI(MPI_File_open(MPI_COMM_WORLD, path, mode, MPI_INFO_NULL, &file));
   if (tile != MPI_DATATYPE_NULL) {
@@ -223,9 +237,51 @@ static void measure_regions(void) {
   free(back);
 }
 
+/* One large file, in accesses of STEP bytes. */
+static void measure_bulk(const char *what, size_t bytes, int is_noise) {
+  size_t all = bytes / (size_t)ranks, start = all * (size_t)rank;
+  char *data = allocate(all), *back = allocate(all);
+  uint64_t state = 88172645463325252u + (uint64_t)rank;
+  for (size_t i = 0; i < all / 8; i++) {
+    state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+    double number = 1.0 + (double)(start / 8 + i) / 7;
+    memcpy(data + 8 * i, is_noise ? (void *)&state : (void *)&number, 8);
+  }
+  memset(back, 0, all);
+  remove_file();
+  for (int reads = 0; reads < 2; reads++) {
+    int mode = reads ? MPI_MODE_RDONLY : MPI_MODE_CREATE | MPI_MODE_RDWR;
+    struct times times = {0, 0, 0, 0, 0};
+    MPI_File file;
+    MPI_Status status;
+    double worked = cpu_time(), first = begin(), from;
+    MPI(MPI_File_open(MPI_COMM_WORLD, path, mode, MPI_INFO_NULL, &file));
+    times.open = MPI_Wtime() - first;
+    from = begin();
+    for (size_t at = 0; at < all; at += STEP) {
+      int len = (int)(all - at < STEP ? all - at : STEP);
+      if (reads)
+        MPI(MPI_File_read_at_all(file, (MPI_Offset)(start + at), back + at, len, MPI_BYTE, &status));
+      else
+        MPI(MPI_File_write_at_all(file, (MPI_Offset)(start + at), data + at, len, MPI_BYTE, &status));
+    }
+    times.pure = MPI_Wtime() - from;
+    from = begin();
+    MPI(MPI_File_close(&file));
+    times.close = MPI_Wtime() - from;
+    times.total = MPI_Wtime() - first;
+    MPI(MPI_Barrier(MPI_COMM_WORLD));
+    times.cpu = cpu_time() - worked;
+    report(what, "mpi", reads ? "read" : "write", bytes, times);
+  }
+  expect_same(data, back, all, what);
+  free(data);
+  free(back);
+}
+
 /* The times of one of many opens in a row. */
 static void measure_opens(const char *dir) {
-  struct times times = {0, 0, 0, 0};
+  struct times times = {0, 0, 0, 0, 0};
   double start = begin();
   for (int i = 0; i < OPENS; i++) {
     MPI_File file;
@@ -250,12 +306,12 @@ int main(int argc, char **argv) {
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &ranks);
   if (argc < 3 || ranks > 16 || 16 % ranks != 0)
-    fail("usage", "remote DIR ROUNDS [arrays], 1, 2, 4, 8 or 16 ranks");
+    fail("usage", "remote DIR ROUNDS [arrays|bulk MIB], 1, 2, 4, 8 or 16 ranks");
   MPI_File_set_errhandler(MPI_FILE_NULL, MPI_ERRORS_RETURN);
 
   /* The first open logs in. */
   MPI_File file;
-  struct times login = {0, 0, 0, 0};
+  struct times login = {0, 0, 0, 0, 0};
   snprintf(path, sizeof path, "%s/first", argv[1]);
   double from = begin();
   MPI(MPI_File_open(MPI_COMM_WORLD, path, MPI_MODE_CREATE | MPI_MODE_RDWR, MPI_INFO_NULL, &file));
@@ -263,7 +319,13 @@ int main(int argc, char **argv) {
   MPI(MPI_File_close(&file));
   report("first open", "mpi", "open", 0, login);
 
-  for (int round = 0; round < atoi(argv[2]); round++) {
+  int is_bulk = argc > 4 && strcmp(argv[3], "bulk") == 0;
+  for (int round = 0; is_bulk && round < atoi(argv[2]); round++) {
+    snprintf(path, sizeof path, "%s/bulk", argv[1]);
+    measure_bulk("noise", (size_t)atol(argv[4]) << 20, 1);
+    measure_bulk("numbers", (size_t)atol(argv[4]) << 20, 0);
+  }
+  for (int round = 0; !is_bulk && round < atoi(argv[2]); round++) {
     snprintf(path, sizeof path, "%s/array", argv[1]);
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
       measure_array(&arrays[i]);

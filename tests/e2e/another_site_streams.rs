@@ -212,7 +212,7 @@ fn measure_shares(
     one.run("rm -f /srv/go-on");
     let line = format!(
         "{SETTINGS} export T= {variables}; tatami mpirun --launcher mpirun.openmpi -n {RANKS} \
-         /usr/bin/python3 /usr/local/bin/compressed_blocks.py tatami://siteb/srv/data/compressed {kind} \
+         /usr/bin/python3 /usr/local/bin/compressed_blocks.py /srv/data/compressed {kind} \
          {mib} {wish}"
     );
     let start = count_bytes(two);

@@ -34,8 +34,8 @@ pub enum BenchError {
     Verify { path: String, offset: u64, expected: u8, found: u8 },
     #[error("{path}: {got} bytes instead of {wanted} at offset {offset}")]
     Short { path: String, offset: u64, wanted: usize, got: usize },
-    #[error("drawing {path}: {problem}")]
-    Plot { path: PathBuf, problem: String },
+    #[error("drawing {0}")]
+    Plot(#[from] tatami_plot::PlotError),
     #[error("'{program}' {problem}")]
     Program { program: String, problem: String },
 }

@@ -1,8 +1,9 @@
 //! One figure: a value, its baseline, and the share of CPU time that was stolen meanwhile.
 
 use crate::stats::{median, ratio_or_zero};
-use crate::table::{ReportTable, format_number, format_percent};
+use crate::table::{ReportTable, format_percent};
 use serde::{Deserialize, Serialize};
+use tatami_plot::format_number;
 
 /// The direction in which a ratio is good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -26,7 +26,6 @@ mod null_fs;
 mod null_mount;
 mod null_server;
 mod pattern;
-mod plot;
 mod predict;
 mod progress;
 mod server_dirs;

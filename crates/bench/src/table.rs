@@ -53,25 +53,6 @@ impl ReportTable {
     }
 }
 
-/// Formats a number with about three significant digits.
-pub fn format_number(x: f64) -> String {
-    match x.abs() {
-        a if a >= 100.0 => {
-            let digits = format!("{:.0}", x.abs());
-            let mut out = String::new();
-            for (i, d) in digits.chars().enumerate() {
-                if i > 0 && (digits.len() - i).is_multiple_of(3) {
-                    out.push(',');
-                }
-                out.push(d);
-            }
-            if x < 0.0 { format!("-{out}") } else { out }
-        }
-        a if a >= 10.0 => format!("{x:.1}"),
-        _ => format!("{x:.2}"),
-    }
-}
-
 /// Formats a share of 0 to 1 as a percentage.
 pub fn format_percent(share: f64) -> String {
     format!("{:.0} %", share * 100.0)
@@ -80,6 +61,7 @@ pub fn format_percent(share: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tatami_plot::format_number;
 
     #[test]
     fn columns_line_up() {

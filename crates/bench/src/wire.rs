@@ -5,12 +5,13 @@ use crate::clock::Steal;
 use crate::error::{BenchError, io_error};
 use crate::null_server::{NullServerPart, WireDepth};
 use crate::stats::RunSpread;
-use crate::table::{ReportTable, format_number, format_percent};
+use crate::table::{ReportTable, format_percent};
 use crate::worker::WorkerTask;
 use crate::worker_group::{Launcher, PhaseOutcome, WorkerGroup};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use tatami_bench_args::WireArgs;
+use tatami_plot::format_number;
 
 /// The operations that send messages to the null server.
 const OPERATIONS: [&str; 3] = ["create", "stat", "unlink"];

@@ -13,8 +13,7 @@ use tatami_hosts::host_protocol::{
 use tatami_hosts::machine::MachineFile;
 use tatami_remote::{
     BYTES_MAX, CompressionForm, DataSecret, PartExpander, PartRecord, RemoteCall, RemoteReply,
-    SiteFile, SiteMap, SiteRoute, SiteTicket,
-    parse_port_range, prove_as_caller, prove_as_server,
+    SiteFile, SiteMap, SiteRoute, SiteTicket, parse_port_range, prove_as_caller, prove_as_server,
 };
 use tatami_wire::frame::decode_body;
 
@@ -40,7 +39,7 @@ impl Write for Peer<'_> {
 fuzz_target!(|bytes: &[u8]| {
     let Some((kind, body)) = bytes.split_first() else { return };
     let text = String::from_utf8_lossy(body);
-    match kind % 11 {
+    match kind % 12 {
         0 => drop(parse_greeting(&[b"tatami-host 1 ", body].concat())),
         1 => {
             if let Ok(order) = parse_order(body) {
@@ -100,7 +99,10 @@ fuzz_target!(|bytes: &[u8]| {
             let (mut expander, mut part) = (PartExpander::default(), Vec::new());
             let expanded = expander.expand_part(form, compressed, len, &mut part);
             assert!(part.len() <= BYTES_MAX, "a part is bounded");
-            assert!(expanded.is_err() || part.len() == len as usize, "it has the length it declares");
+            assert!(
+                expanded.is_err() || part.len() == len as usize,
+                "it has the length it declares"
+            );
         }
         _ => {
             if let Ok(machine) = MachineFile::parse(&text) {

@@ -1,4 +1,4 @@
-"""Writes and reads a file of numbers or of noise, and says what compression was in force.
+"""Writes and reads a file of numbers or of noise on siteb, and says what compression was in force.
 
 Usage: compressed_blocks.py FILE KIND MIB WISH|-  each rank has MIB mebibytes; KIND is numbers or noise
        compressed_blocks.py check FILE KIND MIB RANKS  checks a local file
@@ -21,6 +21,7 @@ def content(kind, mib, rank):
 
 def main(comm, path, kind, mib, wish):
     info = MPI.Info.Create()
+    info.Set("host", "siteb")
     if wish != "-":
         info.Set("tatami_compression", wish)
     data = memoryview(content(kind, mib, comm.rank))

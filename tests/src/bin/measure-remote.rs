@@ -1,30 +1,36 @@
 //! Measures files on another site: PnetCDF and plain MPI-IO through ssh and the I/O process there.
 //! Beside them stand bare TCP, `scp`, and the MPI library's own MPI-IO on sshfs, in the same run.
-//! Two hosts of namespaces are the sites. `make bench-remote` runs it, as root.
+//! Hosts of namespaces are the sites. `make bench-remote` runs it, as root. Words select parts: `networks`,
+//! `ways`, `compression`. Without any, all are measured.
 
 #![allow(clippy::print_stdout)] // a program for people
 
-use serde_json::{Map, Value, json};
-use std::collections::BTreeMap;
+#[path = "../measure_remote/figures.rs"]
+mod figures;
+#[path = "../measure_remote/remote_plots.rs"]
+mod remote_plots;
+#[path = "../measure_remote/ways.rs"]
+mod ways;
+
+use figures::{
+    LARGE, MIB, Measured, ROUNDS, RoundTimes, SETTINGS, find, list_figures, median, median_of,
+    quietly, run_program, time_command,
+};
+use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::Stdio;
-use std::time::Instant;
-use tatami_tests::command::{ask, run, sources, tatami_bin};
+use tatami_tests::command::{sources, tatami_bin};
 use tatami_tests::testbed::{HostBed, TestHost};
 
-/// Rounds of each measurement; the median counts.
-const ROUNDS: usize = 3;
-/// Bytes of the large arrays, and of the baselines.
-const LARGE: f64 = 64.0 * 1048576.0;
-const MIB: f64 = 1048576.0;
-/// Variables of all MPI programs: they run as root, with more ranks than processors.
-const SETTINGS: &str = "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
-    OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_mpi_yield_when_idle=1 \
-    TATAMI_MPI_LIBRARY=/usr/local/bin/libtatami_mpi.so;";
 /// The layer and the program, beside `tatami`.
-const FILES: [&str; 4] =
-    ["libtatami_io.so", "mpi/libtatami_mpi.so", "mpi/libtatami_mpi_openmpi.so", "remote_bench"];
+const FILES: [&str; 5] = [
+    "libtatami_io.so",
+    "mpi/libtatami_mpi.so",
+    "mpi/libtatami_mpi_openmpi.so",
+    "mpi/libtatami_gateway_openmpi.so",
+    "remote_bench",
+];
 
 /// Receives as many bytes as the client sends and answers once, and then single bytes.
 const TCP_SERVER: &str = r#"
@@ -66,24 +72,12 @@ const NETWORKS: [Network; 4] = [
     Network { name: "1 Gbit/s, 10 ms", rate: Some("1gbit"), delay_ms: 10, with_sshfs: true },
 ];
 
-/// The seconds of a measurement, medians of all rounds.
-#[derive(Clone, Copy, Debug)]
-struct RoundTimes {
-    open: f64,
-    pure: f64,
-    close: f64,
-    total: f64,
-}
-
-/// The measurements of one program: by what was measured, the library and the direction.
-type Measured = BTreeMap<(String, String, String), RoundTimes>;
-
 fn main() -> std::process::ExitCode {
     if let Some(obstacle) = HostBed::find_obstacle() {
         eprintln!("measure-remote: {obstacle}");
         return std::process::ExitCode::FAILURE;
     }
-    let bed = HostBed::start(&["sitea", "siteb"]);
+    let bed = HostBed::start(&["sitea", "siteb", "sitec"]);
     FILES.iter().for_each(|name| bed.install_file(&tatami_bin().with_file_name(name)));
     bed.install_file(&sources().join("src/testbed/delay.py"));
     let (here, there) = (bed.host(0), bed.host(1));
@@ -99,38 +93,30 @@ fn main() -> std::process::ExitCode {
         quietly(there, &format!("{listens}; do sleep 0.02; done"));
     }
     quietly(here, "head -c 64M /dev/urandom > large; head -c 16K /dev/urandom > small");
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let wants = |part: &str| words.is_empty() || words.iter().any(|word| word == part);
     let mut report = Vec::new();
-    for network in &NETWORKS {
+    for network in NETWORKS.iter().filter(|_| wants("networks")) {
         [0, 1].iter().for_each(|at| bed.limit_rate(*at, network.rate));
         report.push(measure_network(here, there, network));
     }
-    print_round_trips(&report);
-    print_goals(&report);
+    if wants("networks") {
+        print_round_trips(&report);
+        print_goals(&report);
+    }
+    // From here on the names lead to the host itself.
+    quietly(here, "rm -f ~/.ssh/config");
+    [0, 1].iter().for_each(|at| bed.limit_rate(*at, None));
+    let ways = wants("ways").then(|| ways::measure_ways(here, there));
+    [0, 1].iter().for_each(|at| bed.limit_rate(*at, Some(ways::SLOW)));
+    let compression = wants("compression").then(|| ways::measure_compression(here));
     let place = Path::new("bench-results");
-    std::fs::create_dir_all(place).expect("bench-results can be made");
-    let text = format!("{:#}\n", Value::from(report));
-    std::fs::write(place.join("remote.json"), text).expect("it can be written");
+    let plots = place.join("remote");
+    std::fs::create_dir_all(&plots).expect("bench-results can be made");
+    remote_plots::draw_plots(&report, &plots);
+    let all = json!({ "networks": report, "ways": ways, "compression": compression });
+    std::fs::write(place.join("remote.json"), format!("{all:#}\n")).expect("it can be written");
     std::process::ExitCode::SUCCESS
-}
-
-fn quietly(host: &TestHost, line: &str) -> String {
-    run(&mut host.command(line)).out
-}
-
-fn median(mut all: Vec<f64>) -> f64 {
-    all.sort_by(f64::total_cmp);
-    all.get(all.len() / 2).copied().unwrap_or(f64::NAN)
-}
-
-/// Returns the seconds that a command line takes on a host.
-fn time_command(host: &TestHost, line: &str) -> f64 {
-    let start = Instant::now();
-    quietly(host, line);
-    start.elapsed().as_secs_f64()
-}
-
-fn median_of(work: impl FnMut(usize) -> f64) -> f64 {
-    median((0..ROUNDS).map(work).collect())
 }
 
 /// Measures everything on one network. Returns the figures for the report.
@@ -162,7 +148,8 @@ fn measure_network(here: &TestHost, there: &TestHost, network: &Network) -> Valu
     );
     let mut jobs = Vec::new();
     for ranks in [1, 4] {
-        let launch = format!("{SETTINGS} tatami mpirun -n {ranks}");
+        // The arrays shrink to nothing, and the baselines move all bytes.
+        let launch = format!("{SETTINGS} export TATAMI_COMPRESSION=off; tatami mpirun -n {ranks}");
         let ours =
             run_program(here, &format!("{launch} remote_bench tatami://siteb/srv/data {ROUNDS}"));
         let ours = ours.expect("the program runs");
@@ -205,44 +192,6 @@ fn run_on_sshfs(here: &TestHost, ranks: u32) -> Option<Measured> {
     measured
 }
 
-/// Runs the program and returns the medians of its rounds; `None` if it fails.
-fn run_program(host: &TestHost, line: &str) -> Option<Measured> {
-    let said = ask(&mut host.command(line));
-    if said.code != Some(0) {
-        eprintln!("{line}: {:?}\n{}", said.code, said.err);
-        return None;
-    }
-    let mut rounds: BTreeMap<_, Vec<Value>> = BTreeMap::new();
-    for line in said.out.lines() {
-        let value: Value = serde_json::from_str(line).expect("a line of JSON");
-        let word = |key: &str| value[key].as_str().unwrap_or_default().to_owned();
-        rounds.entry((word("what"), word("library"), word("how"))).or_default().push(value);
-    }
-    let of = |values: &[Value], key: &str| {
-        median(values.iter().filter_map(|value| value[key].as_f64()).collect())
-    };
-    let times = |values: Vec<Value>| {
-        let [open, pure, close, total] =
-            ["open", "pure", "close", "total"].map(|key| of(&values, key));
-        RoundTimes { open, pure, close, total }
-    };
-    Some(rounds.into_iter().map(|(key, values)| (key, times(values))).collect())
-}
-
-fn list_figures(measured: &Measured) -> Value {
-    let mut all = Map::new();
-    for ((what, library, how), times) in measured {
-        let RoundTimes { open, pure, close, total } = times;
-        let figures = json!({ "open": open, "pure": pure, "close": close, "total": total });
-        all.insert(format!("{what}, {library}, {how}"), figures);
-    }
-    all.into()
-}
-
-fn find(measured: &Measured, what: &str, library: &str, how: &str) -> Option<RoundTimes> {
-    measured.get(&(what.to_owned(), library.to_owned(), how.to_owned())).copied()
-}
-
 /// Prints the figures of one job, in ms, and the ratios to the baselines of the same run.
 fn print_table(ranks: u32, ours: &Measured, sshfs: Option<&Measured>, tcp: f64, scp: f64) {
     let first = find(ours, "first open", "mpi", "open").map_or(f64::NAN, |times| times.open);
@@ -274,8 +223,7 @@ fn print_table(ranks: u32, ours: &Measured, sshfs: Option<&Measured>, tcp: f64, 
             "int 256x256x256",
             "double 256x256x128",
         ] {
-            let none =
-                RoundTimes { open: f64::NAN, pure: f64::NAN, close: f64::NAN, total: f64::NAN };
+            let none = RoundTimes::NONE;
             let netcdf = find(ours, array, "pnetcdf", how).unwrap_or(none);
             let plain = find(ours, array, "mpi", how).unwrap_or(none);
             let other = sshfs.and_then(|all| find(all, array, "mpi", how)).unwrap_or(none);

@@ -8,7 +8,7 @@ pub mod shape;
 use crate::clock::Steal;
 use crate::error::BenchError;
 use crate::stats::RunSpread;
-use crate::table::{ReportTable, format_number, format_percent};
+use crate::table::{ReportTable, format_percent};
 use crate::volume_access::VolumeAccess;
 use crate::worker::WorkerTask;
 use crate::worker_group::{Launcher, PhaseOutcome, WorkerGroup};
@@ -17,6 +17,7 @@ use rank::{ExistingFile, IorPart};
 use serde::{Deserialize, Serialize};
 use shape::IorShape;
 use tatami_bench_args::{IorArgs, size};
+use tatami_plot::format_number;
 
 fn shape_of(args: &IorArgs) -> IorShape {
     IorShape {

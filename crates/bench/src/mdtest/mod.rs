@@ -11,7 +11,7 @@ use crate::clock::{MachineUse, Steal};
 use crate::error::{BenchError, path_error, volume_error};
 use crate::missing_dirs;
 use crate::stats::{RunSpread, ratio_or_zero};
-use crate::table::{ReportTable, format_number, format_percent};
+use crate::table::{ReportTable, format_percent};
 use crate::volume_access::{VolumeAccess, own_cred};
 use crate::worker::WorkerTask;
 use crate::worker_group::{Launcher, PhaseOutcome, WorkerGroup};
@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use tatami_bench_args::MdtestArgs;
 use tatami_client::tree::VolumeTree;
+use tatami_plot::format_number;
 
 /// One phase over all iterations.
 #[derive(Clone, Debug, Serialize, Deserialize)]

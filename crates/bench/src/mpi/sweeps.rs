@@ -5,9 +5,9 @@ use super::launch::MpiSample;
 use super::place::{MpiPlace, MpiWorkload};
 use super::session::MpiSession;
 use crate::error::BenchError;
-use crate::plot::{Plot, PlotLine};
 use crate::progress::print_progress;
 use tatami_bench_args::size::format_size;
+use tatami_plot::{Plot, PlotLine};
 
 /// A plot, and the name of its file.
 pub type NamedPlot = (String, Plot);

@@ -5,12 +5,13 @@ use super::rows::{PredictCheck, PredictGrowth, PredictRow, PredictRows};
 use super::times::{MeasuredPoint, MeasuredTimes};
 use crate::error::{BenchError, path_error};
 use crate::machine::Machine;
-use crate::plot::{Plot, PlotLine};
 use crate::progress::print_progress;
-use crate::table::{ReportTable, format_number, format_percent};
+use crate::table::{ReportTable, format_percent};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 use tatami_bench_args::PredictArgs;
+use tatami_plot::format_number;
+use tatami_plot::{Plot, PlotLine};
 
 /// The whole report.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -12,12 +12,12 @@ use crate::error::{BenchError, path_error};
 use crate::figure::{Figure, GoalDirection};
 use crate::null_mount::NullMountProcess;
 use crate::stats::{median, ratio_or_zero};
-use crate::table::format_number;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
+use tatami_plot::format_number;
 
 /// Limit of a command's time, as a multiple of the baseline.
 const GOAL: f64 = 4.0;

@@ -2,11 +2,12 @@
 
 use crate::figure::Figure;
 use crate::progress::print_progress;
-use crate::table::{format_number, format_percent};
+use crate::table::format_percent;
 use crate::volume::BenchVolume;
 use crate::worker_group::Launcher;
 use std::path::PathBuf;
 use tatami_bench_args::Prefix;
+use tatami_plot::format_number;
 
 /// Nodes of most volumes: one is local, one is remote.
 pub const NODES: u16 = 2;

@@ -10,11 +10,11 @@ use crate::clock::{Steal, StealSum};
 use crate::error::{BenchError, path_error};
 use crate::figure::{Figure, FigureRuns, GoalDirection};
 use crate::stats::{median, percentile};
-use crate::table::format_number;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::Path;
 use std::time::Instant;
+use tatami_plot::format_number;
 
 /// Milliseconds that the 99th percentile of each operation may take.
 const LIMIT_MS: f64 = 2.0;

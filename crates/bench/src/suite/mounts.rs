@@ -25,12 +25,12 @@ use crate::mdtest::rank::MdtestPart;
 use crate::null_mount::NullMountProcess;
 use crate::null_server::WireDepth;
 use crate::stats::{median, ratio_or_zero};
-use crate::table::format_number;
 use crate::wire::NullServerRun;
 use crate::worker::WorkerTask;
 use crate::worker_group::{PhaseOutcome, WorkerGroup};
 use std::path::PathBuf;
 use std::time::Duration;
+use tatami_plot::format_number;
 
 /// Number of mounts, each of a node of its own, and of processes.
 pub const MOUNTS: u16 = 4;

@@ -11,8 +11,8 @@ use crate::figure::{Figure, GoalDirection};
 use crate::mdtest::names::MdtestOp;
 use crate::moosefs::MooseVolume;
 use crate::stats::median;
-use crate::table::format_number;
 use std::path::PathBuf;
+use tatami_plot::format_number;
 
 const PEER: &str = "MooseFS";
 /// Goal of the rate against the peer's.

@@ -15,9 +15,9 @@ use crate::mdtest::MdtestSite;
 use crate::mdtest::names::{MdtestOp, WorkloadPlace};
 use crate::mdtest::rank::MdtestPart;
 use crate::stats::ratio_or_zero;
-use crate::table::format_number;
 use crate::worker::WorkerTask;
 use crate::worker_group::{PhaseOutcome, WorkerGroup};
+use tatami_plot::format_number;
 
 /// Entries of the directories that are used through mounts, from the smallest.
 const MOUNT_ENTRIES: [u64; 4] = [10, 1000, 10_000, 100_000];

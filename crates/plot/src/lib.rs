@@ -1,11 +1,19 @@
 //! Plots as SVG: lines over steps, with a legend.
 
-use crate::error::BenchError;
-use crate::table::format_number;
 use plotters::coord::Shift;
 use plotters::coord::ranged1d::{AsRangedCoord, Ranged, ValueFormatter};
 use plotters::prelude::*;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+/// A plot that could not be written.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {problem}", path.display())]
+pub struct PlotError {
+    /// The file.
+    pub path: PathBuf,
+    /// The cause.
+    pub problem: String,
+}
 
 /// A line: a name, and a value for each step where there is one.
 #[derive(Clone, Debug)]
@@ -55,10 +63,9 @@ impl Plot {
     ///
     /// # Errors
     /// Those of the disk.
-    pub fn draw(&self, path: &Path) -> Result<(), BenchError> {
+    pub fn draw(&self, path: &Path) -> Result<(), PlotError> {
         let area = SVGBackend::new(path, SIZE).into_drawing_area();
-        self.draw_on(&area)
-            .map_err(|e| BenchError::Plot { path: path.into(), problem: e.to_string() })
+        self.draw_on(&area).map_err(|e| PlotError { path: path.into(), problem: e.to_string() })
     }
 
     fn draw_on(&self, area: &PlotArea<'_>) -> DrawResult {
@@ -120,6 +127,25 @@ impl Plot {
         let labels = &mut chart.configure_series_labels();
         labels.position(SeriesLabelPosition::UpperRight);
         labels.background_style(WHITE.mix(0.8)).border_style(BLACK.mix(0.2)).draw()
+    }
+}
+
+/// Formats a number with about three significant digits.
+pub fn format_number(x: f64) -> String {
+    match x.abs() {
+        a if a >= 100.0 => {
+            let digits = format!("{:.0}", x.abs());
+            let mut out = String::new();
+            for (i, d) in digits.chars().enumerate() {
+                if i > 0 && (digits.len() - i).is_multiple_of(3) {
+                    out.push(',');
+                }
+                out.push(d);
+            }
+            if x < 0.0 { format!("-{out}") } else { out }
+        }
+        a if a >= 10.0 => format!("{x:.1}"),
+        _ => format!("{x:.2}"),
     }
 }
 
