@@ -17,23 +17,23 @@ pub(crate) struct CompressedService {
 
 impl CompressedService {
     /// Returns the call that a compressed one stands for, with its bytes in `payload`. Other calls
-    /// stay as they are. Then: whether the reply is to be compressed; `None` where it must not be.
+    /// stay as they are. Then: whether the reply may be compressed.
     pub(crate) fn expand_call(
         &mut self,
         call: RemoteCall,
         payload: &mut Vec<u8>,
-    ) -> Result<(RemoteCall, Option<bool>), RemoteFailure> {
+    ) -> Result<(RemoteCall, bool), RemoteFailure> {
         match call {
             RemoteCall::WriteCompressed { file, stream, sum, form, len } => {
                 let expanded = self.expander.expand_part(form, payload, len, &mut self.spare);
                 expanded.map_err(|e| refuse(Errno::IO, &e.to_string()))?;
                 std::mem::swap(payload, &mut self.spare);
-                Ok((RemoteCall::Write { file, stream, sum }, None))
+                Ok((RemoteCall::Write { file, stream, sum }, false))
             }
-            RemoteCall::ReadCompressed { file, stream, len, compresses } => {
-                Ok((RemoteCall::Read { file, stream, len }, Some(compresses)))
+            RemoteCall::ReadCompressed { file, stream, len } => {
+                Ok((RemoteCall::Read { file, stream, len }, true))
             }
-            call => Ok((call, None)),
+            call => Ok((call, false)),
         }
     }
 
@@ -43,16 +43,16 @@ impl CompressedService {
         &'a mut self,
         reply: RemoteReply,
         out: &'a [u8],
-        compresses: Option<bool>,
+        compresses: bool,
     ) -> (RemoteReply, &'a [u8]) {
-        let (RemoteReply::Bytes { sum }, Some(compresses)) = (&reply, compresses) else {
+        let RemoteReply::Bytes { sum } = reply else { return (reply, out) };
+        if !compresses {
             return (reply, out);
-        };
-        let (sum, len) = (*sum, out.len() as u32);
-        let sample = (!compresses).then(|| self.compressor.take_sample(out));
-        let compressed = compresses.then(|| self.compressor.compress_part(out)).flatten();
+        }
+        let len = out.len() as u32;
+        let compressed = self.compressor.compress_part(out);
         let (form, payload) = compressed.unwrap_or((CompressionForm::Plain, out));
-        (RemoteReply::CompressedBytes { sum, form, len, sample }, payload)
+        (RemoteReply::CompressedBytes { sum, form, len }, payload)
     }
 }
 
@@ -82,21 +82,15 @@ mod tests {
     fn a_reply_is_compressed_if_the_call_asks_for_it() {
         let (mut service, zeros) = (CompressedService::default(), vec![0; 100_000]);
         let bytes = || RemoteReply::Bytes { sum: 5 };
-        let (reply, payload) = service.compress_reply(bytes(), &zeros, None);
+        let (reply, payload) = service.compress_reply(bytes(), &zeros, false);
         assert_eq!((reply, payload.len()), (bytes(), zeros.len()));
-        let (reply, payload) = service.compress_reply(bytes(), &zeros, Some(false));
-        let RemoteReply::CompressedBytes { form, sample, .. } = reply else { panic!("{reply:?}") };
-        assert_eq!((form, payload.len()), (CompressionForm::Plain, zeros.len()));
-        assert!(sample.is_some_and(|sample| sample.left < 100));
-        let (reply, payload) = service.compress_reply(bytes(), &zeros, Some(true));
+        let (reply, payload) = service.compress_reply(bytes(), &zeros, true);
         assert!(payload.len() < 1000);
-        let RemoteReply::CompressedBytes { sum: 5, form, len, sample: None } = reply else {
-            panic!("{reply:?}")
-        };
+        let RemoteReply::CompressedBytes { sum: 5, form, len } = reply else { panic!("{reply:?}") };
         let mut compressed = payload.to_vec();
         let write = RemoteCall::WriteCompressed { file: 1, stream: 2, sum: 5, form, len };
         let opened = service.expand_call(write, &mut compressed);
-        assert_eq!(opened, Ok((RemoteCall::Write { file: 1, stream: 2, sum: 5 }, None)));
+        assert_eq!(opened, Ok((RemoteCall::Write { file: 1, stream: 2, sum: 5 }, false)));
         assert!(compressed == zeros);
     }
 }

@@ -124,13 +124,13 @@ fn serve_calls(files: &SharedOpenFiles, stream: &DataStream) -> io::Result<()> {
         out.clear();
         let (result, compresses) = match compression.expand_call(call, &mut payload) {
             Ok((RemoteCall::Write { file, stream, sum }, _)) => {
-                (files.write(file, stream, sum, &mut payload), None)
+                (files.write(file, stream, sum, &mut payload), false)
             }
             Ok((RemoteCall::Read { file, stream, len }, compresses)) => {
                 (files.read(file, stream, len, &mut out), compresses)
             }
             Ok(_) => return Err(broken(FrameError::Unexpected)),
-            Err(failure) => (Err(failure), None),
+            Err(failure) => (Err(failure), false),
         };
         let reply = result.unwrap_or_else(|failure| {
             out.clear();

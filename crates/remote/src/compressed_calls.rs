@@ -1,7 +1,7 @@
 //! The calls of one data connection here, with parts that are compressed where that pays.
 
 use crate::compression_form::CompressionForm;
-use crate::compression_pace::{CompressionPace, CompressionStep};
+use crate::compression_pace::CompressionPace;
 use crate::data_task::DataTask;
 use crate::part_compressor::{PartCompressor, PartExpander};
 use crate::remote_message::{RemoteCall, RemoteReply, sum_bytes};
@@ -18,8 +18,8 @@ pub(crate) struct CompressedCalls {
     expander: PartExpander,
     /// The paces of writes and of reads.
     paces: [CompressionPace; 2],
-    /// What was done with the parts without a reply.
-    steps: VecDeque<CompressionStep>,
+    /// Whether the parts without a reply are compressed.
+    steps: VecDeque<bool>,
     /// The last reply, or when the first part after a pause was taken.
     last: Instant,
     head: Vec<u8>,
@@ -48,24 +48,24 @@ impl CompressedCalls {
         }
         let (file, stream, len) = (task.file, task.stream, task.bytes.len() as u32);
         let pace = &mut self.paces[usize::from(task.is_read)];
-        let step = pace.next_step();
-        self.steps.push_back(step);
+        if !task.is_read && pace.wants_sample() {
+            pace.add_sample(self.compressor.take_sample(&task.bytes));
+        }
+        let is_compressed = pace.compresses_next();
+        self.steps.push_back(is_compressed);
         let mut payload: &[u8] = if task.is_read { &[] } else { &task.bytes };
         let mut call = task.as_call();
-        match (step, &call) {
-            (CompressionStep::Plain, _) => {}
-            (_, RemoteCall::Read { .. }) => {
-                let compresses = step == CompressionStep::Compress;
-                call = RemoteCall::ReadCompressed { file, stream, len, compresses };
+        match call {
+            RemoteCall::Read { .. } if is_compressed => {
+                call = RemoteCall::ReadCompressed { file, stream, len };
             }
-            (CompressionStep::Sample, _) => pace.add_sample(self.compressor.take_sample(payload)),
-            (CompressionStep::Compress, RemoteCall::Write { sum, .. }) => {
+            RemoteCall::Write { sum, .. } if is_compressed => {
                 if let Some((form, compressed)) = self.compressor.compress_part(payload) {
                     payload = compressed;
-                    call = RemoteCall::WriteCompressed { file, stream, sum: *sum, form, len };
+                    call = RemoteCall::WriteCompressed { file, stream, sum, form, len };
                 }
             }
-            (CompressionStep::Compress, _) => {}
+            _ => {}
         }
         self.head.clear();
         let frame = (&mut self.head, FrameClass::Remote, task.seq);
@@ -94,11 +94,11 @@ impl CompressedCalls {
         if header.class != FrameClass::Remote || header.seq != task.seq || payload > room {
             return Err(odd());
         }
-        let step = self.steps.pop_front().ok_or_else(odd)?;
+        let is_compressed = self.steps.pop_front().ok_or_else(odd)?;
         let pace = &mut self.paces[usize::from(task.is_read)];
         let mut len = payload;
         let sum = match &reply {
-            RemoteReply::CompressedBytes { sum, form, len: whole, sample } => {
+            RemoteReply::CompressedBytes { sum, form, len: whole } => {
                 len = *whole as usize;
                 if len > room || (*form == CompressionForm::Plain && len != payload) {
                     return Err(odd());
@@ -112,9 +112,6 @@ impl CompressedCalls {
                     self.expander
                         .expand(*form, &self.compressed, into)
                         .map_err(io::Error::other)?;
-                }
-                if let Some(sample) = sample {
-                    pace.add_sample(*sample);
                 }
                 Some(*sum)
             }
@@ -132,8 +129,12 @@ impl CompressedCalls {
         }
         let now = Instant::now();
         let bytes = if task.is_read { len } else { task.bytes.len() };
-        pace.add_part(bytes as u64, now.duration_since(self.last), step);
+        pace.add_part(bytes as u64, now.duration_since(self.last), is_compressed);
         self.last = now;
+        if task.is_read && pace.wants_sample() {
+            // What comes next most likely is of the same kind.
+            pace.add_sample(self.compressor.take_sample(&task.bytes[..len]));
+        }
         let reply = sum.map_or(reply, |sum| RemoteReply::Bytes { sum });
         Ok((reply, len))
     }

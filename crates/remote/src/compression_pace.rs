@@ -6,7 +6,8 @@
 //! make faster pays for a sample of 8 KiB now and then, and for a few trials whose distance doubles
 //! each time.
 
-use crate::compression_form::{CompressionForm, CompressionSample};
+use crate::compression_form::CompressionForm;
+use crate::part_compressor::CompressionSample;
 use crate::site_route::SiteCompression;
 use std::time::Duration;
 
@@ -24,17 +25,6 @@ const PART: f64 = 1048576.0;
 /// While parts are compressed, this share of the time at most goes to those that are not, to
 /// compare.
 const COMPARE_SHARE: f64 = 1.0 / 64.0;
-
-/// What is done with a part.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum CompressionStep {
-    /// It goes as it is.
-    Plain,
-    /// It goes as it is, and a sample of it is compressed.
-    Sample,
-    /// It is compressed.
-    Compress,
-}
 
 /// Bytes of files in a time.
 #[derive(Clone, Copy, Debug, Default)]
@@ -64,8 +54,6 @@ impl Stretch {
 enum CompressionMode {
     /// Parts go as they are, and their rate is measured.
     Plain,
-    /// A sample was asked for.
-    Sampling,
     /// Parts are compressed, to measure it.
     Trial,
     /// Compression pays.
@@ -106,31 +94,27 @@ impl CompressionPace {
         }
     }
 
-    /// Returns what is done with the next part.
-    pub(crate) fn next_step(&mut self) -> CompressionStep {
+    /// Returns whether the next part is compressed.
+    pub(crate) fn compresses_next(&mut self) -> bool {
         match (self.wish, self.mode) {
-            (SiteCompression::Off, _) => CompressionStep::Plain,
-            (SiteCompression::On, _)
-            | (_, CompressionMode::Trial | CompressionMode::Compressing) => {
-                CompressionStep::Compress
-            }
-            // A sample whose reply was lost is taken again.
-            (_, CompressionMode::Plain | CompressionMode::Sampling) if self.wants_sample() => {
-                self.turn_to(CompressionMode::Sampling);
-                CompressionStep::Sample
-            }
-            (_, CompressionMode::Comparing) if self.compared == 0 => CompressionStep::Compress,
+            (SiteCompression::Off, _) => false,
+            (SiteCompression::On, _) => true,
+            (_, CompressionMode::Plain) => false,
+            (_, CompressionMode::Trial | CompressionMode::Compressing) => true,
             (_, CompressionMode::Comparing) => {
-                self.compared -= 1;
-                CompressionStep::Plain
+                let is_compressed = self.compared == 0;
+                self.compared = self.compared.saturating_sub(1);
+                is_compressed
             }
-            (_, CompressionMode::Plain | CompressionMode::Sampling) => CompressionStep::Plain,
         }
     }
 
-    fn wants_sample(&self) -> bool {
+    /// Returns whether a sample of a part is worth its time now.
+    pub(crate) fn wants_sample(&self) -> bool {
         let limit = if self.plain == 0.0 { MEASURE } else { SAMPLE_AGAIN };
-        self.waited >= self.wait && self.now.reaches(limit)
+        let is_open =
+            self.wish == SiteCompression::Auto && matches!(self.mode, CompressionMode::Plain);
+        is_open && self.waited >= self.wait && self.now.reaches(limit)
     }
 
     fn turn_to(&mut self, mode: CompressionMode) {
@@ -148,9 +132,10 @@ impl CompressionPace {
 
     /// Adds the result of a sample.
     pub(crate) fn add_sample(&mut self, sample: CompressionSample) {
-        if !matches!(self.mode, CompressionMode::Sampling) {
+        if !matches!(self.mode, CompressionMode::Plain) {
             return;
         }
+        self.plain = self.now.cost();
         // The way carries fewer bytes meanwhile, or the processor is the limit.
         let cost = f64::from(sample.nanos) / 1024.0;
         let way = self.plain * f64::from(sample.left) / 1024.0;
@@ -160,9 +145,8 @@ impl CompressionPace {
     }
 
     /// Adds a part that has its reply: its bytes in the file, the time since the reply before it or
-    /// since the first part was handed in, and what was done with it.
-    pub(crate) fn add_part(&mut self, len: u64, time: Duration, step: CompressionStep) {
-        let is_compressed = step == CompressionStep::Compress;
+    /// since the first part was handed in, and what [`CompressionPace::compresses_next`] said.
+    pub(crate) fn add_part(&mut self, len: u64, time: Duration, is_compressed: bool) {
         let fits = matches!(self.mode, CompressionMode::Trial | CompressionMode::Compressing)
             == is_compressed;
         if self.wish != SiteCompression::Auto || !fits {
@@ -171,7 +155,7 @@ impl CompressionPace {
         }
         self.now.add(len, time);
         match self.mode {
-            CompressionMode::Plain | CompressionMode::Sampling => self.waited += len,
+            CompressionMode::Plain => self.waited += len,
             CompressionMode::Trial if self.now.reaches((2 * MEASURE.0, 2 * MEASURE.1)) => {
                 self.decide(self.plain, self.now.cost());
             }
@@ -229,40 +213,33 @@ mod tests {
         }
 
         /// Nanoseconds of a part.
-        fn cost_of(&self, step: CompressionStep) -> f64 {
-            let part = PART as f64;
-            match step {
-                CompressionStep::Plain => part * self.plain,
-                // Both forms of 8 KiB.
-                CompressionStep::Sample => part * self.plain + 2.0 * 8192.0 * self.cost,
-                CompressionStep::Compress => {
-                    part * self.cost.max(self.plain * f64::from(self.left) / 1024.0)
-                }
-            }
+        fn cost_of(&self, is_compressed: bool) -> f64 {
+            let way = self.plain * f64::from(self.left) / 1024.0;
+            PART as f64 * if is_compressed { self.cost.max(way) } else { self.plain }
         }
 
         fn best(&self) -> f64 {
-            self.cost_of(CompressionStep::Plain).min(self.cost_of(CompressionStep::Compress))
+            self.cost_of(false).min(self.cost_of(true))
         }
 
         /// Moves parts by a pace; returns their nanoseconds, and how many were compressed.
         fn run(&self, pace: &mut CompressionPace, parts: u32) -> (f64, u32) {
             let (mut sum, mut compressed) = (0.0, 0);
             for _ in 0..parts {
-                let step = pace.next_step();
-                let cost = self.cost_of(step);
-                if step == CompressionStep::Sample {
-                    let form = if self.seems < 896 {
-                        CompressionForm::Planes
-                    } else {
-                        CompressionForm::Plain
-                    };
+                let mut cost = 0.0;
+                if pace.wants_sample() {
+                    // Both forms of 8 KiB.
+                    cost = 2.0 * 8192.0 * self.cost;
+                    let shrinks = self.seems < 896;
+                    let form =
+                        if shrinks { CompressionForm::Planes } else { CompressionForm::Plain };
                     let nanos = (self.cost * 1024.0) as u32;
                     pace.add_sample(CompressionSample { form, left: self.seems, nanos });
                 }
-                pace.add_part(PART, Duration::from_nanos(cost as u64), step);
-                (sum, compressed) =
-                    (sum + cost, compressed + u32::from(step == CompressionStep::Compress));
+                let is_compressed = pace.compresses_next();
+                cost += self.cost_of(is_compressed);
+                pace.add_part(PART, Duration::from_nanos(cost as u64), is_compressed);
+                (sum, compressed) = (sum + cost, compressed + u32::from(is_compressed));
             }
             (sum, compressed)
         }
@@ -299,7 +276,7 @@ mod tests {
             let mut pace = CompressionPace::new(SiteCompression::Auto);
             for parts in [100, 1000, 10_000] {
                 let time = way.run(&mut pace, parts).0;
-                let plain = f64::from(parts) * way.cost_of(CompressionStep::Plain);
+                let plain = f64::from(parts) * way.cost_of(false);
                 assert!(time < 1.02 * plain, "{parts} parts of {}: {}", way.plain, time / plain);
             }
         }
@@ -343,21 +320,21 @@ mod tests {
         assert_eq!(way.run(&mut CompressionPace::new(SiteCompression::Off), 500).1, 0);
     }
 
-    /// Parts under way at a change of the mode, and replies without a sample, change nothing.
+    /// Parts under way at a change of the mode, and a sample that nobody asked for, change nothing.
     #[test]
     fn late_replies_are_left_out() {
         let mut pace = CompressionPace::new(SiteCompression::Auto);
         let second = Duration::from_secs(1);
-        pace.add_part(PART, second, CompressionStep::Plain);
-        assert_eq!(pace.next_step(), CompressionStep::Sample);
-        assert_eq!(pace.next_step(), CompressionStep::Plain);
-        pace.add_part(PART, second, CompressionStep::Plain);
+        assert!(!pace.wants_sample());
+        pace.add_part(PART, second, false);
+        assert!(pace.wants_sample() && !pace.compresses_next());
         pace.add_sample(CompressionSample { form: CompressionForm::Zstd, left: 10, nanos: 100 });
-        assert_eq!(pace.next_step(), CompressionStep::Compress);
-        pace.add_part(PART, second, CompressionStep::Sample);
-        pace.add_part(PART, Duration::from_millis(500), CompressionStep::Compress);
+        assert!(!pace.wants_sample() && pace.compresses_next());
+        pace.add_part(PART, second, false);
+        pace.add_part(PART, Duration::from_millis(500), true);
         assert!(matches!(pace.mode, CompressionMode::Compressing));
-        pace.add_sample(CompressionSample { form: CompressionForm::Plain, left: 1024, nanos: 100 });
-        assert_eq!(pace.next_step(), CompressionStep::Compress);
+        let none = CompressionSample { form: CompressionForm::Plain, left: 1024, nanos: 100 };
+        pace.add_sample(none);
+        assert!(pace.compresses_next());
     }
 }

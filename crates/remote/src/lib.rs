@@ -41,18 +41,18 @@ mod site_ticket;
 mod ssh_link;
 mod stream_pace;
 
-pub use compression_form::{CompressionForm, CompressionSample};
+pub use compression_form::CompressionForm;
 pub use data_proof::{DataSecret, ProofError, prove_as_caller, prove_as_server};
 pub use data_stream::{DataStream, PROOF_WAIT, connect_to_any};
 pub use mount_message::{
     MountCall, NewSiteNode, SiteAttrSet, SiteDir, SiteNode, SiteSpace, SiteTime,
 };
 pub use mount_session::{MountBytes, MountSession, ReopenFiles};
+pub use part_compressor::{CompressionSample, ExpandError, PartCompressor, PartExpander};
 pub use part_file::{PartFile, sum_file};
 pub use part_record::{
     BLOCK, BlockSum, PART_RECORD, PartRecord, PartRecordError, PartStart, name_part, sum_block,
 };
-pub use part_compressor::{ExpandError, PartCompressor, PartExpander};
 pub use remote_message::{
     BYTES_MAX, DataOffer, FileOpen, GREETING, REMOTE_PROTOCOL, RemoteCall, RemoteFailure,
     RemoteReply, SiteAttr, SiteChange, SiteEntry, SiteGreeting, SiteRemoval, SiteStat,

@@ -4,7 +4,7 @@
 //! sample of it says in advance which form is better, and whether any is worth its time.
 
 use crate::byte_planes::{join_planes, split_planes};
-use crate::compression_form::{CompressionForm, CompressionSample};
+use crate::compression_form::CompressionForm;
 use crate::remote_message::BYTES_MAX;
 use std::fmt;
 use std::time::Instant;
@@ -21,6 +21,17 @@ const CHOICE: usize = 1 << 20;
 const WORTH: u32 = 896;
 /// Parts below this size are not compressed, in bytes.
 const PART_MIN: usize = 4 << 10;
+
+/// What compression a sample gave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CompressionSample {
+    /// The better form; `Plain`: none is worth its time.
+    pub form: CompressionForm,
+    /// Bytes that are left of 1024.
+    pub left: u32,
+    /// Nanoseconds that compression 1024 bytes took.
+    pub nanos: u32,
+}
 
 /// Why a compressed part is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -2,7 +2,7 @@
 //! stream, after a greeting line of the I/O process. Each call has one reply, in the order of the
 //! calls. A caller need not wait for a reply before it sends the next call.
 
-use crate::compression_form::{CompressionForm, CompressionSample};
+use crate::compression_form::CompressionForm;
 use crate::data_proof::DataSecret;
 use crate::mount_message::{MountCall, SiteSpace};
 use crate::part_record::{BlockSum, PartStart};
@@ -398,8 +398,6 @@ pub enum RemoteCall {
         stream: u64,
         /// The number of bytes.
         len: u32,
-        /// Whether they are to be compressed; otherwise a sample of them is.
-        compresses: bool,
     },
     /// Asks a relay for one way to the first of these addresses that it reaches. → `Offer`
     OpenRelay {
@@ -439,8 +437,6 @@ pub enum RemoteReply {
         form: CompressionForm,
         /// Their number.
         len: u32,
-        /// What compression a sample gave, if that was asked for.
-        sample: Option<CompressionSample>,
     },
     /// A size, in bytes.
     Size(u64),
