@@ -148,6 +148,7 @@ fn crates_depend_downwards_only() {
         ("fuse", &[]),
         ("model", &[]),
         ("skip", &[]),
+        ("plot", &[]),
         ("wire", &["layout"]),
         ("cluster", &["wire"]),
         ("hosts", &["wire", "cluster"]),
@@ -166,7 +167,10 @@ fn crates_depend_downwards_only() {
         ("mount", &["wire", "layout", "client", "fuse", "tiled"]),
         ("site-mount", &["fuse", "mount", "remote"]),
         ("bench-args", &["wire"]),
-        ("bench", &["bench-args", "wire", "cluster", "client", "fuse", "mount", "net", "sim"]),
+        (
+            "bench",
+            &["bench-args", "wire", "cluster", "client", "fuse", "mount", "net", "plot", "sim"],
+        ),
         (
             "cli",
             &[

@@ -31,6 +31,11 @@ use tatami_remote::{
 
 /// Most bytes of small writes that are gathered.
 const GATHER_MAX: usize = 256 << 10;
+/// Bytes of a scattered access that are sent at a time. The other side spreads them while it
+/// receives the next ones, and its kernel holds no more of those.
+const SCATTERED: usize = 256 << 10;
+/// An access is scattered if its pieces are smaller than this, in bytes.
+const PIECE: u64 = 16 << 10;
 /// A read of at least as many bytes brings no others along.
 const AHEAD_BELOW: usize = 4 * BLOCK as usize;
 /// Bytes of a scattered buffer that are packed for one read.
@@ -231,7 +236,9 @@ impl RemoteEngine {
 
     fn send_bytes(&self, stream: u64, bytes: &[u8]) -> Result<()> {
         let mut stream = stream;
-        for part in bytes.chunks(BYTES_MAX) {
+        let first = self.view.as_ref().and_then(|view| view.extents(stream, PIECE).next());
+        let is_scattered = first.is_some_and(|(_, len)| len < PIECE);
+        for part in bytes.chunks(if is_scattered { SCATTERED } else { BYTES_MAX }) {
             let sent = self.file.session.write_behind(self.file.number, stream, part);
             self.file.check("write", sent)?;
             stream += part.len() as u64;

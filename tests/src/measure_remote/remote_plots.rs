@@ -1,5 +1,5 @@
-//! Plots of rates over the size of the array: the whole time from the open to the close, and that of
-//! the calls which move bytes.
+//! Plots of rates over the size of the array: the whole time from the open to the close, and that
+//! of the calls which move bytes.
 
 use crate::figures::MIB;
 use serde_json::Value;
