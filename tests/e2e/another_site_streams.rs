@@ -234,7 +234,7 @@ fn measure_shares(
         "python3 /usr/local/bin/compressed_blocks.py check /srv/data/compressed {kind} {mib} {RANKS}"
     ));
     two.run("rm /srv/data/compressed");
-    let all = (u64::from(RANKS) * mib << 20) as f64;
+    let all = ((u64::from(RANKS) * mib) << 20) as f64;
     let shares = [(middle[0] - start[0]) as f64 / all, (end[1] - middle[1]) as f64 / all];
     println!("{kind}, {wish}, {variables}: {shares:.3?}");
     shares
