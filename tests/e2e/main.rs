@@ -5,9 +5,12 @@
 
 mod another_site;
 mod another_site_backends;
+mod another_site_bed;
 mod another_site_copy;
+mod another_site_faults;
 mod another_site_files;
 mod another_site_mount;
+mod another_site_routers;
 mod another_site_streams;
 mod away;
 mod bulk;
@@ -58,6 +61,7 @@ mod syncing;
 mod terminal;
 mod tiled;
 mod tls;
+mod two_sites;
 mod unlinked;
 mod upgrade;
 mod visibility;

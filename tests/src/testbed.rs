@@ -40,7 +40,19 @@ pub enum BedNetworks {
     /// Two with IPv4. The names of the hosts are those of the first; the last host is not in the
     /// second.
     Two,
+    /// Two sites, each with a network of its own with IPv4. The last hosts of the first site and the
+    /// first ones of the second are login hosts: they see each other in a third network.
+    Sites {
+        /// Hosts of the first site.
+        near: usize,
+        /// Login hosts of each site.
+        logins: usize,
+    },
 }
+
+/// The bridges of the switch, with the networks of the links to them.
+const BRIDGES: [(&str, &str); 3] =
+    [("bridge", "10.77.0"), ("second", "10.78.0"), ("third", "10.79.0")];
 
 /// A process with pipes to its standard input and from its standard output.
 struct PipedProcess {
@@ -88,8 +100,10 @@ pub struct HostBed {
 pub struct TestHost {
     name: String,
     address: String,
-    /// Its address on the second network.
-    second: Option<String>,
+    /// The bridge of its first link.
+    bridge: &'static str,
+    /// The bridge of its second link, and its address there.
+    second: Option<(&'static str, String)>,
     /// Its end of the cable, in the switch.
     port: String,
     /// The process that waits for the first process of the host; `None` while it is off.
@@ -131,16 +145,18 @@ impl HostBed {
         let switch = PipedProcess::start(switch.arg(script).arg(&dir));
         let mut bed = HostBed { dir, networks, switch, hosts: Vec::new() };
         bed.switch.await_line("ready");
-        if networks == BedNetworks::Two {
-            bed.run_in_switch("ip link add name second type bridge && ip link set second up");
+        for (bridge, _) in &BRIDGES[1..networks.count_bridges()] {
+            bed.run_in_switch(&format!(
+                "ip link add name {bridge} type bridge && ip link set {bridge} up"
+            ));
         }
         bed.lay_out(names);
         for (at, name) in names.iter().enumerate() {
             bed.hosts.push(TestHost {
                 name: (*name).to_owned(),
                 address: networks.address_of(at),
-                second: (networks == BedNetworks::Two && at + 1 < names.len())
-                    .then(|| format!("10.78.0.{}", at + 1)),
+                bridge: networks.bridge_of(at),
+                second: networks.second_link_of(at, names.len()),
                 port: format!("port{at}"),
                 process: None,
                 init: 0,
@@ -164,7 +180,7 @@ impl HostBed {
         let (mut hosts, mut known) = (String::new(), String::new());
         for (at, name) in names.iter().enumerate() {
             let public = fs::read_to_string(keys.join(format!("{name}.pub"))).expect("a key");
-            let address = self.networks.address_of(at);
+            let address = self.networks.known_address_of(at, names.len());
             hosts += &format!("{address} {name}\n");
             known += &format!("{name},{address} {public}");
         }
@@ -205,20 +221,20 @@ impl HostBed {
         let children = children.expect("unshare waits for its child");
         host.init = children.trim().parse().expect("unshare has one child");
         self.switch.write_line(&host.init.to_string());
-        let (port, init) = (host.port.clone(), host.init);
+        let (port, init, bridge) = (host.port.clone(), host.init, host.bridge);
         // A machine keeps it over a restart, and the others have cached it.
         let hardware = format!("02:00:00:77:{:02x}:{:02x}", at >> 8, at & 0xff);
         self.run_in_switch(&format!(
             "ip link add {port} type veth peer name eth0 address {hardware} netns {init} &&
-             ip link set {port} master bridge up"
+             ip link set {port} master {bridge} up"
         ));
         let mut addresses = self.networks.with_prefix(&self.hosts[at].address);
-        if let Some(second) = &self.hosts[at].second {
+        if let Some((bridge, address)) = &self.hosts[at].second {
             self.run_in_switch(&format!(
                 "ip link add {port}b type veth peer name eth1 netns {init} &&
-                 ip link set {port}b master second up"
+                 ip link set {port}b master {bridge} up"
             ));
-            addresses += &format!(" {second}/24");
+            addresses += &format!(" {address}/24");
         }
         let host = &mut self.hosts[at];
         let process = host.process.as_mut().expect("it was started");
@@ -309,7 +325,43 @@ impl BedNetworks {
         match self {
             BedNetworks::V4 | BedNetworks::Two => format!("10.77.0.{}", at + 1),
             BedNetworks::V6 => format!("fd00:77::{}", at + 1),
+            BedNetworks::Sites { near, .. } if at < near => format!("10.77.0.{}", at + 1),
+            BedNetworks::Sites { near, .. } => format!("10.78.0.{}", at - near + 1),
         }
+    }
+
+    fn count_bridges(self) -> usize {
+        match self {
+            BedNetworks::V4 | BedNetworks::V6 => 1,
+            BedNetworks::Two => 2,
+            BedNetworks::Sites { .. } => BRIDGES.len(),
+        }
+    }
+
+    fn bridge_of(self, at: usize) -> &'static str {
+        let is_second = matches!(self, BedNetworks::Sites { near, .. } if at >= near);
+        BRIDGES[usize::from(is_second)].0
+    }
+
+    /// Returns the bridge of the second link of host `at` of so many, and its address there.
+    fn second_link_of(self, at: usize, count: usize) -> Option<(&'static str, String)> {
+        let (is_there, bridge) = match self {
+            BedNetworks::V4 | BedNetworks::V6 => (false, 0),
+            BedNetworks::Two => (at + 1 < count, 1),
+            BedNetworks::Sites { near, logins } => {
+                ((near - logins..near + logins).contains(&at), 2)
+            }
+        };
+        let (bridge, network) = BRIDGES[bridge];
+        is_there.then(|| (bridge, format!("{network}.{}", at + 1)))
+    }
+
+    /// Returns the address under which the other hosts know a host. The login hosts of the second
+    /// site are those of the network between the sites.
+    fn known_address_of(self, at: usize, count: usize) -> String {
+        let is_second = self.bridge_of(at) != BRIDGES[0].0;
+        let second = self.second_link_of(at, count).filter(|_| is_second);
+        second.map_or_else(|| self.address_of(at), |(_, address)| address)
     }
 
     /// Returns the address with the length of the prefix of its network.

@@ -3,9 +3,9 @@
 use crate::data_pool::{DEPTH, DataPool};
 use crate::data_stream::DataStream;
 use crate::data_task::DataTask;
+use crate::relay_chain::RelayChain;
 use crate::remote_message::{BYTES_MAX, RemoteReply};
 use crate::site_route::SiteCompression;
-use crate::ssh_link::SshLink;
 use crate::stream_pace::StreamPace;
 use std::collections::BTreeMap;
 use std::io;
@@ -59,8 +59,8 @@ pub(crate) struct DataLine {
     pub(crate) pace: StreamPace,
     /// When the first task of those under way was handed in, and the bytes since.
     pub(crate) busy: Option<(Instant, u64)>,
-    /// The relay on the router.
-    pub(crate) relay: Option<SshLink>,
+    /// The relays on the routers.
+    pub(crate) relays: RelayChain,
 }
 
 impl DataLine {
@@ -77,7 +77,7 @@ impl DataLine {
     /// Ends all connections, as their link has ended. Their tasks are kept, to be repeated.
     pub(crate) fn abandon(&mut self) {
         self.drop_pool();
-        self.relay = None;
+        self.relays = RelayChain::default();
         // What made the last connection impossible may be over with the old link.
         self.is_given_up &= !self.has_worked;
     }

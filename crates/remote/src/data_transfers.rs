@@ -10,13 +10,13 @@
 
 use crate::data_line::ReadPart;
 use crate::data_pool::DataEvent;
-use crate::data_stream::{DataStream, connect_to_any, prove_to_relay, prove_to_site};
+use crate::data_stream::{DataStream, connect_to_any, prove_to_site};
 use crate::data_task::DataTask;
 use crate::remote_message::{BYTES_MAX, DataOffer, RemoteCall, RemoteFailure, RemoteReply};
 use crate::remote_session::{RemoteError, RemoteSession, SessionState};
-use crate::ssh_link::{SshLink, find_host_name};
+use crate::site_hops::SiteHops;
+use crate::ssh_link::find_host_name;
 use std::io;
-use std::os::fd::OwnedFd;
 
 /// Accesses below this size go through ssh, in bytes.
 const ACCESS_MIN: usize = 64 << 10;
@@ -296,40 +296,16 @@ impl RemoteSession {
     }
 
     fn reach_offer(&self, state: &mut SessionState, offer: &DataOffer) -> io::Result<DataStream> {
-        let socket = match self.route.choose_router(state.attempt) {
-            None => {
+        let hops = self.route.choose_hops(state.attempt);
+        let socket = match hops == SiteHops::default() {
+            true => {
                 let mut addresses = offer.addresses.clone();
                 addresses.extend(find_host_name(&self.site));
                 connect_to_any(&addresses, offer.port)?
             }
-            Some(_) => match self.reach_by_relay(state, offer) {
-                Ok(socket) => socket,
-                // The relay may have ended since it was used last.
-                Err(_) => self.reach_by_relay(state, offer)?,
-            },
+            false => state.data.relays.reach_place(&self.site, &hops, offer)?,
         };
         prove_to_site(socket, offer).map_err(io::Error::other)
-    }
-
-    /// Connects to a relay on the router, which passes all bytes on to the place of the offer.
-    fn reach_by_relay(&self, state: &mut SessionState, offer: &DataOffer) -> io::Result<OwnedFd> {
-        let router = self.route.choose_router(state.attempt).ok_or(io::ErrorKind::NotFound)?;
-        let mut relay = match state.data.relay.take() {
-            Some(relay) => relay,
-            None => SshLink::open_relay(router).map_err(io::Error::other)?,
-        };
-        let mut addresses = offer.addresses.clone();
-        addresses.push(self.site.host.clone());
-        let place = match relay.call(&RemoteCall::OpenRelay { addresses, port: offer.port })? {
-            RemoteReply::Offer(place) => place,
-            RemoteReply::Failed(failure) => return Err(io::Error::other(failure.what)),
-            _ => return Err(io::ErrorKind::InvalidData.into()),
-        };
-        state.data.relay = Some(relay);
-        let mut addresses = place.addresses.clone();
-        addresses.push(router.host.clone());
-        let socket = connect_to_any(&addresses, place.port)?;
-        prove_to_relay(socket, &place).map_err(io::Error::other)
     }
 }
 

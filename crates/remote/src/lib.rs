@@ -11,11 +11,11 @@
 //! This crate has the address of a site, the messages, and the near side of a session. The far side
 //! is `crates/gateway`.
 
-mod copy_calls;
 mod byte_planes;
 mod compressed_calls;
 mod compression_form;
 mod compression_pace;
+mod copy_calls;
 mod data_line;
 mod data_pool;
 mod data_proof;
@@ -24,10 +24,11 @@ mod data_task;
 mod data_transfers;
 mod mount_message;
 mod mount_session;
+mod part_compressor;
 mod part_file;
 mod part_record;
-mod part_compressor;
 mod piece_calls;
+mod relay_chain;
 mod remote_error;
 mod remote_message;
 mod remote_session;
@@ -36,6 +37,8 @@ mod session_turn;
 mod site_address;
 mod site_backend;
 mod site_calls;
+mod site_hops;
+mod site_login;
 mod site_route;
 mod site_ticket;
 mod ssh_link;

@@ -11,6 +11,7 @@ use crate::mount_message::MountCall;
 use crate::remote_message::{BYTES_MAX, RemoteCall, RemoteFailure, RemoteReply, sum_bytes};
 use crate::remote_session::RemoteError;
 use crate::site_address::SiteAddress;
+use crate::site_login::log_in;
 use crate::ssh_link::SshLink;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::io::Errno;
@@ -115,9 +116,9 @@ impl std::fmt::Debug for MountSession {
     }
 }
 
-/// Opens the link of a mount, through the first router of the environment if there is one.
+/// Opens the link of a mount, through the routers of the environment if there are some.
 fn open_link(site: &SiteAddress) -> Result<SshLink, String> {
-    SshLink::open(site, site.route.with_environment().choose_router(0))
+    log_in(site, &site.route.with_environment(), &mut 0)
 }
 
 impl MountSession {

@@ -17,6 +17,7 @@ use crate::reply_slots::AwaitedReplies;
 use crate::session_turn::SessionTurn;
 use crate::site_address::SiteAddress;
 use crate::site_backend::SiteBackend;
+use crate::site_login::log_in;
 use crate::site_route::SiteRoute;
 use crate::ssh_link::SshLink;
 use parking_lot::Mutex;
@@ -136,18 +137,7 @@ impl RemoteSession {
 
     /// Starts the I/O process, through one router after the other where there are some.
     fn open_link(&self, state: &mut SessionState) -> Result<SshLink, String> {
-        if let Some(fault) = &self.route.fault {
-            return Err(fault.clone());
-        }
-        let mut last = String::new();
-        for _ in 0..self.route.routers.len().max(1) {
-            match SshLink::open(&self.site, self.route.choose_router(state.attempt)) {
-                Ok(link) => return Ok(link),
-                Err(why) => last = why,
-            }
-            state.attempt = state.attempt.wrapping_add(1);
-        }
-        Err(last)
+        log_in(&self.site, &self.route, &mut state.attempt)
     }
 
     fn lost(&self, why: &str) -> RemoteError {

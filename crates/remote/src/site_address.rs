@@ -1,6 +1,6 @@
 //! The address of a site, and the names by which programs reach its files.
 
-use crate::site_route::{SiteRoute, is_plain_name};
+use crate::site_route::{RouterName, SiteRoute, is_plain_name};
 use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
 use std::fmt;
@@ -62,6 +62,12 @@ impl SiteAddress {
         let port = port.map(|port| port.parse().map_err(|_| bad())).transpose()?;
         let address = SiteAddress { host: host.to_owned(), user, port, ..SiteAddress::default() };
         if address.is_valid() { Ok(address) } else { Err(bad()) }
+    }
+
+    /// Returns the address of a login host.
+    pub(crate) fn of_router(router: &RouterName) -> SiteAddress {
+        let RouterName { user, host, port } = router.clone();
+        SiteAddress { host, user, port, ..SiteAddress::default() }
     }
 
     /// Checks that the parts can be arguments of ssh. An address that comes from the hints of a

@@ -17,7 +17,7 @@ pub(crate) fn is_plain_name(name: &str) -> bool {
     !name.is_empty() && name.len() <= NAME_MAX && !name.starts_with('-') && name.chars().all(plain)
 }
 
-/// A login host through which processes without a route to the other site reach it.
+/// A login host through which processes reach a site to which they have no route.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct RouterName {
     /// The user there; `None` for the one that ssh chooses.
@@ -89,8 +89,10 @@ pub struct SiteRoute {
     pub streams: Option<u32>,
     /// Whether data connections have TLS; `None`: yes.
     pub encrypt: Option<bool>,
-    /// Login hosts, of which each process uses one.
+    /// Login hosts of this side, of which each process uses one.
     pub routers: Vec<RouterName>,
+    /// Login hosts of the other side, of which each process uses one, too.
+    pub site_routers: Vec<RouterName>,
     /// What is wrong with one of these wishes.
     pub fault: Option<String>,
     /// Whether data connections carry fewer bytes; `None`: where that makes them faster.
@@ -135,15 +137,19 @@ impl SiteRoute {
         }
     }
 
-    /// Sets the routers by a list `[user@]host[:port]`, separated by commas.
+    /// Sets the routers of this side by a list `[user@]host[:port]`, separated by commas.
     pub fn set_routers(&mut self, text: &str) {
-        self.routers.clear();
-        for word in text.split(',').map(str::trim).filter(|word| !word.is_empty()) {
-            match RouterName::parse(word) {
-                Some(name) if self.routers.len() < ROUTERS_MAX => self.routers.push(name),
-                Some(_) => self.fault = Some(format!("more than {ROUTERS_MAX} routers")),
-                None => self.fault = Some(format!("router: {word:?} is no [user@]host[:port]")),
-            }
+        match parse_routers("router", text) {
+            Ok(routers) => self.routers = routers,
+            Err(fault) => self.fault = Some(fault),
+        }
+    }
+
+    /// Sets the routers of the other side by such a list.
+    pub fn set_site_routers(&mut self, text: &str) {
+        match parse_routers("site_router", text) {
+            Ok(routers) => self.site_routers = routers,
+            Err(fault) => self.fault = Some(fault),
         }
     }
 
@@ -164,22 +170,30 @@ impl SiteRoute {
         if route.routers.is_empty() && route.fault.is_none() {
             route.set_routers(&read("TATAMI_ROUTER"));
         }
+        if route.site_routers.is_empty() && route.fault.is_none() {
+            route.set_site_routers(&read("TATAMI_SITE_ROUTER"));
+        }
         route
     }
 
     /// Whether all words can be arguments of ssh.
     pub fn is_valid(&self) -> bool {
-        self.routers.len() <= ROUTERS_MAX && self.routers.iter().all(RouterName::is_valid)
+        [&self.routers, &self.site_routers]
+            .into_iter()
+            .all(|list| list.len() <= ROUTERS_MAX && list.iter().all(RouterName::is_valid))
     }
+}
 
-    /// Returns the router of attempt `attempt` of this process: ranks spread over them, and each
-    /// attempt takes the next.
-    pub(crate) fn choose_router(&self, attempt: u32) -> Option<&RouterName> {
-        let variables = ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"];
-        let rank = variables.iter().find_map(|name| std::env::var(name).ok()?.parse::<u32>().ok());
-        let own = rank.unwrap_or_else(std::process::id);
-        let at = own.wrapping_add(attempt) as usize;
-        (!self.routers.is_empty()).then(|| &self.routers[at % self.routers.len()])
+/// Parses the list of a hint or variable.
+fn parse_routers(key: &str, text: &str) -> Result<Vec<RouterName>, String> {
+    let words = text.split(',').map(str::trim).filter(|word| !word.is_empty());
+    let parse = |word: &str| {
+        RouterName::parse(word).ok_or_else(|| format!("{key}: {word:?} is no [user@]host[:port]"))
+    };
+    let routers: Vec<RouterName> = words.map(parse).collect::<Result<_, _>>()?;
+    match routers.len() <= ROUTERS_MAX {
+        true => Ok(routers),
+        false => Err(format!("{key}: more than {ROUTERS_MAX} hosts")),
     }
 }
 
@@ -206,20 +220,14 @@ mod tests {
             let mut route = SiteRoute::default();
             route.set_routers(bad);
             assert!(route.fault.is_some() && route.routers.is_empty(), "{bad}");
+            let mut route = SiteRoute::default();
+            route.set_site_routers(bad);
+            let why = route.fault.unwrap_or_default();
+            assert!(why.starts_with("site_router: ") && route.site_routers.is_empty(), "{bad}");
         }
         let many = vec!["a"; ROUTERS_MAX + 1].join(",");
         route.set_routers(&many);
         assert!(route.fault.is_some());
-    }
-
-    #[test]
-    fn attempts_take_one_router_after_the_other() {
-        let mut route = SiteRoute::default();
-        assert_eq!(route.choose_router(0), None);
-        route.set_routers("a,b,c");
-        let mut hosts: Vec<_> = (0..3).filter_map(|at| route.choose_router(at)).collect();
-        hosts.sort_by_key(|name| &name.host);
-        assert_eq!(hosts.iter().map(|name| name.host.as_str()).collect::<String>(), "abc");
     }
 
     #[test]

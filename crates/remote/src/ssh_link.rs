@@ -3,7 +3,7 @@
 
 use crate::remote_message::{GREETING, REMOTE_PROTOCOL, RemoteCall, RemoteReply, SiteGreeting};
 use crate::site_address::SiteAddress;
-use crate::site_route::RouterName;
+use crate::site_hops::SiteHops;
 use rustix::fs::MemfdFlags;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
@@ -26,14 +26,28 @@ const CROWD_WAIT: Duration = Duration::from_secs(30);
 const CROWD_PAUSE: Duration = Duration::from_millis(100);
 /// Most bytes of the messages of ssh that are reported.
 const SAID_MAX: u64 = 2000;
+/// What ssh prints where the other end says nothing: sshd that drops a connection, or the ssh before
+/// it on the way that has ended.
+pub(crate) const ECHO: &str = "kex_exchange_identification";
 /// What ssh prints where sshd drops a connection because too many logins are under way.
-const CROWDED: [&str; 3] =
-    ["kex_exchange_identification", "Connection reset by", "Connection closed by"];
+const CROWDED: [&str; 3] = [ECHO, "Connection reset by", "Connection closed by"];
+/// What another ssh of the way has said before, if it failed for another reason.
+const OTHER_CAUSES: [&str; 7] = [
+    "connect to host",
+    "open failed",
+    "Permission denied",
+    "verification failed",
+    "Could not resolve",
+    "Too many authentication",
+    "timed out",
+];
+/// Longest wait for the reply of a relay, which connects to a host meanwhile.
+const RELAY_WAIT: Duration = Duration::from_secs(20);
 
-/// Whether a login may succeed when it is repeated. A router that is not reached makes ssh say
-/// these words, too.
+/// Whether a login may succeed when it is repeated.
 fn is_crowd(why: &str) -> bool {
-    CROWDED.iter().any(|words| why.contains(words)) && !why.contains("connect to host")
+    let says = |words: &&str| why.contains(*words);
+    CROWDED.iter().any(|words| says(&words)) && !OTHER_CAUSES.iter().any(|words| says(&words))
 }
 
 /// The end of a link of which ssh says nothing.
@@ -56,31 +70,27 @@ impl SshLink {
     ///
     /// # Errors
     /// A sentence with the messages of ssh.
-    pub(crate) fn open(site: &SiteAddress, router: Option<&RouterName>) -> Result<SshLink, String> {
+    pub(crate) fn open(site: &SiteAddress, hops: &SiteHops) -> Result<SshLink, String> {
         if !site.is_valid() {
             return Err(format!("{:?} is no name of a host or user", site.host));
         }
-        SshLink::open_service(site, router, "gateway")
+        SshLink::open_service(site, hops, "gateway")
     }
 
-    /// Starts the relay on a router and waits for its greeting.
+    /// Starts the relay on a login host, which lies behind `hops`, and waits for its greeting.
     ///
     /// # Errors
     /// A sentence with the messages of ssh.
-    pub(crate) fn open_relay(router: &RouterName) -> Result<SshLink, String> {
-        let RouterName { user, host, port } = router.clone();
-        let site = SiteAddress { host, user, port, ..SiteAddress::default() };
-        SshLink::open_service(&site, None, "relay")
+    pub(crate) fn open_relay(host: &SiteAddress, hops: &SiteHops) -> Result<SshLink, String> {
+        let link = SshLink::open_service(host, hops, "relay")?;
+        let limited = link.stream.get_ref().set_read_timeout(Some(RELAY_WAIT));
+        limited.map(|()| link).map_err(|e| e.to_string())
     }
 
-    fn open_service(
-        site: &SiteAddress,
-        router: Option<&RouterName>,
-        service: &str,
-    ) -> Result<SshLink, String> {
+    fn open_service(site: &SiteAddress, hops: &SiteHops, service: &str) -> Result<SshLink, String> {
         let (start, mut pause, mut ends) = (Instant::now(), CROWD_PAUSE, 0);
         loop {
-            match SshLink::try_open(site, router, service) {
+            match SshLink::try_open(site, hops, service) {
                 // The ranks of a job log in at once, and sshd drops some of so many. An I/O process
                 // that was killed at its start says nothing.
                 Err(why)
@@ -98,11 +108,7 @@ impl SshLink {
         }
     }
 
-    fn try_open(
-        site: &SiteAddress,
-        router: Option<&RouterName>,
-        service: &str,
-    ) -> Result<SshLink, String> {
+    fn try_open(site: &SiteAddress, hops: &SiteHops, service: &str) -> Result<SshLink, String> {
         let failed = |e: io::Error| format!("cannot start ssh: {e}");
         // A socket in the place of pipes: a write to a process that has ended must not send SIGPIPE
         // to the program in which this code lives.
@@ -110,7 +116,7 @@ impl SshLink {
         let said = rustix::fs::memfd_create("tatami-ssh", MemfdFlags::CLOEXEC);
         let said = File::from(said.map_err(|e| failed(e.into()))?);
         let input = OwnedFd::from(far.try_clone().map_err(failed)?);
-        let mut command = ssh_command(site, router, service);
+        let mut command = ssh_command(site, hops, service);
         command.stdin(Stdio::from(input)).stdout(Stdio::from(OwnedFd::from(far)));
         command.stderr(Stdio::from(said.try_clone().map_err(failed)?));
         let child = command.spawn().map_err(failed)?;
@@ -208,35 +214,13 @@ impl Drop for SshLink {
     }
 }
 
-/// A password cannot be asked for inside a program. A host that no longer answers is given up after
-/// a minute.
-const OPTIONS: [&str; 4] =
-    ["BatchMode=yes", "ConnectTimeout=20", "ServerAliveInterval=15", "ServerAliveCountMax=4"];
-
-/// Returns the command by which ssh passes through a router. `-J` would start an ssh there that may
-/// ask for a password. All words are checked: none has a meaning for the shell that runs it.
-fn jump_command(router: &RouterName) -> String {
-    let mut line = String::from("ProxyCommand=ssh");
-    for option in OPTIONS {
-        line += &format!(" -o {option}");
-    }
-    if let Some(user) = &router.user {
-        line += &format!(" -l {user}");
-    }
-    if let Some(port) = router.port {
-        line += &format!(" -p {port}");
-    }
-    line + &format!(" -W [%h]:%p -- {}", router.host)
-}
-
-fn ssh_command(site: &SiteAddress, router: Option<&RouterName>, service: &str) -> Command {
+fn ssh_command(site: &SiteAddress, hops: &SiteHops, service: &str) -> Command {
     let mut command = Command::new("ssh");
-    command.args(OPTIONS.iter().flat_map(|option| ["-o", option]));
+    for option in hops.make_options() {
+        command.args(["-o", &option]);
+    }
     if let Some(ciphers) = has_aes().then(|| find_ciphers(site)).flatten() {
         command.args(["-o", &format!("Ciphers={ciphers}")]);
-    }
-    if let Some(router) = router {
-        command.args(["-o", &jump_command(router)]);
     }
     name_site(&mut command, site);
     command.args(["-T", "--", &site.host, &far_line(site, service)]);
@@ -313,7 +297,7 @@ fn far_line(site: &SiteAddress, service: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::prefer_aes;
+    use super::{is_crowd, prefer_aes};
 
     #[test]
     fn the_ciphers_of_ssh_are_sorted_and_no_other_is_added() {
@@ -325,5 +309,19 @@ mod tests {
         assert_eq!(prefer_aes(&format!("aes256-ctr,{default}")), None);
         assert_eq!(prefer_aes(chacha), None);
         assert_eq!(prefer_aes(""), None);
+    }
+
+    #[test]
+    fn a_login_is_repeated_if_only_room_was_missing() {
+        let echo = "kex_exchange_identification: Connection closed by remote host";
+        assert!(is_crowd(echo) && is_crowd("Connection reset by 10.0.0.1 port 22"));
+        for cause in [
+            "ssh: connect to host l1 port 22: Connection refused",
+            "channel 0: open failed: connect failed: No route to host",
+            "root@l1: Permission denied (publickey).",
+            "Host key verification failed.",
+        ] {
+            assert!(!is_crowd(&format!("{cause}; {echo}")), "{cause}");
+        }
     }
 }

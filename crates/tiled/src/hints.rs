@@ -21,8 +21,8 @@ pub struct Hints {
     /// they do if one process alone has the file open.
     pub write_behind: Option<bool>,
     /// `host`, with `user`, `port` and `path`: the file lies on another site. `path` is the
-    /// directory of the program `tatami` there. `router`, `tatami_streams`, `tatami_encryption` and
-    /// `tatami_compression` are about the way of bytes to it.
+    /// directory of the program `tatami` there. `router`, `site_router`, `tatami_streams`,
+    /// `tatami_encryption` and `tatami_compression` are about the way of bytes to it.
     pub site: Option<SiteAddress>,
     /// `tatami_backend`: how the other site keeps the file.
     pub backend: Option<SiteBackend>,
@@ -62,6 +62,7 @@ impl Hints {
                 "port" => site.port = Some(value.parse().unwrap_or(0)),
                 "path" => site.program = Some(format!("{}/tatami", value.trim_end_matches('/'))),
                 "router" => site.route.set_routers(value),
+                "site_router" => site.route.set_site_routers(value),
                 "tatami_streams" => site.route.set_streams(value),
                 "tatami_encryption" => site.route.set_encryption(value),
                 "tatami_compression" => site.route.set_compression(value),
