@@ -2,8 +2,10 @@
 //! the other site; the login hosts of both sites see each other.
 
 use crate::hosts::can_have_hosts;
+use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
-use tatami_tests::command::target_dir;
+use std::process::Stdio;
+use tatami_tests::command::{sources, target_dir};
 use tatami_tests::mpi::{HOST_SETTINGS, MPIS, install_layer, launch_on_hosts, launch_on_one_host};
 use tatami_tests::testbed::{BedNetworks, HostBed, TestHost};
 
@@ -20,6 +22,22 @@ pub enum LoginWay {
 }
 
 pub const LOGIN_WAYS: [LoginWay; 3] = [LoginWay::Near, LoginWay::Far, LoginWay::Both];
+
+/// Steps of a job of large blocks, and the one before which it waits.
+pub const STEPS: (usize, usize) = (6, 3);
+
+/// A moment of a job of large blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BlockPhase {
+    /// It waits in its writes.
+    Writing,
+    /// It goes on to write.
+    WritingOn,
+    /// It waits in its reads.
+    Reading,
+    /// It goes on to read.
+    ReadingOn,
+}
 
 /// Two sites.
 pub struct SiteBed {
@@ -49,6 +67,8 @@ impl SiteBed {
         install_layer(&bed, &built);
         let gateways = MPIS.map(|mpi| built.join(format!("libtatami_gateway_{mpi}.so")));
         gateways.iter().for_each(|library: &PathBuf| bed.install_file(library));
+        bed.install_file(&sources().join("e2e/mpi_programs/bulk_blocks.py"));
+        bed.install_file(&sources().join("src/testbed/link.py"));
         let sites = SiteBed { bed, compute, logins };
         sites.compute_hosts().iter().for_each(|host| _ = host.run("mkdir /srv/disk"));
         sites.io_host().run(&format!("mkdir {DISK}"));
@@ -158,6 +178,80 @@ impl SiteBed {
         format!("{}{}", said.out, said.err)
     }
 
+    /// Returns the line of a job that moves large blocks, and waits before step `pause` of its
+    /// writes and of its reads.
+    pub fn blocks_line(&self, dir: &str, variables: &str, steps: usize, pause: usize) -> String {
+        self.compute_hosts().iter().for_each(|host| _ = host.run("rm -f /srv/go-*"));
+        let job = "/usr/bin/python3 /usr/local/bin/bulk_blocks.py /site/bulk";
+        self.job_line("openmpi", dir, variables, &format!("{job} {steps} {pause}"))
+    }
+
+    /// Runs such a job, and `work` at its moments. Every byte must be right, here and there.
+    pub fn run_blocks(
+        &mut self,
+        dir: &str,
+        variables: &str,
+        mut work: impl FnMut(&mut SiteBed, BlockPhase),
+    ) {
+        let (steps, pause) = STEPS;
+        let mut job = self.first().command(&self.blocks_line(dir, variables, steps, pause));
+        let mut job = job.stdout(Stdio::piped()).spawn().expect("started");
+        let mut lines = BufReader::new(job.stdout.take().expect("a pipe")).lines();
+        let mut said = String::new();
+        while let Some(Ok(line)) = lines.next() {
+            let phases = match line.as_str() {
+                "writing" => Some((BlockPhase::Writing, BlockPhase::WritingOn)),
+                "reading" => Some((BlockPhase::Reading, BlockPhase::ReadingOn)),
+                _ => None,
+            };
+            if let Some((before, behind)) = phases {
+                work(self, before);
+                for host in self.compute_hosts() {
+                    host.run(&format!("touch /srv/go-{line}"));
+                }
+                work(self, behind);
+            }
+            said += &format!("{line}\n");
+        }
+        let ended = job.wait().expect("it ends");
+        assert!(ended.success() && said.contains("all values right"), "{variables}: {said}");
+        let blocks = steps * self.compute;
+        let check = format!("python3 /usr/local/bin/bulk_blocks.py check {dir}/bulk {blocks}");
+        self.io_host().run(&check);
+    }
+
+    /// Lets all packets between the sites pass a bad link on the first login host here, with these
+    /// options of `link.py`. The compute hosts of both sites see each other then.
+    pub fn start_bad_link(&self, options: &str) {
+        let (near, far) = (self.near_login(0), self.far_login(0));
+        let address = |at: usize| self.bed.host(at).address().to_owned();
+        let route = |host: &TestHost, network: &str, by: &str| {
+            host.run(&format!("ip route replace {network}.0/24 via {by}"));
+        };
+        for host in self.compute_hosts() {
+            route(host, "10.78.0", &address(near));
+        }
+        for host in self.site_hosts() {
+            route(host, "10.77.0", &address(far));
+        }
+        let forward = "echo 1 > /proc/sys/net/ipv4/ip_forward";
+        self.bed.host(far).run(forward);
+        route(self.bed.host(far), "10.77.0", &format!("10.79.0.{}", near + 1));
+        let link = self.bed.host(near);
+        link.run(forward);
+        route(link, "10.78.0", &format!("10.79.0.{}", far + 1));
+        link.run(&format!(
+            "[ ! -e /srv/pid ] || kill $(cat /srv/pid); until ! ip link show tun0 2>/dev/null; do sleep 0.05; done; \
+             setsid /usr/local/bin/link.py {options} </dev/null >/srv/link.log 2>&1 & \
+             echo $! > /srv/pid; \
+             until ip link set tun0 up 2>/dev/null; do sleep 0.05; done; \
+             for f in /proc/sys/net/ipv4/conf/*/rp_filter; do echo 0 > $f; done; \
+             for p in 100 200 201; do ip rule del pref $p 2>/dev/null || true; done; \
+             ip rule add pref 100 iif tun0 lookup main; ip rule add pref 200 iif eth0 lookup 101; \
+             ip rule add pref 201 iif eth1 lookup 101; ip route replace default dev tun0 table 101"
+        ));
+    }
+
     /// Runs the program with as many ranks on the first host, with its own disk.
     pub fn run_alone(&self, mpi: &str, program: &str) {
         let alone = launch_on_one_host(mpi, self.compute);
@@ -180,6 +274,9 @@ impl SiteBed {
                  pgrep -f '[t]atami (gateway|relay)' >/dev/null || exit 0; sleep 0.1; done; \
                  pgrep -af tatami >&2; exit 1",
             );
+        }
+        // A launcher that was killed leaves its own files on the compute hosts.
+        for host in &self.bed.hosts()[self.compute..] {
             host.run("test -z \"$(ls -A /tmp)\"");
         }
         assert_eq!(self.io_host().run(&format!("ls -A {dir}")).out.trim(), files);

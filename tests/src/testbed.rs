@@ -9,6 +9,7 @@
 //! after a test that failed or was killed.
 
 use crate::command::{Said, ask, program, run, sources, tatami_bin};
+use crate::seed::scale;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -17,7 +18,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 /// Longest time of a command on a host, in seconds.
-const COMMAND_LIMIT: &str = "120";
+const COMMAND_LIMIT: u64 = 120;
+/// The same in the long form of the tests, which has waits of minutes.
+const LONG_COMMAND_LIMIT: u64 = 900;
 /// The ordinary user of each host, and its home directory.
 const USER: (u32, &str) = (4011, "/srv/alice");
 
@@ -404,7 +407,8 @@ impl TestHost {
     fn command_as(&self, user: u32, home: &str, line: &str) -> Command {
         assert!(self.process.is_some(), "{} is off", self.name);
         let mut command = program("nsenter --net --mount --pid --uts --ipc --wd=/ --target");
-        command.arg(self.init.to_string()).args(["timeout", "-k", "5", COMMAND_LIMIT]);
+        let limit = if scale() > 1 { LONG_COMMAND_LIMIT } else { COMMAND_LIMIT };
+        command.arg(self.init.to_string()).args(["timeout", "-k", "5", &limit.to_string()]);
         if user != 0 {
             let id = user.to_string();
             command.args(["setpriv", "--clear-groups", "--reuid", &id, "--regid", &id]);

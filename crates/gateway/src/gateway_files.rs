@@ -3,7 +3,8 @@
 use crate::backend_choice::{choose_backend, hints_of, open_file};
 use crate::copy_files;
 use crate::data_connections::SiteConnections;
-use crate::lock_watch::LockWatch;
+use crate::earlier_process::end_earlier_process;
+use crate::input_watch::InputWatch;
 use crate::mount_table::MountTable;
 use crate::open_files::{SharedOpenFiles, check_sum};
 use crate::path_calls::{self, SiteListing};
@@ -31,7 +32,7 @@ const LISTINGS_MAX: usize = 64;
 
 /// The open files, by the numbers that the other side has chosen.
 pub(crate) struct GatewayFiles {
-    watch: LockWatch,
+    watch: InputWatch,
     files: Arc<SharedOpenFiles>,
     connections: SiteConnections,
     sealed: SealedParts,
@@ -43,7 +44,7 @@ pub(crate) struct GatewayFiles {
 
 impl GatewayFiles {
     /// Returns an empty table. Waits for locks end with the input that `watch` watches.
-    pub(crate) fn new(watch: LockWatch) -> GatewayFiles {
+    pub(crate) fn new(watch: InputWatch) -> GatewayFiles {
         let files = Arc::new(SharedOpenFiles::default());
         let connections = SiteConnections::new(files.clone());
         let (sealed, mount, removal) = (SealedParts::default(), MountTable::default(), None);
@@ -184,6 +185,9 @@ impl GatewayFiles {
             RemoteCall::FetchFile { path, len } => {
                 let attr = copy_files::fetch_file(path_of(&path)?, len, out)?;
                 Ok(RemoteReply::Fetched { attr, sum: sum_bytes(out) })
+            }
+            RemoteCall::EndProcess(process) => {
+                end_earlier_process(process).map(|()| RemoteReply::Done)
             }
             other => self.try_command(other),
         }

@@ -1,7 +1,7 @@
 //! The loop of the I/O process: a call, its reply, and the next call, until the input ends.
 
 use crate::gateway_files::GatewayFiles;
-use crate::lock_watch::LockWatch;
+use crate::input_watch::InputWatch;
 use std::io::{self, BufReader, Read, Write};
 use std::os::fd::AsFd;
 use tatami_remote::{RemoteCall, SiteGreeting, format_greeting};
@@ -30,7 +30,7 @@ pub enum GatewayError {
 pub fn serve_gateway(input: impl Read + AsFd, mut output: impl Write) -> Result<(), GatewayError> {
     // Without it the kernel copies small pieces one by one.
     let _ = tatami_tiled::guard_stores();
-    let watch = LockWatch::start(input.as_fd().try_clone_to_owned()?)?;
+    let watch = InputWatch::start(input.as_fd().try_clone_to_owned()?)?;
     let greeting = SiteGreeting::of_this_machine(env!("CARGO_PKG_VERSION"));
     output.write_all(format_greeting(&greeting).as_bytes())?;
     output.flush()?;

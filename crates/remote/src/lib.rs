@@ -22,6 +22,7 @@ mod data_proof;
 mod data_stream;
 mod data_task;
 mod data_transfers;
+mod earlier_processes;
 mod mount_message;
 mod mount_session;
 mod part_compressor;
@@ -58,8 +59,8 @@ pub use part_record::{
 };
 pub use remote_message::{
     BYTES_MAX, DataOffer, FileOpen, GREETING, REMOTE_PROTOCOL, RemoteCall, RemoteFailure,
-    RemoteReply, SiteAttr, SiteChange, SiteEntry, SiteGreeting, SiteRemoval, SiteStat,
-    format_greeting, own_machine_id, sum_bytes,
+    RemoteReply, SiteAttr, SiteChange, SiteEntry, SiteGreeting, SiteProcess, SiteRemoval, SiteStat,
+    find_process_start, format_greeting, own_machine_id, sum_bytes,
 };
 pub use remote_session::{RemoteError, RemoteSession};
 pub use site_address::{SiteAddress, SiteFile, SiteMap};

@@ -7,6 +7,7 @@
 //! already was made or removed by the first one. After [`PATIENCE`] the calls fail; further ones
 //! fail at once, until the link is there again.
 
+use crate::earlier_processes::EarlierProcesses;
 use crate::mount_message::MountCall;
 use crate::remote_message::{BYTES_MAX, RemoteCall, RemoteFailure, RemoteReply, sum_bytes};
 use crate::remote_session::RemoteError;
@@ -108,6 +109,7 @@ pub struct MountSession {
     state: Mutex<MountState>,
     changed: Condvar,
     files: OnceLock<Arc<dyn ReopenFiles>>,
+    earlier: Mutex<EarlierProcesses>,
 }
 
 impl std::fmt::Debug for MountSession {
@@ -143,6 +145,8 @@ impl MountSession {
             }
             _ => return Err(named(Errno::PROTO, "an odd reply".to_owned())),
         };
+        let mut earlier = EarlierProcesses::default();
+        earlier.add_link(&link);
         let writer = link.stream.get_ref().try_clone().map_err(|e| lost(e.to_string()))?;
         let session = Arc::new(MountSession {
             site: site.clone(),
@@ -160,6 +164,7 @@ impl MountSession {
             }),
             changed: Condvar::new(),
             files: OnceLock::new(),
+            earlier: Mutex::new(earlier),
         });
         let served = session.clone();
         let body = move || served.receive_replies(link);
@@ -419,10 +424,26 @@ impl MountSession {
         }
     }
 
+    /// Ends the I/O processes before, which may still have calls in their inputs.
+    fn end_earlier(&self, link: &mut SshLink) -> Result<(), String> {
+        let mut earlier = self.earlier.lock();
+        let processes = earlier.add_link(link);
+        for process in &processes {
+            match link.call(&RemoteCall::EndProcess(*process)) {
+                Ok(RemoteReply::Failed(failure)) => return Err(failure.what),
+                Ok(_) => {}
+                Err(e) => return Err(e.to_string()),
+            }
+        }
+        earlier.forget_ended(&processes);
+        Ok(())
+    }
+
     /// Opens root and files in a new I/O process, and begins to send the calls without a reply once
     /// more.
     fn restore_calls(self: &Arc<Self>, mut link: SshLink) -> Result<SshLink, String> {
         let failed = |e: io::Error| e.to_string();
+        self.end_earlier(&mut link)?;
         match ask_directly(&mut link, &self.root).map_err(failed)? {
             RemoteReply::Mounted { attr, .. } if (attr.dev, attr.ino) == self.root_id => {}
             RemoteReply::Failed(failure) => return Err(failure.what),

@@ -29,6 +29,27 @@ pub struct SiteGreeting {
     /// Its machine id, or an empty text: two addresses may lead to one machine.
     #[serde(default)]
     pub machine: String,
+    /// The process that has written the greeting.
+    #[serde(default)]
+    pub process: Option<SiteProcess>,
+}
+
+/// A process, in the words of its own machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SiteProcess {
+    /// Its number.
+    pub pid: u32,
+    /// When it was started, in the ticks of proc_pid_stat(5). Another process that gets the number
+    /// later has another start.
+    pub started: u64,
+}
+
+/// Returns when a process of this machine was started; `None`: it does not exist.
+pub fn find_process_start(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name of the program may have blanks and brackets.
+    let (_, fields) = stat.rsplit_once(')')?;
+    fields.split_whitespace().nth(19)?.parse().ok()
 }
 
 impl SiteGreeting {
@@ -39,6 +60,8 @@ impl SiteGreeting {
             protocol: REMOTE_PROTOCOL,
             name: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             machine: own_machine_id(),
+            process: find_process_start(std::process::id())
+                .map(|started| SiteProcess { pid: std::process::id(), started }),
         }
     }
 }
@@ -399,6 +422,8 @@ pub enum RemoteCall {
         /// The number of bytes.
         len: u32,
     },
+    /// Ends the I/O process that the session had before, and waits until it is gone. → `Done`
+    EndProcess(SiteProcess),
     /// Asks a relay for one way to the first of these addresses that it reaches. → `Offer`
     OpenRelay {
         /// Addresses, without ports.

@@ -9,6 +9,7 @@
 //! two: a step of the shared pointer, and the making of a file that must not exist. These fail.
 
 use crate::data_line::{DataLine, WINDOW_BYTES};
+use crate::earlier_processes::EarlierProcesses;
 pub use crate::remote_error::RemoteError;
 use crate::remote_message::{
     BYTES_MAX, FileOpen, RemoteCall, RemoteFailure, RemoteReply, SiteStat, sum_bytes,
@@ -82,6 +83,7 @@ impl KnownFile {
 #[derive(Debug, Default)]
 pub(crate) struct SessionState {
     link: Option<SshLink>,
+    earlier: EarlierProcesses,
     /// The number of the attempt to reach the site, by which routers are chosen.
     pub(crate) attempt: u32,
     pub(crate) seq: u64,
@@ -598,7 +600,6 @@ impl RemoteSession {
 
     /// Replaces a broken link: opens all files again and repeats the calls without a reply.
     fn repair(&self, state: &mut SessionState, error: &io::Error) -> Result<(), RemoteError> {
-        // Before the calls are repeated: nothing of the old I/O process is under way then.
         state.data.abandon();
         let mut why = match state.link.take() {
             Some(mut link) => link.explain_end(error),
@@ -678,7 +679,12 @@ impl RemoteSession {
     fn restore(&self, state: &mut SessionState) -> Result<(), String> {
         self.drop_lost_sinks(state);
         self.drop_lost_pieces(state);
-        let calls: Vec<RemoteCall> = state
+        // Nothing of an earlier I/O process is under way any more when its calls are repeated.
+        let earlier = match &state.link {
+            Some(link) => state.earlier.add_link(link),
+            None => Vec::new(),
+        };
+        let files = state
             .files
             .values()
             .filter(|known| !is_sink(&known.open))
@@ -687,8 +693,9 @@ impl RemoteSession {
                 let file = file_of(&known.open).filter(|_| known.is_locked);
                 let lock = file.map(|file| RemoteCall::Lock { file });
                 [Some(known.open.clone()), known.view.clone(), lock].into_iter().flatten()
-            })
-            .collect();
+            });
+        let ends = earlier.iter().map(|process| RemoteCall::EndProcess(*process));
+        let calls: Vec<RemoteCall> = ends.chain(files).collect();
         for call in &calls {
             state.seq += 1;
             let (seq, mut bytes) = (state.seq, Vec::new());
@@ -708,6 +715,7 @@ impl RemoteSession {
                 _ => {}
             }
         }
+        state.earlier.forget_ended(&earlier);
         let mut pending = std::mem::take(&mut state.pending);
         pending.iter_mut().for_each(|call| call.repeated = true);
         let sent = pending
@@ -738,7 +746,7 @@ fn file_of(call: &RemoteCall) -> Option<u64> {
         LookAt { .. } | List { .. } | MakeDir { .. } | MakeLink { .. } | Change { .. } => None,
         RemoveDir { .. } | RemoveTree { .. } | Mount(_) => None,
         PutFile { .. } | FetchFile { .. } => None,
-        OpenData { .. } | CloseData { .. } | OpenRelay { .. } => None,
+        OpenData { .. } | CloseData { .. } | OpenRelay { .. } | EndProcess(_) => None,
         Open { file, .. }
         | SetView { file, .. }
         | Write { file, .. }
@@ -786,7 +794,7 @@ fn is_repeatable(call: &RemoteCall) -> bool {
         Lock { .. } | Unlock { .. } | Close { .. } | Delete { .. } => true,
         Look { .. } | Stat { .. } | WriteCompressed { .. } | ReadCompressed { .. } => true,
         // An offer of a link that has ended is worth nothing, and its connections have ended.
-        OpenData { .. } | CloseData { .. } | OpenRelay { .. } => true,
+        OpenData { .. } | CloseData { .. } | OpenRelay { .. } | EndProcess(_) => true,
         // A listing that a new I/O process does not know begins anew, and so does a removal.
         LookAt { .. } | List { .. } | Change { .. } | RemoveTree { .. } => true,
         MakeDir { .. } | MakeLink { .. } | RemoveDir { .. } => true,

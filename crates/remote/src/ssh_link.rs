@@ -1,7 +1,9 @@
 //! The stream to an I/O process that the user's own ssh starts on the other site. ssh logs in,
 //! proves both sides and encrypts; this process only passes bytes.
 
-use crate::remote_message::{GREETING, REMOTE_PROTOCOL, RemoteCall, RemoteReply, SiteGreeting};
+use crate::remote_message::{
+    GREETING, REMOTE_PROTOCOL, RemoteCall, RemoteReply, SiteGreeting, SiteProcess,
+};
 use crate::site_address::SiteAddress;
 use crate::site_hops::SiteHops;
 use rustix::fs::MemfdFlags;
@@ -47,7 +49,7 @@ const RELAY_WAIT: Duration = Duration::from_secs(20);
 /// Whether a login may succeed when it is repeated.
 fn is_crowd(why: &str) -> bool {
     let says = |words: &&str| why.contains(*words);
-    CROWDED.iter().any(|words| says(&words)) && !OTHER_CAUSES.iter().any(|words| says(&words))
+    CROWDED.iter().any(says) && !OTHER_CAUSES.iter().any(says)
 }
 
 /// The end of a link of which ssh says nothing.
@@ -63,6 +65,8 @@ pub(crate) struct SshLink {
     said: File,
     /// The machine id there, or an empty text.
     pub(crate) machine: String,
+    /// The process there.
+    pub(crate) process: Option<SiteProcess>,
 }
 
 impl SshLink {
@@ -128,11 +132,13 @@ impl SshLink {
             child,
             said,
             machine: String::new(),
+            process: None,
         };
         match link.read_greeting() {
             Ok(greeting) if greeting.protocol == REMOTE_PROTOCOL => {
                 link.stream.get_ref().set_read_timeout(None).map_err(failed)?;
                 link.machine = greeting.machine;
+                link.process = greeting.process;
                 Ok(link)
             }
             Ok(greeting) => Err(format!(
