@@ -1,6 +1,6 @@
-//! Faults of the link to another site and of the other site, under programs on several hosts: breaks
-//! of any length, slow and lossy links, processes that die on either side, and full disks. Waits of
-//! over a minute belong to the long form of the tests.
+//! Faults of the link to another site and of the other site, under programs on several hosts:
+//! breaks of any length, slow and lossy links, processes that die on either side, and full disks.
+//! Waits of over a minute belong to the long form of the tests.
 
 use crate::hosts::start_bed;
 use crate::two_sites::{BlockPhase, DISK, LoginWay, SiteBed, VOLUME};
@@ -38,8 +38,8 @@ fn short_breaks_of_the_link_cost_no_byte() {
     sites.expect_nothing_left(DISK, "bulk");
 }
 
-/// Slow links, lost packets, and connections that stand still while others go on: every access gives
-/// the same bytes, over data connections and over ssh.
+/// Slow links, lost packets, and connections that stand still while others go on: every access
+/// gives the same bytes, over data connections and over ssh.
 #[test]
 fn slow_and_lossy_links_change_no_byte() {
     let Some(mut sites) = start_sites() else { return };
@@ -70,8 +70,8 @@ fn slow_and_lossy_links_change_no_byte() {
 }
 
 /// The ssh of a program is killed while its I/O process there is stopped, with calls in its
-/// input.
-/// The next I/O process ends that one before it repeats the calls, so no old write follows a new one.
+/// input. The next I/O process ends that one before it repeats the calls, so no old write follows a
+/// new one.
 #[test]
 fn an_earlier_io_process_writes_nothing_any_more() {
     let Some(mut sites) = start_sites() else { return };
@@ -149,8 +149,8 @@ fn a_job_that_is_killed_at_any_moment_leaves_nothing() {
     sites.io_host().run("tatami fsck");
 }
 
-/// A link that stays down: after the stated minute every rank gets one error that names the host and
-/// the cause. The other side ends what it has, though nobody tells it.
+/// A link that stays down: after the stated minute every rank gets one error that names the host
+/// and the cause. The other side ends what it has, though nobody tells it.
 #[test]
 fn a_link_that_stays_down_is_a_clear_error_of_every_rank() {
     let Some(sites) = start_sites() else { return };

@@ -1,5 +1,5 @@
-//! Two sites of several hosts for the tests of files of another site. Compute hosts reach no host of
-//! the other site; the login hosts of both sites see each other.
+//! Two sites of several hosts for the tests of files of another site. Compute hosts reach no host
+//! of the other site; the login hosts of both sites see each other.
 
 use crate::hosts::can_have_hosts;
 use std::io::{BufRead, BufReader};

@@ -43,8 +43,8 @@ pub enum BedNetworks {
     /// Two with IPv4. The names of the hosts are those of the first; the last host is not in the
     /// second.
     Two,
-    /// Two sites, each with a network of its own with IPv4. The last hosts of the first site and the
-    /// first ones of the second are login hosts: they see each other in a third network.
+    /// Two sites, each with a network of its own with IPv4. The last hosts of the first site and
+    /// the first ones of the second are login hosts: they see each other in a third network.
     Sites {
         /// Hosts of the first site.
         near: usize,

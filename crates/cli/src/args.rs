@@ -375,9 +375,10 @@ Examples:
   tatami relay < /dev/null    # prints its greeting, and ends
 
 A program on a host without a route to the other site starts this command on its router
-by itself (MPI_Info key router, or TATAMI_ROUTER). It reads requests from standard input,
-and ends with it. It listens on the address that ssh came to. If TATAMI_DATA_PORTS is set
-to FIRST-LAST, it takes one of these ports. Only connections that prove a secret pass.")]
+by itself (MPI_Info keys router and site_router, or TATAMI_ROUTER and TATAMI_SITE_ROUTER).
+It reads requests from standard input, and ends with it. It listens on the address that
+ssh came to. If TATAMI_DATA_PORTS is set to FIRST-LAST, it takes one of these ports. Only
+connections that prove a secret pass.")]
     Relay,
     /// Find what may stand at the cursor of a command line: for completion scripts
     #[command(hide = true)]

@@ -3,8 +3,8 @@
 //! While an I/O process waits for a lock it reads nothing, so it would not notice that the program
 //! at the other site has ended. And if the network between the sites is gone, the input never ends:
 //! sshd does not ask whether its client is still there. The ssh of the other side says something at
-//! least every 15 seconds. So a process whose ssh is silent for minutes ends itself, and with it all
-//! that it holds.
+//! least every 15 seconds. So a process whose ssh is silent for minutes ends itself, with all that
+//! it holds.
 
 use crate::ssh_silence::SshConnection;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};

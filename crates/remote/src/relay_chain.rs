@@ -1,8 +1,8 @@
 //! The relays on the login hosts of a way (`tatami relay`), for data connections through them.
 //!
 //! ```text
-//! session ── TCP ──▶ place of the near relay ══▶ place of the far relay ══▶ place of the I/O process
-//!            proof 1 ▲                   proof 2 ▲                     TLS, proof 3 ▲
+//! session ── TCP ──▶ near relay ══▶ far relay ══▶ I/O process
+//!            proof 1 ▲      proof 2 ▲  TLS, proof 3 ▲
 //! ```
 //!
 //! The far relay connects to the place of the I/O process, and offers one of its own. The near

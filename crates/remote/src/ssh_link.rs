@@ -28,8 +28,8 @@ const CROWD_WAIT: Duration = Duration::from_secs(30);
 const CROWD_PAUSE: Duration = Duration::from_millis(100);
 /// Most bytes of the messages of ssh that are reported.
 const SAID_MAX: u64 = 2000;
-/// What ssh prints where the other end says nothing: sshd that drops a connection, or the ssh before
-/// it on the way that has ended.
+/// What ssh prints where the other end says nothing: sshd that drops a connection, or the ssh
+/// before it on the way that has ended.
 pub(crate) const ECHO: &str = "kex_exchange_identification";
 /// What ssh prints where sshd drops a connection because too many logins are under way.
 const CROWDED: [&str; 3] = [ECHO, "Connection reset by", "Connection closed by"];
