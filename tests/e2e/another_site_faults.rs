@@ -50,11 +50,11 @@ fn slow_and_lossy_links_change_no_byte() {
     let reference = format!("/srv/disk/reference.dat {seed} 6 /srv/disk/reference simple");
     sites.run_alone(mpi, &format!("{calls} {reference}"));
     let links = [
-        "delay=0.01 rate=12500000 stall=1.5",
+        "delay=0.01 rate=12500000 stall=4",
         "delay=0.05",
         "delay=0.005 rate=12500000",
         "delay=0.02 loss=0.01",
-        "delay=0.05 rate=12500000 loss=0.003 stall=3",
+        "delay=0.05 rate=12500000 loss=0.003 stall=2",
     ];
     let count = if scale() > 1 { links.len() } else { 1 };
     for options in &links[..count] {
@@ -77,29 +77,26 @@ fn an_earlier_io_process_writes_nothing_any_more() {
     let Some(mut sites) = start_sites() else { return };
     let _turn = ONE_AT_A_TIME.lock();
     let variables = sites.open_way(LoginWay::Near);
-    for streams in ["TATAMI_STREAMS=0", "TATAMI_STREAMS=2"] {
-        let mut stopped = String::new();
-        sites.run_blocks(DISK, &format!("{streams} {variables}"), |sites, phase| match phase {
-            BlockPhase::Writing | BlockPhase::Reading => {
-                stopped = sites.io_host().run("pgrep -xf 'tatami gateway'").out;
-                sites.io_host().run("pkill -STOP -xf 'tatami gateway'");
+    let mut stopped = String::new();
+    sites.run_blocks(DISK, &format!("TATAMI_STREAMS=0 {variables}"), |sites, phase| match phase {
+        BlockPhase::Writing | BlockPhase::Reading => {
+            stopped = sites.io_host().run("pgrep -xf 'tatami gateway'").out;
+            sites.io_host().run("pkill -STOP -xf 'tatami gateway'");
+        }
+        BlockPhase::WritingOn | BlockPhase::ReadingOn => {
+            // Calls are on their way now.
+            wait_ms(500);
+            for host in sites.compute_hosts() {
+                host.run("pkill -KILL -f '^ssh .*[g]ateway'");
             }
-            BlockPhase::WritingOn | BlockPhase::ReadingOn => {
-                // Calls are on their way now.
-                wait_ms(500);
-                for host in sites.compute_hosts() {
-                    host.run("pkill -KILL -f '^ssh .*[g]ateway'");
-                }
-                for pid in stopped.split_whitespace() {
-                    sites.io_host().run(&format!(
-                        "for i in $(seq 600); do [ -e /proc/{pid} ] || exit 0; sleep 0.1; done; \
-                         exit 1"
-                    ));
-                }
+            for pid in stopped.split_whitespace() {
+                sites.io_host().run(&format!(
+                    "for i in $(seq 600); do [ -e /proc/{pid} ] || exit 0; sleep 0.1; done; exit 1"
+                ));
             }
-        });
-        sites.expect_nothing_left(DISK, "bulk");
-    }
+        }
+    });
+    sites.expect_nothing_left(DISK, "bulk");
 }
 
 /// A full disk is an error of every rank that writes over data connections, with the name of the
