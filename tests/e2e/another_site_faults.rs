@@ -159,6 +159,7 @@ fn a_link_that_stays_down_is_a_clear_error_of_every_rank() {
     for way in [LoginWay::Near, LoginWay::Both] {
         let variables = sites.open_way(way);
         let line = sites.blocks_line(DISK, &format!("TATAMI_STREAMS=2 {variables}"), 20, 3);
+        let line = format!("{line} together");
         let mut job = sites.first().command(&line);
         let job = job.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut job = job.spawn().expect("started");

@@ -1,7 +1,9 @@
 """Writes and reads large blocks of a known pattern, and waits in the middle of both.
 
-Usage: bulk_blocks.py FILE STEPS PAUSE   each step is a block of each rank. Before step PAUSE the
-           program says "writing" or "reading", and waits for /srv/go-writing or /srv/go-reading
+Usage: bulk_blocks.py FILE STEPS PAUSE [together]
+           each step is a block of each rank. Before step PAUSE the program says "writing" or
+           "reading", and waits for /srv/go-writing or /srv/go-reading. "together": where all ranks
+           fail, the first one waits for the others
        bulk_blocks.py check FILE BLOCKS  checks a local file of one rank after the other
 """
 import os
@@ -58,4 +60,6 @@ else:
         main(world, sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
     except MPI.Exception as error:
         print("rank %d: %s" % (world.rank, error.Get_error_string()), file=sys.stderr, flush=True)
+        if "together" in sys.argv:
+            world.Barrier()
         world.Abort(1)
