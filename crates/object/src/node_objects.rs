@@ -360,10 +360,10 @@ impl NodeObjects {
         Ok(done)
     }
 
-    /// As [`ObjectStore::remove_base`].
+    /// As [`ObjectStore::remove_base`]. An object in a region is removed by its number
+    /// ([`NodeObjects::remove_object`]).
     pub fn remove_base(&self, ino: Ino) -> Result<(), Errno> {
-        self.files.remove_base(ino)?;
-        self.remove_object(ino, Piece::FIRST_REGION)
+        self.files.remove_base(ino)
     }
 
     /// As [`ObjectStore::remove_object`].

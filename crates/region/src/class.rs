@@ -6,8 +6,8 @@
 //! ```
 //!
 //! All regions of an extent have one size, its *class*. A number is (extent, slot), so it gives the
-//! address without a look at a table. This is the idea of PPOSS (Takatsu et al., IPDPSW 2017), whose
-//! regions all have one size.
+//! address without a look at a table of objects. This is the idea of PPOSS, the storage server of
+//! PPMDS, whose regions all have one size.
 
 /// Unit of all reads and writes of a device, in bytes.
 pub const BLOCK: usize = 4096;
@@ -109,7 +109,7 @@ impl Geometry {
     /// Returns the number of regions of an extent.
     pub fn slots(&self, class: SizeClass) -> u32 {
         let each = class.capacity() + class.head_len() as u64;
-        // Two blocks for the head of the extent, and one because heads of regions fill whole blocks.
+        // Two blocks for the head of the extent. One because heads of regions fill whole blocks.
         let room = self.extent_len - 3 * BLOCK as u64;
         (room / each) as u32
     }

@@ -3,9 +3,9 @@
 //! ```text
 //! half    head, one block: "TATAMI-J" │ version u32 │ checksum u32 │ device u128 │ generation u64
 //!         then records, each at a multiple of 8
-//! record  checksum of the next 60 bytes u32 │ checksum of the bytes u32 │ their length u32 │ kind u32
-//!         │ number u64 │ synced u64 │ ino u64 │ argument u64 │ time i64 + u32 │ piece u32
-//!         │ bytes │ up to a multiple of 8: anything
+//! record  checksum of the next 60 bytes u32 │ checksum of the bytes u32 │ their length u32
+//!         │ kind u32 │ number u64 │ synced u64 │ ino u64 │ argument u64
+//!         │ time i64 + u32 │ piece u32 │ bytes │ up to a multiple of 8: anything
 //! ```
 //!
 //! Checksums are CRC-32C. The first one also covers generation and offset: a record that is left

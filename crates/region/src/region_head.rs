@@ -77,9 +77,9 @@ pub enum FoundSuperblock {
     Foreign,
 }
 
-struct FieldReader<'a>(&'a [u8]);
+struct HeadReader<'a>(&'a [u8]);
 
-impl FieldReader<'_> {
+impl HeadReader<'_> {
     fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
         let (field, rest) = self.0.split_first_chunk::<N>()?;
         self.0 = rest;
@@ -118,7 +118,7 @@ impl Superblock {
         out.extend_from_slice(&self.geometry.extents.to_le_bytes());
     }
 
-    fn take_fields(fields: &mut FieldReader<'_>) -> Option<Superblock> {
+    fn take_fields(fields: &mut HeadReader<'_>) -> Option<Superblock> {
         let device = fields.take().map(u128::from_le_bytes)?;
         let volume = fields.take().map(u128::from_le_bytes)?;
         let node = fields.take_u16()?;
@@ -184,8 +184,8 @@ fn seal_block(magic: [u8; 8], fields: &[u8]) -> Vec<u8> {
 
 /// Returns the fields of a block that [`seal_block`] made; otherwise its version, if that is
 /// another one.
-fn open_block(magic: [u8; 8], block: &[u8]) -> Result<FieldReader<'_>, Option<u32>> {
-    let mut fields = FieldReader(block);
+fn open_block(magic: [u8; 8], block: &[u8]) -> Result<HeadReader<'_>, Option<u32>> {
+    let mut fields = HeadReader(block);
     if block.len() != BLOCK || fields.take() != Some(magic) {
         return Err(None);
     }
@@ -228,7 +228,7 @@ impl RegionHead {
 
     /// Reads the head of `region`; `None` for a region that is free, or whose head is damaged.
     pub fn decode(bytes: &[u8], class: SizeClass, region: RegionNumber) -> Option<RegionHead> {
-        let mut fields = FieldReader(bytes);
+        let mut fields = HeadReader(bytes);
         if bytes.len() != class.head_len() || fields.take_u32() != Some(HEAD_MAGIC) {
             return None;
         }

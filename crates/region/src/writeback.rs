@@ -2,7 +2,7 @@
 //!
 //! A changed object is written as a whole, to a region that nothing refers to. Its head and its
 //! bytes are under way together: a head counts only if the checksums of its bytes are right, and a
-//! power cut before the flush leaves the older region and the journal. In each batch, in this order:
+//! power cut before the flush leaves the older region and the journal. The steps of each batch:
 //!
 //! 1. The journal is synced. So no region ever has a change that the journal could lose.
 //! 2. Bytes, heads and the heads of new extents are written. So are zeros in place of heads that

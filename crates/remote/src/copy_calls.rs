@@ -5,11 +5,12 @@
 //! by data connections. A part is sent when the file is open there, and a file gets its name when
 //! all its parts have their replies. Nothing else waits for anything.
 
-use crate::data_pool::DataTask;
+use crate::data_line::WINDOW_BYTES;
+use crate::data_task::DataTask;
 use crate::data_transfers::MEASURE_BYTES;
 use crate::part_record::{BlockSum, PartStart};
 use crate::remote_message::{BYTES_MAX, RemoteCall, RemoteReply, SiteAttr, SiteChange, sum_bytes};
-use crate::remote_session::{KnownFile, RemoteError, RemoteSession, SessionState, WINDOW_BYTES};
+use crate::remote_session::{KnownFile, RemoteError, RemoteSession, SessionState};
 use tatami_wire::meta::Bytes;
 
 fn bytes_of(path: &[u8]) -> Bytes {

@@ -86,7 +86,7 @@ pub enum ObjectOp {
 /// Most descriptors in one reply. The kernel passes at most 253 at a time (`SCM_MAX_FD`).
 pub const OPEN_DESCRIPTORS_MAX: usize = 128;
 
-/// The largest object that a region of a device holds, in bytes. A larger one is a file of the disk.
+/// The largest object that a region of a device holds, in bytes. A larger one is a file of a disk.
 pub const REGION_MAX: u64 = 4 << 20;
 
 impl ObjectOp {

@@ -16,7 +16,7 @@ pub const INLINE_MAX: usize = 64 << 10;
 pub enum PolicyKind {
     /// Files up to so many bytes are kept beside their inode. 0: none.
     Inline,
-    /// What keeps the bytes of new files: 0, files of the nodes' disks; 1, regions of their devices.
+    /// What keeps the bytes of new files: 0, files of the nodes' disks; 1, regions of devices.
     Engine,
 }
 
