@@ -310,6 +310,9 @@ fn commands_work_on_files_in_regions() {
     put(one.join("t/c"), vec![3; 3000]);
     assert_eq!(engine_of(&cluster, ":/t/c"), "region");
     assert!(get(cluster.mount(1).join("t/c")) == vec![3; 3000]);
+    // Room for more than a region, in a file that was empty and beside its inode.
+    run(&mut shell(&one, "fallocate -l 8M t/d && test $(stat -c %s t/d) = 8388608"));
+    assert_eq!(stat(cluster.mount(1).join("t/d")).len(), 8 << 20);
     let third = cluster.dir().join("third-{node}");
     let device = File::create(cluster.dir().join("third-node2"));
     device.and_then(|file| file.set_len(64 << 20)).expect("a sparse file");

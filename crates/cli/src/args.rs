@@ -122,7 +122,7 @@ the number of blocks, their distance, and their node.")]
 Examples:
   tatami set --inline 4k :/run-17        files up to 4 KiB are kept beside their inode
   tatami set --inline 0 :/run-17         not those that are made from now on
-  tatami set --engine region :/run-17    larger ones, up to 4 MiB, in regions of the nodes' devices
+  tatami set --engine region :/run-17    larger ones lie in regions of a raw device
   tatami set --unset inline :/run-17
 
 A policy holds for files that are made later, in the directory and in directories that are

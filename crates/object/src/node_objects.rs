@@ -6,13 +6,15 @@
 //! callers notice nothing: both engines have the same calls.
 
 use crate::name::ObjectKey;
-use crate::object::{Object, check_range};
+use crate::object::{Object, check_range, to_errno};
 use crate::store::{ObjectListing, ObjectOpenError, ObjectStore};
 use parking_lot::{Mutex, RwLock};
+use rustix::fs::{Timespec, Timestamps};
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 use tatami_region::{
     ChangeError, MadeChange, NodeRegions, RegionChange, RegionOpenError, RegionStore,
     had_region_device, open_node_regions,
@@ -23,6 +25,8 @@ use tatami_wire::{Access, Errno, Ino, Piece};
 
 /// Locks that order the moves of objects between the engines.
 const PLACING_LOCKS: usize = 64;
+/// Milliseconds to wait for the kernel's clock for files, which is at most 10 behind.
+const CLOCK_TRIES: u32 = 100;
 /// `status` complains when less than one part in this number of the device is free.
 const NEARLY_FULL: u64 = 20;
 
@@ -55,6 +59,25 @@ pub struct NodeObjects {
     dir: PathBuf,
     /// Held while an object is made in an engine, moves to the other, or is removed.
     placing: [Mutex<()>; PLACING_LOCKS],
+}
+
+/// Gives a file the times of the object that it was: a shard takes no report of a state that is not
+/// later than the one that it knows. The kernel's clock for files is some milliseconds behind that
+/// of regions.
+fn follow_state(object: &Object, state: &ObjectState) -> Result<(), Errno> {
+    let mtime = Timespec { tv_sec: state.mtime.sec, tv_nsec: state.mtime.nsec.into() };
+    let times = Timestamps { last_access: mtime, last_modification: mtime };
+    for _ in 0..CLOCK_TRIES {
+        // This call sets the time of any change to now.
+        rustix::fs::futimens(object, &times).map_err(to_errno)?;
+        if object.state()?.changed > state.changed {
+            return Ok(());
+        }
+        #[expect(clippy::disallowed_methods, reason = "no event shows that a clock goes on")]
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // The clock of the machine was set back. Files without regions have wrong times then as well.
+    Ok(())
 }
 
 /// Where an object is.
@@ -190,10 +213,12 @@ impl NodeObjects {
     /// Makes a file of an object in a region, if it is in one. The caller holds its lock.
     fn move_to_file(&self, store: &RegionStore, key: ObjectKey) -> Result<(), Errno> {
         let (ino, piece) = key;
-        let moved = store.move_out(key, |bytes, _| {
+        let moved = store.move_out(key, |bytes, state| {
             // A file that an interrupted move left is no object: the region counts until its end.
             self.files.truncate(ino, piece, 0)?;
             self.files.write_at(ino, piece, bytes, 0)?;
+            let object = self.files.open_object(ino, piece)?.ok_or(Errno::EIO)?;
+            follow_state(&object, state)?;
             self.files.sync(ino, piece, false).map(drop)
         });
         if moved.is_err() {

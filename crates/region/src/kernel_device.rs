@@ -49,6 +49,10 @@ impl KernelDevice {
             other => other?,
         };
         rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive)?;
+        // The bytes of all users' files are in it. Access to a device is the administrator's to set.
+        if kind == FileType::RegularFile {
+            rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
+        }
         KernelDevice::new(fd)
     }
 

@@ -70,9 +70,17 @@ pub fn open_regions(options: RegionOptions) -> Result<RegionStore, RegionOpenErr
     drop(read);
     let parts = Arc::new(parts);
     let mut writeback = Writeback::new(parts.clone()).map_err(failed("make memory to write"))?;
-    writeback.write_all().map_err(|_| {
-        failed("write what the journal has")(io::Error::other("see the log for the cause"))
-    })?;
+    // Twice: the first time frees older regions, which the rest may need on a full device.
+    for _ in 0..2 {
+        writeback.write_all().map_err(|_| {
+            failed("write what the journal has")(io::Error::other("see the log for the cause"))
+        })?;
+        reserve_missing(&parts);
+    }
+    if reserve_missing(&parts) > 0 {
+        let cause = io::Error::from(io::ErrorKind::StorageFull);
+        return Err(failed("find room for what the journal has")(cause));
+    }
     let must_write = parts.must_write.clone();
     let begun = JournalStart { device: superblock.device, last_seq, older_half };
     let journal = Journal::begin(journal, limits.journal_half, begun, must_write)
@@ -288,6 +296,25 @@ fn add_stored(parts: &StoreParts, region: RegionNumber, head: RegionHead) {
     }
     (content.size, content.seq) = (size, seq);
     (content.mtime, content.changed) = (mtime, changed);
+}
+
+/// Reserves regions for changed objects that have none, and returns how many have none still.
+fn reserve_missing(parts: &StoreParts) -> usize {
+    let table = parts.table.read();
+    let mut missing = 0;
+    for object in table.values() {
+        let mut content = object.content.lock();
+        let stored = content.stored.as_ref().map(|stored| stored.seq);
+        if content.target.is_some() || content.is_damaged || stored == Some(content.seq) {
+            continue;
+        }
+        content.target = parts.reserve_region(content.size);
+        match content.target {
+            Some(_) => parts.count_dirty(object, &mut content),
+            None => missing += 1,
+        }
+    }
+    missing
 }
 
 /// Carries out the changes that no region has.

@@ -186,6 +186,7 @@ impl Writeback {
             taken += 1;
             let mut content = object.content.lock();
             content.is_queued = false;
+            self.parts.uncount_dirty(&mut content);
             let (Some(region), Some(image)) = (content.target, content.image.clone()) else {
                 continue;
             };
@@ -193,7 +194,6 @@ impl Writeback {
             let Some((class, generation)) = class.filter(|_| !content.is_gone) else { continue };
             content.target = None;
             content.is_in_flight = true;
-            self.parts.uncount_dirty(&mut content);
             let head = RegionHead {
                 generation,
                 key: object.key,

@@ -1,6 +1,7 @@
 //! A device of the kernel, with its journal in a data directory.
 
 use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use tatami_region::{
     NodeRegions, RegionChange, RegionOpenError, RegionStore, had_region_device, open_node_regions,
@@ -44,6 +45,9 @@ fn objects_are_there_after_a_close_and_after_the_loss_of_memory() {
     assert!(!had_region_device(dir.path()));
     let store = open_node_regions(dir.path(), &regions).expect("opens");
     assert!(had_region_device(dir.path()));
+    let mode = |name: &str| std::fs::metadata(dir.path().join(name)).expect("there").mode() & 0o777;
+    let private = ["device", "regions/device", "regions/journal"].map(mode);
+    assert_eq!((private, mode("regions")), ([0o600; 3], 0o700));
     write_objects(&store, 2000);
     check_objects(&store, 2000);
     drop(store);
