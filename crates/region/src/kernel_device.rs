@@ -44,12 +44,12 @@ impl KernelDevice {
             _ => return Err(io::ErrorKind::InvalidInput.into()),
         };
         let fd = match open(exclusive | OFlags::DIRECT) {
-            // A file system without it, as tmpfs once was. `flush` makes writes durable either way.
+            // A file system without it. `flush` makes writes durable either way.
             Err(rustix::io::Errno::INVAL) => open(exclusive)?,
             other => other?,
         };
         rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive)?;
-        // The bytes of all users' files are in it. Access to a device is the administrator's to set.
+        // The bytes of all users' files are in it. Access to a device is the administrator's.
         if kind == FileType::RegularFile {
             rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
         }
