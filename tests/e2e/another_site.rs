@@ -101,6 +101,26 @@ pub(crate) fn install_program(bed: &HostBed, source: &str, mpi: &str, flags: &st
     bed.install_file(&to);
 }
 
+/// A program with a library on MPI-IO: the MPI library, the source, the flags of the compiler, and
+/// what the program is called with to write and to read.
+pub type LibraryJob = (&'static str, &'static str, String, &'static str, &'static str);
+
+/// Returns a program of each library.
+pub fn library_jobs() -> [LibraryJob; 4] {
+    let multiarch = run(&mut program("gcc -print-multiarch")).out.trim().to_owned();
+    let hdf5 =
+        |mpi: &str| format!("-I/usr/include/hdf5/{mpi} -L/usr/lib/{multiarch}/hdf5/{mpi} -lhdf5");
+    let netcdf = format!(
+        "-I/usr/lib/{multiarch}/netcdf/mpi/include -I/usr/include/hdf5/openmpi -lnetcdf_mpi"
+    );
+    [
+        ("openmpi", "hdf5_shared", hdf5("openmpi"), "write FILE", "read FILE"),
+        ("mpich", "hdf5_shared", hdf5("mpich"), "write FILE", "read FILE"),
+        ("openmpi", "netcdf4_shared", netcdf, "write FILE", "read FILE"),
+        ("openmpi", "pnetcdf_shared", "-lpnetcdf".to_owned(), "FILE 300 write", "FILE 300 read"),
+    ]
+}
+
 /// The libraries that programs use write the same file on another site as on a local disk, and read
 /// it from there.
 #[test]
@@ -108,18 +128,7 @@ fn libraries_write_the_same_files_on_another_site() {
     let Some(bed) = start_sites() else { return };
     let _turn = ONE_AT_A_TIME.lock();
     let one = bed.host(0);
-    let multiarch = run(&mut program("gcc -print-multiarch")).out.trim().to_owned();
-    let hdf5 =
-        |mpi: &str| format!("-I/usr/include/hdf5/{mpi} -L/usr/lib/{multiarch}/hdf5/{mpi} -lhdf5");
-    let netcdf = format!(
-        "-I/usr/lib/{multiarch}/netcdf/mpi/include -I/usr/include/hdf5/openmpi -lnetcdf_mpi"
-    );
-    let jobs = [
-        ("openmpi", "hdf5_shared", hdf5("openmpi"), "write FILE", "read FILE"),
-        ("mpich", "hdf5_shared", hdf5("mpich"), "write FILE", "read FILE"),
-        ("openmpi", "netcdf4_shared", netcdf, "write FILE", "read FILE"),
-        ("openmpi", "pnetcdf_shared", "-lpnetcdf".to_owned(), "FILE 300 write", "FILE 300 read"),
-    ];
+    let jobs = library_jobs();
     for (mpi, source, flags, write, read) in jobs {
         install_program(&bed, source, mpi, &flags);
         let native = format!("mpirun.{mpi} -n 3 /usr/local/bin/{source}.{mpi}");

@@ -2,9 +2,9 @@
 //! with the other one there, each back end, and each way through login hosts. The long form of the
 //! tests runs all of them, the short one a part that has each of them once.
 
-use crate::another_site::install_program;
+use crate::another_site::{install_program, library_jobs};
 use crate::two_sites::{DISK, LOGIN_WAYS, LoginWay, SiteBed, VOLUME};
-use tatami_tests::command::{program, run, sources};
+use tatami_tests::command::sources;
 use tatami_tests::mpi::{MPIS, ONE_AT_A_TIME, compiled};
 use tatami_tests::seed::{root_seed, scale};
 
@@ -106,18 +106,7 @@ fn four_hosts_share_files_of_a_site_of_four_hosts() {
 fn libraries_of_four_hosts_write_the_same_files() {
     let Some(sites) = start_bed() else { return };
     let _turn = ONE_AT_A_TIME.lock();
-    let multiarch = run(&mut program("gcc -print-multiarch")).out.trim().to_owned();
-    let hdf5 =
-        |mpi: &str| format!("-I/usr/include/hdf5/{mpi} -L/usr/lib/{multiarch}/hdf5/{mpi} -lhdf5");
-    let netcdf = format!(
-        "-I/usr/lib/{multiarch}/netcdf/mpi/include -I/usr/include/hdf5/openmpi -lnetcdf_mpi"
-    );
-    let jobs = [
-        ("openmpi", "hdf5_shared", hdf5("openmpi"), "write FILE", "read FILE"),
-        ("mpich", "hdf5_shared", hdf5("mpich"), "write FILE", "read FILE"),
-        ("openmpi", "netcdf4_shared", netcdf, "write FILE", "read FILE"),
-        ("openmpi", "pnetcdf_shared", "-lpnetcdf".to_owned(), "FILE 300 write", "FILE 300 read"),
-    ];
+    let jobs = library_jobs();
     for (at, (mpi, source, flags, write, read)) in jobs.into_iter().enumerate() {
         install_program(&sites.bed, source, mpi, &flags);
         let line = |words: &str, file: &str| {

@@ -1,5 +1,6 @@
 //! Small files in regions of the nodes' devices: the policy `engine=region`.
 
+use crate::inline::rewrite_small_file;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
@@ -12,7 +13,7 @@ use tatami_tests::{Cluster, Setup};
 const REGION_MAX: usize = 4 << 20;
 
 /// Returns a volume of two nodes with region devices, in which all files begin in regions.
-fn start() -> Cluster {
+fn start_on_regions() -> Cluster {
     let cluster = Setup::nodes(2).with_regions().start();
     cluster.tatami("set", &["--engine", "region", ":/"]);
     cluster
@@ -40,28 +41,14 @@ fn device_of(cluster: &Cluster, node: u16) -> PathBuf {
 
 #[test]
 fn a_small_file_in_a_region_is_a_file() {
-    let cluster = start();
+    let cluster = start_on_regions();
     let (one, two) = (cluster.mount(0), cluster.mount(1));
-    put(one.join("f"), b"some bytes");
-    assert_eq!(get(two.join("f")), b"some bytes");
+    rewrite_small_file(&one, &two, |file| file.sync_all().expect("fsync"));
     assert_eq!((engine_of(&cluster, ":/f"), object_files(&cluster)), ("region".to_owned(), 0));
     assert!(cluster.tatami("stat", &[":/f"]).out.contains("in a region of its device"));
     assert!(cluster.tatami("where", &[":/f"]).out.contains("a region of the node's device"));
     let said = json_of(&cluster.tatami("get", &["--json", ":/"]).out);
     assert_eq!(said["directories"][0]["policies"]["engine"], "region");
-    let file = open(two.join("f"));
-    file.write_all_at(b"SOME", 0).expect("pwrite");
-    file.write_all_at(b"end", 100).expect("pwrite");
-    file.sync_all().expect("fsync");
-    assert_eq!(stat(one.join("f")).len(), 103);
-    let bytes = get(one.join("f"));
-    assert!(bytes.starts_with(b"SOME bytes\0") && bytes.ends_with(b"\0end"));
-    file.set_len(4).expect("ftruncate");
-    file.set_len(6).expect("ftruncate");
-    assert_eq!(get(one.join("f")), b"SOME\0\0");
-    drop(file);
-    run(&mut shell(&one, "truncate -s 2 f && test \"$(cat f)\" = SO && echo new > f"));
-    assert_eq!(get(two.join("f")), b"new\n");
     run(&mut shell(&one, "ln f g && mv g h && chmod 600 h && test $(stat -c %h f) = 2"));
     let file = open(one.join("h"));
     run(&mut shell(&two, "rm f && rm h"));
@@ -87,7 +74,7 @@ fn a_small_file_in_a_region_is_a_file() {
 /// disk then, and stays one when it is cut.
 #[test]
 fn a_file_grows_out_of_its_region_without_a_reader_noticing() {
-    let cluster = start();
+    let cluster = start_on_regions();
     let (one, two) = (cluster.mount(0), cluster.mount(1));
     put(one.join("f"), b"");
     let mut reader = File::open(two.join("f")).expect("open");
@@ -120,7 +107,7 @@ fn a_file_grows_out_of_its_region_without_a_reader_noticing() {
 /// Appends of two mounts go to one file, each as a whole.
 #[test]
 fn appends_of_two_mounts_are_whole() {
-    let cluster = start();
+    let cluster = start_on_regions();
     put(cluster.mount(0).join("log"), b"");
     let write = |writer: u16| {
         let path = cluster.mount(writer % 2).join("log");
@@ -146,7 +133,7 @@ fn appends_of_two_mounts_are_whole() {
 /// Daemons and mounts die under writers. What was acknowledged before is there.
 #[test]
 fn acknowledged_bytes_survive_the_death_of_all_daemons() {
-    let cluster = start();
+    let cluster = start_on_regions();
     let mut written = 0;
     for round in 0..3u8 {
         for n in 0..150usize {
@@ -185,7 +172,7 @@ fn acknowledged_bytes_survive_the_death_of_all_daemons() {
 /// goes on.
 #[test]
 fn a_device_that_is_missing_or_another_is_an_error_and_the_rest_goes_on() {
-    let cluster = start();
+    let cluster = start_on_regions();
     let (one, two) = (cluster.mount(0), cluster.mount(1));
     put(one.join("here"), b"on the device of node 0");
     put(two.join("there"), b"on the device of node 1");
@@ -236,7 +223,7 @@ fn a_device_that_is_missing_or_another_is_an_error_and_the_rest_goes_on() {
 /// device after `--accept-loss`.
 #[test]
 fn a_lost_device_can_be_given_up() {
-    let cluster = start();
+    let cluster = start_on_regions();
     let one = cluster.mount(0);
     put(one.join("gone"), b"on the device");
     run(cluster.command("node stop").arg("0"));
@@ -285,7 +272,7 @@ fn a_full_device_sends_new_files_to_the_disk() {
 /// Nodes come with a device and are emptied, trees are copied, and a file moves from node to node.
 #[test]
 fn commands_work_on_files_in_regions() {
-    let cluster = start();
+    let cluster = start_on_regions();
     let one = cluster.mount(0);
     let work = cluster.dir().join("work");
     fs::create_dir(&work).expect("made");

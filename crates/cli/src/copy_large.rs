@@ -1,5 +1,5 @@
-//! Large files from and to other sites, in parts of which many are under way. Parts of the next
-//! file are sent before the last ones of this file have arrived.
+//! Copies large files from and to other sites. The command splits a file into parts and has many of
+//! them under way. It sends parts of the next file before the last ones of this file have arrived.
 
 use crate::copy_job::CopyJob;
 use crate::copy_parts::{RESUME_MIN, find_missing};

@@ -24,9 +24,9 @@ use tatami_wire::object::SeekTarget;
 
 /// Files from this size on can be continued, in bytes.
 pub const RESUME_MIN: u64 = 64 << 20;
-/// Blocks whose sums are asked for at once.
+/// One request asks for the sums of so many blocks.
 const SUMS_STEP: u64 = 16;
-/// Such steps that are under way at once.
+/// Most such requests without a reply.
 const SUMS_AHEAD: usize = 4;
 
 /// The sums of some blocks.

@@ -1,6 +1,6 @@
-//! Copies from and to other sites, of which many are under way at once: a small file is one call,
-//! and a large one is copied in parts. The steps are awaited in the order in which they began, so
-//! the failure of each is known with its path.
+//! The queue of copies from and to other sites. The command has many files under way at once. A
+//! small file is one call, and a large one goes in parts. The command awaits the replies in the
+//! order of their calls, so it knows the path of each failure.
 
 use crate::copy_job::{ATTEMPTS_MAX, CopyJob, ExistingRule};
 use crate::copy_steps::{CopyItem, QueuedCopy, QueuedStep, StepFailure};

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use tatami_remote::{RemoteError, RemoteSession, SiteEntry, SiteFile};
 use tatami_wire::{Errno, Ino, InodeKind};
 
-/// Most directories whose listings are asked for before they are needed.
+/// The command asks for the listings of at most so many directories ahead.
 const LISTINGS_MAX: usize = 32;
 
 /// A file or directory to copy.
@@ -80,7 +80,7 @@ pub struct LargeCopy {
     pub unread: usize,
 }
 
-/// A step whose reply is awaited.
+/// A call to another site that has no reply yet.
 pub enum QueuedStep {
     /// A whole file is sent.
     Put { copy: QueuedCopy, session: Arc<RemoteSession>, ticket: u64, bytes: usize },

@@ -1,4 +1,5 @@
-//! Calls of a data connection whose bytes are compressed, and replies with compressed bytes.
+//! Serves the compressed calls of a data connection: writes that bring compressed bytes, and reads
+//! that take them.
 
 use crate::refusal::refuse;
 use rustix::io::Errno;

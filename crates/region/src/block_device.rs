@@ -39,7 +39,7 @@ pub trait BlockDevice: Send + Sync {
     fn flush(&self) -> io::Result<()>;
 
     /// Says that nothing of a range is needed any more. It may read as anything afterwards.
-    fn discard(&self, offset: u64, len: u64);
+    fn discard_range(&self, offset: u64, len: u64);
 
     /// Makes the writer, with memory for `len` bytes.
     ///
@@ -51,7 +51,7 @@ pub trait BlockDevice: Send + Sync {
 /// Writes many parts of its memory at once.
 pub trait DeviceWriter: Send {
     /// Returns the memory.
-    fn memory(&mut self) -> &mut [u8];
+    fn memory_mut(&mut self) -> &mut [u8];
 
     /// Writes the parts in any order, and returns when all have ended: for each, whether it is
     /// written. A part that failed may be written in part.

@@ -78,7 +78,7 @@ impl BlockDevice for KernelDevice {
         self.file.sync_data()
     }
 
-    fn discard(&self, offset: u64, len: u64) {
+    fn discard_range(&self, offset: u64, len: u64) {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         if let Err(errno) = rustix::fs::fallocate(&self.file, flags, offset, len) {
             tracing::debug!(%errno, offset, len, "a range was not discarded");
@@ -125,7 +125,7 @@ impl KernelWriter {
 }
 
 impl DeviceWriter for KernelWriter {
-    fn memory(&mut self) -> &mut [u8] {
+    fn memory_mut(&mut self) -> &mut [u8] {
         self.memory.bytes_mut()
     }
 

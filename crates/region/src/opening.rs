@@ -204,7 +204,7 @@ fn format_device(options: &RegionOptions, len: u64) -> Result<Superblock, Region
 
 fn write_superblock(device: &dyn BlockDevice, superblock: &Superblock) -> io::Result<()> {
     let mut writer = device.make_writer(BLOCK)?;
-    writer.memory()[..BLOCK].copy_from_slice(&superblock.encode());
+    writer.memory_mut()[..BLOCK].copy_from_slice(&superblock.encode());
     let part = |to| WritePart { from: 0, len: BLOCK, to };
     // One after the other, so that a power cut leaves one of them.
     for to in [copy_offset(device.len()), 0] {

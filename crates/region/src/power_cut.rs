@@ -186,7 +186,7 @@ impl BlockDevice for SimDevice {
         Ok(())
     }
 
-    fn discard(&self, offset: u64, len: u64) {
+    fn discard_range(&self, offset: u64, len: u64) {
         let machine = &mut *self.0.0.lock();
         if machine.left == Some(0) {
             return;
@@ -209,7 +209,7 @@ struct SimWriter {
 }
 
 impl DeviceWriter for SimWriter {
-    fn memory(&mut self) -> &mut [u8] {
+    fn memory_mut(&mut self) -> &mut [u8] {
         &mut self.memory
     }
 

@@ -171,7 +171,9 @@ impl Writeback {
         let geometry = self.parts.superblock.geometry;
         for extent in std::mem::take(&mut *self.parts.emptied.lock()) {
             if self.parts.allocator.lock().is_unclaimed(extent) {
-                self.parts.device.discard(geometry.extent_offset(extent), geometry.extent_len);
+                self.parts
+                    .device
+                    .discard_range(geometry.extent_offset(extent), geometry.extent_len);
             }
         }
     }
@@ -205,7 +207,7 @@ impl Writeback {
             };
             drop(content);
             let len = image.len().next_multiple_of(BLOCK);
-            let room = &mut self.writer.memory()[at..at + len];
+            let room = &mut self.writer.memory_mut()[at..at + len];
             room[..image.len()].copy_from_slice(&image);
             room[image.len()..].fill(0);
             let to = self.parts.superblock.geometry.region_offset(class, region);
@@ -241,13 +243,14 @@ impl Writeback {
                 std::collections::btree_map::Entry::Vacant(place) => {
                     let read = self.parts.device.read_at(&mut self.block, BLOCK, to);
                     let is_readable = read.is_ok();
-                    self.writer.memory()[next..next + BLOCK].copy_from_slice(self.block.bytes());
+                    self.writer.memory_mut()[next..next + BLOCK]
+                        .copy_from_slice(self.block.bytes());
                     place.insert(HeadBlock { at: next, is_readable })
                 }
             };
             let bytes = head.map_or(vec![0; class.head_len()], |head| head.encode(class, region));
             let at = block.at + place;
-            self.writer.memory()[at..at + bytes.len()].copy_from_slice(&bytes);
+            self.writer.memory_mut()[at..at + bytes.len()].copy_from_slice(&bytes);
         }
         blocks
     }
@@ -259,7 +262,7 @@ impl Writeback {
             let ExtentClaim { extent, class, generation } = *claim;
             let block = ExtentHead { superblock, extent, class, generation }.encode();
             let from = BYTES_ROOM + (2 * HEADS_MAX + number) * BLOCK;
-            self.writer.memory()[from..from + BLOCK].copy_from_slice(&block);
+            self.writer.memory_mut()[from..from + BLOCK].copy_from_slice(&block);
             let copies = superblock.geometry.extent_heads(extent);
             parts.extend(copies.map(|to| WritePart { from, len: BLOCK, to }));
         }

@@ -377,7 +377,7 @@ fn other_devices_are_refused() {
     assert!(matches!(short, RegionOpenError::TooShort { has: 1, .. }), "{short}");
     let foreign = PowerCut::new(DEVICE_LEN);
     let mut writer = foreign.device().make_writer(BLOCK).expect("a writer");
-    writer.memory()[100] = 1;
+    writer.memory_mut()[100] = 1;
     let part = tatami_region::block_device::WritePart { from: 0, len: BLOCK, to: 0 };
     writer.write_parts(&[part]).pop().expect("one").expect("written");
     let foreign = refused(&foreign, |_| {});
