@@ -48,6 +48,13 @@ if [ "$status" != 124 ]; then
   TATAMI_TEST_HOSTS=1 run_tests --test e2e -- "${some[@]}" --skip silent:: || status=$?
 fi
 
+# What failed once more at the end, where a reader of a long log finds it.
+awk '
+  /^---- .* stdout ----$/ { shown = 1; lines = 0 }
+  /^failures:$/ || /^test result: / { shown = 0 }
+  shown && lines++ < 80 { print }
+' "$log"
+
 # Every test binary reports "test result: ok. 3 passed; 0 failed; …".
 awk -v seconds=$((SECONDS - start)) '
   /^test result: / { for (i = 2; i < NF; i++) { if ($(i + 1) == "passed;") passed += $i; if ($(i + 1) == "failed;") failed += $i } }
