@@ -71,13 +71,15 @@ fn count_moved(host: &TestHost) -> u64 {
     host.run(line).out.trim().parse().expect("a number")
 }
 
-/// Begins a command, and waits until `host` has this much data in a file.
-fn begin_copy(one: &TestHost, line: &str, host: &TestHost, file: &str, least: u64) -> Child {
+/// Begins a command, and waits until `host` has this much data in a part file, or the whole file.
+fn begin_copy(one: &TestHost, line: &str, host: &TestHost, part: &str, least: u64) -> Child {
     let mut job = one.command(&format!("exec {line} 2>&1"));
     let job = job.stdout(Stdio::piped()).spawn().expect("started");
+    let whole = part.replace("/.big.tatami-part", "/big");
     host.run(&format!(
-        "for i in $(seq 1200); do b=$(stat -c %b {file} 2>/dev/null || echo 0); \
-         test $((b * 512)) -ge {least} && exit 0; sleep 0.05; done; exit 1"
+        "for i in $(seq 2400); do b=$(stat -c %b {part} 2>/dev/null || echo 0); \
+         test $((b * 512)) -ge {least} && exit 0; test -e {whole} && exit 0; sleep 0.05; done; \
+         exit 1"
     ));
     job
 }
@@ -293,12 +295,19 @@ fn an_interrupted_copy_is_continued() {
             _ => expect_same(&bed, "/srv/data/big", "/srv/far/big"),
         };
         let interrupt = |signal: &str| {
-            bed.limit_rate(0, Some(SLOW));
-            let job = begin_copy(one, &line, host, there, 90 << 20);
-            one.run(&format!("pkill -{signal} -xf '{line}'"));
-            let (is_done, said) = end_job(job);
-            assert!(!is_done, "{said}");
-            bed.limit_rate(0, None);
+            // On a busy machine a copy may be complete before the signal comes: once more then.
+            for attempt in 1.. {
+                bed.limit_rate(0, Some(SLOW));
+                let job = begin_copy(one, &line, host, there, 48 << 20);
+                one.ask(&format!("pkill -{signal} -xf '{line}'"));
+                let (is_done, said) = end_job(job);
+                bed.limit_rate(0, None);
+                if !is_done {
+                    break;
+                }
+                assert!(attempt < 5, "{said}");
+                host.run("rm /srv/data/big");
+            }
             expect_left(host, ".big.tatami-part");
             assert_eq!(host.run(&format!("stat -c %a {there}")).out, "600\n");
         };
@@ -308,7 +317,7 @@ fn an_interrupted_copy_is_continued() {
         let moved = count_moved(one) - before;
         eprintln!("{line}: {moved} bytes for the rest of {BIG}; {}", said.out);
         assert!(said.out.contains("of 200.0 MiB were there"), "{said:?}");
-        assert!(moved < BIG - (80 << 20), "{moved} bytes were moved");
+        assert!(moved < BIG - (40 << 20), "{moved} bytes were moved");
         expect_equal();
         expect_left(host, "big");
         assert_eq!(host.run("stat -c %a /srv/data/big").out, "644\n");
