@@ -4,6 +4,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::time::{Duration, Instant};
 use tatami_tests::Cluster;
 use tatami_tests::command::{ask, run, shell};
 use tatami_tests::files::{bytes_of, get, open, put, stat};
@@ -241,6 +242,215 @@ fn a_mount_that_dies_while_files_grow_leaves_whole_files() {
     for name in 0..40u8 {
         let bytes = get(cluster.mount(1).join(name.to_string()));
         assert!(bytes.len() >= LIMIT && bytes.iter().all(|b| *b == name), "{name}");
+    }
+    cluster.finish();
+}
+
+fn count_requests(cluster: &Cluster) -> u64 {
+    let status = cluster.status();
+    let nodes = status["nodes"].as_array().expect("nodes");
+    nodes.iter().map(|node| node["meta_requests"].as_u64().expect("a number")).sum()
+}
+
+/// Calls `work` with 0, 1 and so on, until it has cost at most `most` requests. Background work and
+/// recalls have some of their own.
+fn expect_requests(cluster: &Cluster, what: &str, most: u64, mut work: impl FnMut(u32)) {
+    let deadline = Instant::now() + Duration::from_secs(120);
+    for round in 0.. {
+        let before = count_requests(cluster);
+        work(round);
+        let now = count_requests(cluster) - before;
+        if now <= most {
+            eprintln!("{what}: {now} requests, at most {most}");
+            return;
+        }
+        assert!(Instant::now() < deadline, "{what}: {now} requests, more than {most}");
+    }
+}
+
+/// The bytes of a small file come with its open, and are never old.
+#[test]
+fn a_small_file_is_read_by_the_request_that_opens_it() {
+    const FILES: usize = 200;
+    let cluster = start();
+    let (one, two) = (cluster.mount(0), cluster.mount(1));
+    fs::create_dir(one.join("d")).expect("mkdir");
+    for n in 0..FILES {
+        put(one.join(format!("d/{n}")), format!("{n:100}"));
+    }
+    fs::read_dir(two.join("d")).expect("a listing").for_each(drop);
+    // A lookup and an open of each, and the closes together.
+    expect_requests(&cluster, "reads", FILES as u64 * 2 + FILES as u64 / 5, |_| {
+        for n in 0..FILES {
+            assert_eq!(get(two.join(format!("d/{n}"))), format!("{n:100}").into_bytes());
+        }
+    });
+    // An open file shows each change of another mount when its write has returned: of the same
+    // length, in place, cut, longer than the limit, with its old time.
+    let reader = open(two.join("d/0"));
+    let writer = open(one.join("d/0"));
+    let mut expected = format!("{:100}", 0).into_bytes();
+    for step in 0..40_u8 {
+        let mut buf = [0; 300];
+        let got = reader.read_at(&mut buf, 0).expect("read");
+        assert!(buf[..got] == expected, "step {step}");
+        match step % 4 {
+            0 => {
+                writer.write_all_at(&[b'a' + step % 26], 7).expect("pwrite");
+                expected[7] = b'a' + step % 26;
+            }
+            1 => {
+                let set = File::options().write(true).open(one.join("d/0")).expect("open");
+                set.write_all_at(b"time", 0).expect("pwrite");
+                set.set_modified(std::time::UNIX_EPOCH).expect("utimensat");
+                expected[..4].copy_from_slice(b"time");
+            }
+            2 => {
+                writer.set_len(50).expect("ftruncate");
+                expected.truncate(50);
+            }
+            _ => {
+                writer.write_all_at(&[step; 50], 50).expect("pwrite");
+                expected.truncate(50);
+                expected.extend([step; 50]);
+            }
+        }
+    }
+    writer.write_all_at(&[9; LIMIT + 1], 0).expect("pwrite");
+    let mut buf = vec![0; LIMIT + 100];
+    assert_eq!(reader.read_at(&mut buf, 0).expect("read"), LIMIT + 1);
+    assert!(buf[..=LIMIT].iter().all(|b| *b == 9));
+    drop((reader, writer));
+    cluster.finish();
+}
+
+/// A tree of small files is copied in and out by few requests, as exactly as any other tree.
+#[test]
+fn copies_of_small_files_share_requests() {
+    const FILES: usize = 600;
+    let cluster = start();
+    let one = cluster.mount(0);
+    let work = cluster.dir().join("work");
+    fs::create_dir(&work).expect("made");
+    let script = format!(
+        "mkdir -p t/sub && cd t && for i in $(seq {FILES}); do echo \"content of $i\" > f$i; done && \
+         : > empty && head -c 4096 /dev/urandom > limit && head -c 4097 /dev/urandom > larger && \
+         truncate -s 3000 hole && ln -s f1 link && echo below > sub/f && chmod 4751 f7 && \
+         touch -d '2001-02-03 04:05:06.789' f8"
+    );
+    run(&mut shell(&work, &script));
+    let path = |name: &str| work.join(name).to_str().expect("UTF-8").to_owned();
+    expect_requests(&cluster, "copies in", 60, |round| {
+        cluster.tatami("cp", &["-a", &path("t"), &format!(":/t{round}")]);
+    });
+    let show = "find . -type f -printf '%p %m %s %T@\\n' | sort";
+    let original = run(&mut shell(&work.join("t"), show)).out;
+    assert_eq!(run(&mut shell(&one.join("t0"), show)).out, original);
+    run(&mut shell(&work, &format!("diff -r t {}", one.join("t0").display())));
+    assert!(is_inline(&cluster, ":/t0/limit") && !is_inline(&cluster, ":/t0/larger"));
+    // Again over it: replaced, and skipped where they are the same.
+    run(&mut shell(&work, "echo other > t/f3 && mkdir t/more && echo m > t/more/m"));
+    let said = cluster.tatami("cp", &["-auv", &path("t/."), ":/t0"]).out;
+    assert!(said.contains("f3") && said.contains("more/m") && !said.contains("f4 "), "{said}");
+    expect_requests(&cluster, "copies out", 60, |round| {
+        cluster.tatami("cp", &["-a", ":/t0", &path(&format!("back{round}"))]);
+    });
+    run(&mut shell(&work, "diff -r t back0 && test $(stat -c %a back0/f7) = 4751"));
+    // Of another user: what may not be read is named, and the rest is copied.
+    run(&mut shell(&work, "chmod 600 t/f9 && chmod 711 . && chmod 755 t"));
+    run(&mut shell(&one, "chmod 600 t0/f9 && mkdir -m 777 open"));
+    for (from, to) in
+        [(path("t"), ":/open/t".to_owned()), (":/t0".to_owned(), "/dev/shm".to_owned())]
+    {
+        let to = match to.starts_with(':') {
+            true => to,
+            false => format!("{to}/{}", cluster.dir().file_name().expect("a name").display()),
+        };
+        let said = ask(cluster.command_as(USER, "cp").args(["-r", &from, &to]));
+        assert!(said.code == Some(1) && said.err.contains("f9"), "{said:?}");
+        if !to.starts_with(':') {
+            assert_eq!(fs::read(format!("{to}/f10")).expect("copied"), b"content of 10\n");
+            fs::remove_dir_all(to).expect("removed");
+        }
+    }
+    assert_eq!(stat(one.join("open/t/f10")).uid(), USER);
+    cluster.finish();
+}
+
+/// The calls of the C library for many files of a directory, by Python.
+#[test]
+fn programs_write_and_read_many_small_files_by_few_requests() {
+    let cluster = start();
+    let (one, two) = (cluster.mount(0), cluster.mount(1));
+    let library = tatami_tests::command::target_dir().join("mpi/libtatami_io.so");
+    let script = r#"
+import ctypes, os, sys
+lib = ctypes.CDLL(sys.argv[1])
+class Content(ctypes.Structure):
+    _fields_ = [('name', ctypes.c_char_p), ('bytes', ctypes.c_void_p),
+                ('length', ctypes.c_uint64), ('result', ctypes.c_int64)]
+for call in (lib.tio_write_files, lib.tio_read_files): call.restype = ctypes.c_int64
+lib.tio_error.restype = ctypes.c_char_p
+def write(directory, files, mode=0o640):
+    kept = [ctypes.create_string_buffer(data, max(len(data), 1)) for _, data in files]
+    array = (Content * len(files))()
+    for item, (name, data), buffer in zip(array, files, kept):
+        item.name, item.bytes, item.length = name, ctypes.addressof(buffer), len(data)
+    failed = lib.tio_write_files(directory, array, ctypes.c_size_t(len(files)), mode)
+    return failed, [item.result for item in array]
+def read(directory, names, room=9000):
+    kept = [ctypes.create_string_buffer(room) for _ in names]
+    array = (Content * len(names))()
+    for item, name, buffer in zip(array, names, kept):
+        item.name, item.bytes, item.length = name, ctypes.addressof(buffer), room
+    failed = lib.tio_read_files(directory, array, ctypes.c_size_t(len(names)))
+    results = [item.result for item in array]
+    return failed, [r if r < 0 else (r, b.raw[:min(r, room)]) for r, b in zip(results, kept)]
+os.umask(0o022)
+directory = os.fsencode(sys.argv[2])
+count = int(sys.argv[3])
+files = [(b'n%d' % n, b'content %d' % n) for n in range(count)]
+if sys.argv[4] == 'write':
+    assert write(directory, files) == (0, [len(data) for _, data in files]), lib.tio_error()
+else:
+    failed, found = read(directory, [name for name, _ in files])
+    assert failed == 0 and found == [(len(data), data) for _, data in files], found[:3]
+if sys.argv[4] == 'odd':
+    # Large and empty files, over old ones, names that are none, and a directory.
+    odd = [(b'large', b'x' * 8000), (b'empty', b''), (b'n1', b'new'), (b'../up', b'u'), (b'sub', b'd')]
+    os.mkdir(directory + b'/sub')
+    failed, results = write(directory, odd)
+    assert failed == 2 and results == [8000, 0, 3, -22, -21], results
+    failed, found = read(directory, [name for name, _ in odd] + [b'none'])
+    assert failed == 3 and found == [(8000, b'x' * 8000), (0, b''), (3, b'new'), -22, -21, -2], found
+    assert read(directory, [b'large'], room=10) == (0, [(8000, b'x' * 10)])
+    assert lib.tio_read_files(b'/nowhere', None, 0) == -2 and b'/nowhere' in lib.tio_error()
+    assert lib.tio_write_files(directory, None, 3, 0) == -22
+    assert os.stat(directory + b'/n0').st_mode & 0o7777 == 0o640
+"#;
+    put(cluster.dir().join("lists.py"), script);
+    let script = cluster.dir().join("lists.py");
+    let call = |dir: &Path, count: usize, what: &str| {
+        let (script, library, dir) = (script.display(), library.display(), dir.display());
+        format!("python3 {script} {library} {dir} {count} {what}")
+    };
+    expect_requests(&cluster, "written", 40, |round| {
+        let dir = one.join(format!("w{round}"));
+        fs::create_dir(&dir).expect("mkdir");
+        run(&mut shell(&one, &call(&dir, 1000, "write")));
+    });
+    expect_requests(&cluster, "read", 40, |_| {
+        run(&mut shell(&one, &call(&two.join("w0"), 1000, "read")));
+    });
+    assert_eq!(get(two.join("w0/n999")), b"content 999");
+    run(&mut shell(&one, &call(&one.join("w0"), 1000, "odd")));
+    // Without the policy, and on another file system.
+    cluster.tatami("set", &["--inline", "0", ":/"]);
+    let other = cluster.dir().join("other");
+    for dir in [one.join("objects"), other] {
+        fs::create_dir(&dir).expect("mkdir");
+        run(&mut shell(&one, &call(&dir, 20, "write")));
+        run(&mut shell(&one, &call(&dir, 20, "odd")));
     }
     cluster.finish();
 }

@@ -244,6 +244,24 @@ int tio_stat_path(const char *path, tio_stat *out);
  * site, which the caller closes. For libraries that look at a file before they open it. -EREMOTE for
  * a file of this site; -ENOENT, -EACCES and others of opening the file. */
 int tio_look(const char *path, const char *const *hints);
+
+/* ---- Many small files ------------------------------------------------------------------------ */
+/*
+ * Files of one directory, written or read as a whole. In a directory of a Tatami volume with the
+ * policy "inline", up to 1,024 files share a request; elsewhere, and for larger files, the library
+ * opens them one by one. Both calls return the number of files whose result is an error.
+ */
+typedef struct tio_content {
+  const char *name; /* in the directory, without '/' */
+  void *bytes;      /* the bytes to write, which stay as they are; or room for those to read */
+  uint64_t length;  /* of the bytes, or of the room */
+  int64_t result;   /* the length of the file, or a negative errno */
+} tio_content;
+/* Writes files. An existing one gets these bytes instead of its own. `mode` is as for open(2). */
+int64_t tio_write_files(const char *dir, tio_content *files, size_t count, uint32_t mode);
+/* Reads files. Of a file that is longer than its room, only the first bytes are stored. */
+int64_t tio_read_files(const char *dir, tio_content *files, size_t count);
+
 /* The calling thread's last error: the operation, the path, and the system's message. Never NULL;
  * valid until the thread's next call. */
 const char *tio_error(void);

@@ -6,10 +6,12 @@
 //! Every function is `unsafe` for the same reason: its pointers come from the caller. Each must be
 //! NULL where the header allows that, or valid as the header says, for the length of the call.
 
+mod file_lists;
 mod guard;
 mod handle;
 mod shapes;
 mod text;
 
+pub use file_lists::*;
 pub use handle::*;
 pub use shapes::*;

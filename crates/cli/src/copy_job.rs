@@ -24,6 +24,9 @@ const LAST_WAIT: Duration = Duration::from_secs(2);
 /// Entries among which directories of another site are searched that can be listed ahead.
 const LOOK_AHEAD: usize = 512;
 
+/// Small files of the volume that are read together.
+const READ_AHEAD: usize = 1024;
+
 /// How often a file is copied, if a link to another site breaks each time.
 pub const ATTEMPTS_MAX: u32 = 4;
 
@@ -218,7 +221,8 @@ impl<'a> CopyJob<'a> {
             self.bar.inc_length(facts.size);
             self.add_found(1);
         }
-        Ok(CopyItem { from: from.clone(), to: to.clone(), facts, old, made: None, target: None })
+        let (from, to) = (from.clone(), to.clone());
+        Ok(CopyItem { from, to, facts, old, made: None, target: None, content: None })
     }
 
     fn copy_items(&mut self, first: CopyItem) -> CommandResult {
@@ -227,10 +231,13 @@ impl<'a> CopyJob<'a> {
         // end.
         let mut top = None;
         let mut copied = Ok(());
-        while let Some(item) = todo.pop() {
+        while let Some(mut item) = todo.pop() {
             let _scope = OperationScope::begin(0, gives_up_waiting);
             if item.facts.kind == InodeKind::Dir {
                 self.queue.list_ahead(todo.iter().rev().take(LOOK_AHEAD));
+            }
+            if item.facts.is_inline && item.content.is_none() && !self.rules.dry_run {
+                self.read_ahead(&mut item, &mut todo);
             }
             let done = check_interrupt().and_then(|()| match item.facts.kind {
                 InodeKind::Dir => self.copy_directory(item, &mut top).map(|items| {
@@ -272,6 +279,23 @@ impl<'a> CopyJob<'a> {
             copied = self.complete_copies();
         }
         copied
+    }
+
+    /// Reads the bytes of a small file of the volume together with those that are copied next. A
+    /// file that cannot be read so is opened when its turn comes, which gives the right error.
+    fn read_ahead(&self, item: &mut CopyItem, todo: &mut [CopyItem]) {
+        let Ok(tree) = self.sides.volume() else { return };
+        let next = todo.iter_mut().rev().take(READ_AHEAD);
+        let is_small = |item: &CopyItem| item.facts.is_inline && item.content.is_none();
+        let next = next.take_while(|item| item.facts.kind == InodeKind::File);
+        let mut items: Vec<&mut CopyItem> =
+            std::iter::once(item).chain(next.filter(|item| is_small(item))).collect();
+        let files: Vec<(Ino, u64)> =
+            items.iter().map(|item| (Ino(item.facts.identity.1), item.facts.size)).collect();
+        let read = tree.client().read_inline_many(tree.cred(), &files);
+        for (item, bytes) in items.iter_mut().zip(read) {
+            item.content = bytes.ok();
+        }
     }
 
     /// Copies a directory and the entries that can be copied at once. Returns the others.
@@ -359,7 +383,8 @@ impl<'a> CopyJob<'a> {
                     }
                     None => {
                         let to = append_name(&to, &name);
-                        items.push(CopyItem { from, to, facts: entry, old, made: None, target });
+                        let (facts, made, content) = (entry, None, None);
+                        items.push(CopyItem { from, to, facts, old, made, target, content });
                     }
                 },
                 Err(Errno::ENOENT) => {} // removed meanwhile
@@ -523,9 +548,12 @@ impl<'a> CopyJob<'a> {
     fn copy_file_once(&self, item: &CopyItem, old: Option<&FileFacts>) -> CommandResult {
         let CopyItem { from, to, facts, .. } = item;
         let sides = self.sides;
-        let mut source = sides
-            .open_source(from, Some(facts))
-            .map_err(|e| from.operation_failure("cannot read", e))?;
+        let mut source = match &item.content {
+            Some(bytes) => CopySource::Memory(std::io::Cursor::new(bytes.clone())),
+            None => sides
+                .open_source(from, Some(facts))
+                .map_err(|e| from.operation_failure("cannot read", e))?,
+        };
         let write_failed = |e| to.operation_failure("cannot write", e);
         let mut sink = sides.create_sink(to, facts.mode, old).map_err(write_failed)?;
         let size = (facts.size, facts.is_sparse());

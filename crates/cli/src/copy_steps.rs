@@ -25,6 +25,8 @@ pub struct CopyItem {
     pub made: Option<Ino>,
     /// The target of a symbolic link, if the listing had it.
     pub target: Option<Vec<u8>>,
+    /// All bytes of a small file, if they were read together with those of others.
+    pub content: Option<Vec<u8>>,
 }
 
 /// A failed step of one file.

@@ -37,6 +37,8 @@ pub enum CopySource {
     Local(File),
     Volume(Box<FileHandle>),
     Site(Box<SiteReader>),
+    /// Bytes that were read before.
+    Memory(io::Cursor<Vec<u8>>),
 }
 
 /// A file being written.
@@ -76,6 +78,10 @@ impl CopySource {
                     .and_then(|start| Ok((start, data.seek(SeekTarget::Hole, start)?)))
             }
             CopySource::Site(file) => return file.find_data(from),
+            CopySource::Memory(bytes) => {
+                let size = bytes.get_ref().len() as u64;
+                return Ok((from < size).then_some((from, size)));
+            }
         };
         match found {
             Ok((start, end)) => Ok((end > start).then_some((start, end))),
@@ -94,6 +100,7 @@ impl CopySource {
                 file.seek_to(offset);
                 offset
             }
+            CopySource::Memory(bytes) => bytes.seek(SeekFrom::Start(offset))?,
         };
         Ok(())
     }
@@ -106,6 +113,7 @@ impl Read for CopySource {
             CopySource::Local(file) => file.read(buffer),
             CopySource::Volume(file) => file.read(buffer),
             CopySource::Site(file) => file.read(buffer),
+            CopySource::Memory(bytes) => bytes.read(buffer),
         }
     }
 }

@@ -39,6 +39,8 @@ pub struct FileFacts {
     pub has_xattrs: bool,
     /// Equal for two paths of one file.
     pub identity: (u64, u64),
+    /// Of a file of the volume: its bytes lie beside its inode.
+    pub is_inline: bool,
 }
 
 impl FileFacts {
@@ -129,6 +131,7 @@ impl CopyTrees<'_> {
                 gid: 0,
                 has_xattrs: false,
                 identity: STANDARD_STREAM,
+                is_inline: false,
             }),
             AnyPath::Volume(path) => Ok(facts_of_attr(&self.volume()?.stat(path, follow)?)),
             AnyPath::Local(path) => {
@@ -155,6 +158,7 @@ impl CopyTrees<'_> {
                 true => volume_identity(Ino(m.ino())),
                 false => (m.dev(), m.ino()),
             },
+            is_inline: false,
         })
     }
 
@@ -570,6 +574,7 @@ fn facts_of_attr(a: &Attr) -> FileFacts {
         gid: a.gid,
         has_xattrs: a.xattr_class != XattrClass::NoXattr,
         identity: volume_identity(a.ino),
+        is_inline: a.kind == InodeKind::File && a.layout.is_inline(),
     }
 }
 

@@ -5,9 +5,13 @@ use crate::copy_steps::CopyItem;
 use crate::copy_stream::{CopySink, CopySource, copy_bytes};
 use crate::copy_trees::{FileFacts, attrs_of_copy};
 use crate::error::CommandResult;
+use crate::interrupt::check_interrupt;
 use crate::volume_path::{AnyPath, last_component};
+use std::fs::File;
+use std::io::Read;
 use std::os::unix::ffi::OsStringExt;
-use tatami_client::{CreateItem, UnnamedFile};
+use std::path::Path;
+use tatami_client::{CreateItem, FilledFile, UnnamedFile};
 use tatami_wire::batch::BatchOp;
 use tatami_wire::meta::InodeTemplate;
 use tatami_wire::{Errno, Ino, InodeKind};
@@ -49,6 +53,9 @@ impl CopyJob<'_> {
         // batch can be run there.
         let is_spread = self.sides.require_volume()?.client().map().first_shards().len() > 1;
         let mut most = if is_new && is_spread { 1 } else { ENTRIES_PER_REQUEST };
+        let tree = self.sides.require_volume()?;
+        // Without an answer, the files are copied as any others, which gives the right error.
+        let inline_limit = tree.client().find_inline_limit(tree.cred(), dir).unwrap_or(0);
         let mut items = new.into_iter().peekable();
         while items.peek().is_some() {
             let some: Vec<_> = items.by_ref().take(most).collect();
@@ -56,7 +63,7 @@ impl CopyJob<'_> {
             let (files, others): (Vec<_>, Vec<_>) =
                 some.into_iter().partition(|item| item.facts.kind == InodeKind::File);
             rest.extend(self.make_dirs_and_links(dir, others)?);
-            rest.extend(self.copy_files(dir, files)?);
+            rest.extend(self.copy_files(dir, inline_limit, files)?);
         }
         Ok(rest)
     }
@@ -113,9 +120,15 @@ impl CopyJob<'_> {
     }
 
     /// Copies files that do not exist there. Returns those that must be copied one by one.
-    fn copy_files(&mut self, dir: Ino, items: Vec<CopyItem>) -> CommandResult<Vec<CopyItem>> {
+    fn copy_files(
+        &mut self,
+        dir: Ino,
+        inline_limit: u64,
+        items: Vec<CopyItem>,
+    ) -> CommandResult<Vec<CopyItem>> {
         let sides = self.sides;
         let (mut rest, mut sources, mut which) = (Vec::new(), Vec::new(), Vec::new());
+        let items = self.make_small_files(dir, inline_limit, items, &mut rest)?;
         for item in items {
             match sides.open_source(&item.from, Some(&item.facts)) {
                 Ok(source) => {
@@ -150,6 +163,58 @@ impl CopyJob<'_> {
         // After Ctrl-C the files that were complete get their names.
         rest.extend(self.name_files(written)?);
         ended.map(|()| rest)
+    }
+
+    /// Makes new small files with all their bytes, where these lie beside the inodes. Returns the
+    /// files that are no such ones. Adds those to `rest` that must be copied one by one.
+    fn make_small_files(
+        &mut self,
+        dir: Ino,
+        inline_limit: u64,
+        items: Vec<CopyItem>,
+        rest: &mut Vec<CopyItem>,
+    ) -> CommandResult<Vec<CopyItem>> {
+        let is_small = |item: &CopyItem| item.old.is_none() && item.facts.size <= inline_limit;
+        let (small, mut others): (Vec<_>, Vec<_>) =
+            items.into_iter().partition(|item| inline_limit > 0 && is_small(item));
+        let (mut new, mut which) = (Vec::new(), Vec::new());
+        for item in small {
+            let AnyPath::Local(path) = &item.from else {
+                others.push(item);
+                continue;
+            };
+            match read_small_file(path, inline_limit) {
+                Ok(Some(bytes)) => {
+                    let preserved = self.rules.preserve.then_some(&item.facts);
+                    let set = attrs_of_copy(None, preserved);
+                    let (name, mode) = (entry_name(&item.to), item.facts.mode & 0o777);
+                    new.push(FilledFile { name, mode, bytes, set });
+                    which.push(item);
+                }
+                // It has grown.
+                Ok(None) => others.push(item),
+                // The copy alone gives the right error.
+                Err(_) => rest.push(item),
+            }
+        }
+        let tree = self.sides.require_volume()?;
+        let (client, cred) = (tree.client(), tree.cred());
+        let made = client.create_filled_many(cred, dir, new, self.sides.umask);
+        for (item, made) in which.into_iter().zip(made) {
+            match made {
+                Ok(attr) => {
+                    self.bar.inc(attr.size);
+                    self.totals.bytes += attr.size;
+                    self.totals.files += 1;
+                    self.print_step(|| format!("{} -> {}", item.from, item.to))?;
+                }
+                // The policy has changed meanwhile.
+                Err(Errno::EXDEV) => others.push(item),
+                Err(_) => rest.push(self.look_again(item)),
+            }
+        }
+        check_interrupt()?;
+        Ok(others)
     }
 
     fn copy_into(
@@ -263,6 +328,13 @@ fn is_replaced(item: &CopyItem, old: &FileFacts) -> bool {
         && !old.must_keep_inode()
         && is_writable
         && item.facts.identity != old.identity
+}
+
+/// Reads a whole file; `None` if it is longer than `limit`, in bytes.
+fn read_small_file(path: &Path, limit: u64) -> std::io::Result<Option<Vec<u8>>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(limit + 1).read_to_end(&mut bytes)?;
+    Ok((bytes.len() as u64 <= limit).then_some(bytes))
 }
 
 fn entry_name(path: &AnyPath) -> Vec<u8> {

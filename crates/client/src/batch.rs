@@ -319,7 +319,10 @@ impl Client {
             // The first entry of a directory moves it to its owner shard; later entries concern one
             // executor only, so they can be batched again.
             BatchResult::NeedsOtherNodes
-                if matches!(sent, BatchOp::Create { .. } | BatchOp::Link { .. }) =>
+                if matches!(
+                    sent,
+                    BatchOp::Create { .. } | BatchOp::CreateFilled { .. } | BatchOp::Link { .. }
+                ) =>
             {
                 undone.stuck.push(at)
             }

@@ -8,6 +8,7 @@ use crate::connection::{Caller, ConnectError, Connection};
 use crate::delegations::DelegationCache;
 use crate::executor::ExecutorClient;
 use crate::held_locks::ClientLocks;
+use crate::inline_cache::InlineCache;
 use crate::lent_names::KernelName;
 use crate::loss_tracker::LossTracker;
 use crate::node::NodeClient;
@@ -127,6 +128,7 @@ pub struct Client {
     pub(crate) room_cache: RoomCache,
     pub(crate) unsynced_names: UnsyncedNames,
     pub(crate) loss_tracker: Box<LossTracker>,
+    pub(crate) inline_cache: InlineCache,
 }
 
 impl ClientError {
@@ -208,6 +210,7 @@ impl Client {
             room_cache: RoomCache::new(options.when_full),
             unsynced_names: UnsyncedNames::default(),
             loss_tracker: Box::default(),
+            inline_cache: InlineCache::default(),
         })
     }
 

@@ -613,6 +613,7 @@ impl DelegationCache {
                 | MetaReply::Created { attr, .. }
                 | MetaReply::Opened { attr, .. },
             ) => Some(attr),
+            Ok(MetaReply::OpenedInline { attr, .. }) => Some(&**attr),
             _ => None,
         };
         let part = granted.partition.as_deref();

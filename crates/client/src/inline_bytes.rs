@@ -50,6 +50,17 @@ impl InlineBytes {
         }
     }
 
+    /// Reads from the copy that came with an open, if it is current.
+    fn read_copy(&self, buf: &mut [u8], offset: u64) -> Option<usize> {
+        let FileAccess { client, ino, .. } = &*self.access;
+        // The copy may have come with an open of another user.
+        if !self.access.current_cap().access.read {
+            return None;
+        }
+        let attr = client.cached_attr(*ino).filter(|attr| attr.layout.is_inline())?;
+        client.inline_cache.read_copy(&attr, buf, offset)
+    }
+
     /// Returns the bytes where they have moved.
     fn find_moved(&self) -> Result<&Arc<dyn FileBytes>, Errno> {
         if let Some(moved) = self.moved.get() {
@@ -98,6 +109,9 @@ impl InlineBytes {
 impl FileBytes for InlineBytes {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize, Errno> {
         if self.moved.get().is_none() {
+            if let Some(got) = self.read_copy(buf, offset) {
+                return Ok(got);
+            }
             let len = buf.len().min(INLINE_MAX) as u32;
             if let InlineOutcome::Done(_, bytes) = self.ask(InlineOp::Read { offset, len })? {
                 let into = buf.get_mut(..bytes.len()).ok_or(Errno::EPROTO)?;

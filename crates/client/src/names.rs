@@ -207,7 +207,14 @@ impl Client {
         noted: bool,
     ) -> Result<(Attr, Cap), Errno> {
         let op = MetaOp::Open { ino, access, registered: noted };
-        expect!(self.send_meta(cred, op), MetaReply::Opened { attr, cap } => (attr, cap))
+        match self.send_meta(cred, op)? {
+            MetaReply::Opened { attr, cap } => Ok((attr, cap)),
+            MetaReply::OpenedInline { attr, cap, bytes } => {
+                self.inline_cache.store_copy(&attr, bytes);
+                Ok((*attr, cap))
+            }
+            _ => Err(Errno::EPROTO),
+        }
     }
 
     /// Reports the present state of the bytes. With `close`, also that no handle of this client can

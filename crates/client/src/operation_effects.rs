@@ -63,9 +63,10 @@ pub(crate) fn entry_after(op: &MetaOp, result: Result<&MetaReply, Errno>) -> Opt
             MetaOp::Lookup { .. } | MetaOp::LookupEntry { .. } | MetaOp::Link { .. },
             Ok(MetaReply::Attr(attr)),
         )
-        | (MetaOp::Create { .. }, Ok(MetaReply::Created { attr, .. })) => {
-            Some(CachedEntry::Is(attr.ino))
-        }
+        | (
+            MetaOp::Create { .. } | MetaOp::CreateFilled { .. },
+            Ok(MetaReply::Created { attr, .. }),
+        ) => Some(CachedEntry::Is(attr.ino)),
         (MetaOp::LookupEntry { .. }, Ok(MetaReply::Referral(ino))) => Some(CachedEntry::Is(*ino)),
         (MetaOp::Unlink { .. } | MetaOp::Rmdir { .. }, Ok(_)) => Some(CachedEntry::Absent),
         (

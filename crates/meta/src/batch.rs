@@ -12,9 +12,10 @@ use crate::operation::Txn;
 use crate::record::encode_reply;
 use crate::state::MetaState;
 use crate::store::Store;
-use crate::{attr, entry, keys};
-use tatami_wire::batch::{BATCH_OPS_MAX, BatchOp, BatchResult, RetainedEntry};
-use tatami_wire::meta::{DirEntry, MetaOp, MetaReply};
+use crate::{attr, entry, keys, whole_file};
+use tatami_wire::batch::{BATCH_BYTES_MAX, BATCH_OPS_MAX, BatchOp, BatchResult, RetainedEntry};
+use tatami_wire::inline::InlineReply;
+use tatami_wire::meta::{DirEntry, InodeTemplate, MetaOp, MetaReply};
 use tatami_wire::{Cred, Errno, Ino, InodeKind, Timestamp, VolumeKey};
 
 /// A partition with more entries than this multiple of its limit grows by single operations only.
@@ -77,8 +78,17 @@ impl<S: Store> Meta<S> {
             return Err(Errno::EINVAL.into());
         }
         let (mut all, mut wrote) = (Vec::with_capacity(operations.len()), false);
+        let mut read_bytes = 0;
         for operation in operations {
+            // All bytes that are read must fit in the reply.
+            if read_bytes >= BATCH_BYTES_MAX && matches!(operation, BatchOp::ReadInline { .. }) {
+                all.push(BatchResult::Busy);
+                continue;
+            }
             let (outcome, wrote_too) = self.run_batch_op(ctx, cred, operation);
+            if let BatchResult::Inline(InlineReply::Done { bytes, .. }) = &outcome {
+                read_bytes += bytes.len();
+            }
             all.push(outcome);
             wrote |= wrote_too;
         }
@@ -114,7 +124,9 @@ impl<S: Store> Meta<S> {
         if let Some(elsewhere) = self.check_shard_owner(operation.target_inode().owner_shard())? {
             return Ok((elsewhere, false));
         }
-        if let BatchOp::Create { parent, .. } | BatchOp::Link { parent, .. } = operation
+        if let BatchOp::Create { parent, .. }
+        | BatchOp::CreateFilled { parent, .. }
+        | BatchOp::Link { parent, .. } = operation
             && is_crowded(&mut self.state, *parent, self.tx.now)?
         {
             return Err(OperationFailure::Locked(Vec::new()));
@@ -193,6 +205,12 @@ fn execute_batch_op<S: Store>(
             entry::tmpfile(txn, key, *parent, *layout, *mode, *umask, *open)
         }
         BatchOp::Link { ino, parent, name } => entry::link(txn, *ino, *parent, name),
+        BatchOp::CreateFilled { parent, name, layout, mode, umask, bytes, set } => {
+            let node = &InodeTemplate::File(*layout);
+            let new = entry::NewInode { node, mode: *mode, umask: *umask };
+            whole_file::create_filled(txn, key, (*parent, name), &new, bytes, set.as_ref())
+        }
+        BatchOp::ReadInline { ino } => whole_file::read_file(txn, *ino),
     }
 }
 

@@ -5,8 +5,8 @@ use crate::error::MetaOutcome;
 use crate::operation::Txn;
 use crate::store::Store;
 use crate::tiled::{self, relayout};
-use crate::{attr, bulk_dir, entry, inline, job, orphan, rename, split, xattr};
-use tatami_wire::meta::{MetaOp, MetaReply};
+use crate::{attr, bulk_dir, entry, inline, job, orphan, rename, split, whole_file, xattr};
+use tatami_wire::meta::{InodeTemplate, MetaOp, MetaReply};
 use tatami_wire::{Errno, VolumeKey};
 
 /// Executes an operation by the rules of the namespace.
@@ -34,6 +34,11 @@ fn run_operation<S: Store>(
         MetaOp::Create { parent, name, node, mode, umask, exclusive, open } => {
             let new = entry::NewInode { node, mode: *mode, umask: *umask };
             entry::create(txn, key, *parent, name, &new, *exclusive, *open)
+        }
+        MetaOp::CreateFilled { parent, name, layout, mode, umask, bytes, set } => {
+            let node = &InodeTemplate::File(*layout);
+            let new = entry::NewInode { node, mode: *mode, umask: *umask };
+            whole_file::create_filled(txn, key, (*parent, name), &new, bytes, set.as_ref())
         }
         MetaOp::Tmpfile { parent, layout, mode, umask, open } => {
             entry::tmpfile(txn, key, *parent, *layout, *mode, *umask, *open)
@@ -96,6 +101,7 @@ fn run_operation<S: Store>(
         MetaOp::Relayout { ino, pieces, base, state } => {
             relayout::apply_relayout(txn, *ino, pieces, *base, state)
         }
+        MetaOp::ReadInline { ino } => whole_file::read_file(txn, *ino),
         MetaOp::Inline { ino, cap, op } => inline::run_inline_op(txn, key, *ino, cap, op),
         MetaOp::ListTiles { ino, after, limit } => tiled::list_tiles(txn, *ino, *after, *limit),
         MetaOp::ListGarbagePieces { node, limit } => {

@@ -10,6 +10,7 @@ use crate::inode::Inode;
 use crate::keys;
 use crate::operation::Txn;
 use crate::record::DamagedRecord;
+use crate::state::MetaState;
 use crate::store::Store;
 use std::sync::Arc;
 use tatami_wire::inline::{InlineOp, InlineReply};
@@ -76,6 +77,50 @@ pub(crate) fn run_inline_op<S: Store>(
     all[from..end].copy_from_slice(bytes);
     let size = inode.size.max(end as u64);
     put_bytes(txn, ino, &all, size)
+}
+
+/// Gives a file that has just been made all its bytes.
+///
+/// # Errors
+/// `EXDEV` if they may not lie beside its inode.
+pub(crate) fn fill_new_file<S: Store>(
+    txn: &mut Txn<'_, S>,
+    ino: Ino,
+    bytes: &[u8],
+) -> MetaOutcome<()> {
+    let limit = txn.inspect_inode(ino, |inode| match inode.layout.is_inline() {
+        true => inode.inline_limit as usize,
+        false => 0,
+    })?;
+    if limit < bytes.len().max(1) {
+        return Err(Errno::EXDEV.into());
+    }
+    put_bytes(txn, ino, bytes, bytes.len() as u64).map(drop)
+}
+
+/// Returns all bytes of a file, or that they are elsewhere.
+pub(crate) fn read_whole<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> MetaOutcome<MetaReply> {
+    let inode = txn.load_inode(ino)?;
+    if !inode.layout.is_inline() {
+        return Ok(MetaReply::Inline(InlineReply::Moved));
+    }
+    let bytes = read_range(txn, ino, &inode, 0, INLINE_MAX as u32)?;
+    let (state, bytes) = (state_of(&inode), Bytes::from(bytes));
+    Ok(MetaReply::Inline(InlineReply::Done { state, bytes }))
+}
+
+/// Returns all bytes of a file beside its inode; `None` for any other inode, and where the store
+/// fails.
+pub(crate) fn load_all_bytes<S: Store>(state: &mut MetaState<S>, ino: Ino) -> Option<Vec<u8>> {
+    let inode = state.load_inode(ino).ok().flatten().filter(|inode| inode.layout.is_inline())?;
+    let record = state.get(&keys::inline_bytes(ino)).ok()?;
+    let mut all = match &record {
+        Some(record) => decode_bytes(record).ok()?.to_vec(),
+        None => Vec::new(),
+    };
+    // Its size is at most the limit, which fits.
+    all.resize(usize::try_from(inode.size).ok().filter(|size| *size <= INLINE_MAX)?, 0);
+    Some(all)
 }
 
 fn read_range<S: Store>(

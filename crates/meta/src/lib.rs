@@ -63,6 +63,7 @@ mod state;
 pub mod store;
 mod tiled;
 mod transaction;
+mod whole_file;
 mod writer_marks;
 mod xattr;
 

@@ -12,7 +12,7 @@ use crate::state::MetaState;
 use crate::store::{BackgroundTask, Store, StoreError, SyncWork};
 use crate::transaction::messages::{Applied, ChangedInode, FinishedOperation, OutgoingMessage};
 use crate::transaction::tables::Transactions;
-use crate::{garbage, job, keys};
+use crate::{garbage, inline, job, keys};
 use std::sync::Arc;
 use tatami_wire::delegation::PartitionAttr;
 use tatami_wire::meta::{MetaOp, MetaReply, MetaResult, SYNC_NAMES_MAX};
@@ -351,6 +351,15 @@ impl<S: Store> Meta<S> {
     /// `None` as for [`Meta::current_attr`].
     pub fn own_attr(&mut self, ino: Ino) -> Option<Attr> {
         self.current_attr(ino).or_else(|| self.partition_info(ino).map(|part| part.attr))
+    }
+
+    /// Returns all bytes of a file that lie beside its inode; `None` for any other inode, and as
+    /// for [`Meta::current_attr`].
+    pub fn inline_bytes(&mut self, ino: Ino) -> Option<Vec<u8>> {
+        if self.is_locked(ino) {
+            return None;
+        }
+        inline::load_all_bytes(&mut self.state, ino)
     }
 
     /// Returns the holder of the lock that the ranks of an open of `ino` share: a client, and its

@@ -22,6 +22,7 @@
 pub mod claim;
 pub mod describe;
 pub mod file;
+pub mod file_lists;
 pub mod journal;
 pub mod machine;
 pub mod marker;

@@ -10,6 +10,7 @@
 
 use crate::attr::{DataState, InodeTemplate};
 use crate::bytes::Bytes;
+use crate::inline::InlineReply;
 use crate::partition::{HashRange, name_hash};
 use crate::{Access, Attr, Cap, Errno, Ino, InodeKind, Layout, SetAttr};
 use serde::{Deserialize, Serialize};
@@ -20,7 +21,7 @@ pub const BATCH_OPS_MAX: usize = 1024;
 /// this size fits in a frame.
 pub const BATCH_BYTES_MAX: usize = 512 * 1024;
 /// Upper bound for the encoding of one operation without names and targets, in bytes.
-const BATCH_OP_BYTES: usize = 160;
+const BATCH_OP_BYTES: usize = 256;
 
 /// An operation of a batch. Each is the [`MetaOp`](crate::meta::MetaOp) of the same name.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -54,6 +55,19 @@ pub enum BatchOp {
     Tmpfile { parent: Ino, name: Bytes, layout: Layout, mode: u16, umask: u16, open: Access },
     /// See [`MetaOp::Link`](crate::meta::MetaOp::Link).
     Link { ino: Ino, parent: Ino, name: Bytes },
+    /// See [`MetaOp::CreateFilled`](crate::meta::MetaOp::CreateFilled).
+    CreateFilled {
+        parent: Ino,
+        name: Bytes,
+        layout: Layout,
+        mode: u16,
+        umask: u16,
+        bytes: Bytes,
+        set: Option<SetAttr>,
+    },
+    /// See [`MetaOp::ReadInline`](crate::meta::MetaOp::ReadInline). Beyond [`BATCH_BYTES_MAX`] in
+    /// one reply, the results of further ones are `Busy`.
+    ReadInline { ino: Ino },
 }
 
 impl BatchOp {
@@ -61,6 +75,7 @@ impl BatchOp {
     pub fn for_each_directory(&mut self, seed: u64, place: &mut impl FnMut(&mut Ino, u64)) {
         let (BatchOp::LookupEntry { parent, name }
         | BatchOp::Create { parent, name, .. }
+        | BatchOp::CreateFilled { parent, name, .. }
         | BatchOp::Unlink { parent, name, .. }
         | BatchOp::Rmdir { parent, name, .. }
         | BatchOp::Tmpfile { parent, name, .. }
@@ -81,6 +96,7 @@ impl BatchOp {
         };
         let target = match self {
             BatchOp::Create { node: InodeTemplate::Symlink(target), .. } => target.len(),
+            BatchOp::CreateFilled { bytes, .. } => bytes.len(),
             _ => 0,
         };
         BATCH_OP_BYTES + name + target
@@ -125,6 +141,8 @@ pub enum BatchResult {
         /// The names of that partition.
         range: HashRange,
     },
+    /// See [`MetaReply::Inline`](crate::meta::MetaReply::Inline).
+    Inline(InlineReply),
 }
 
 /// An entry that a clearing of a directory did not remove.

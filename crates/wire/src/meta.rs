@@ -265,6 +265,22 @@ pub enum MetaOp {
     /// An operation on bytes that lie beside the inode, see [`crate::inline`]. The capability
     /// decides about permission, as at objects. → `Inline`
     Inline { ino: Ino, cap: Cap, op: InlineOp },
+    /// Creates a file with all its bytes, beside its inode, and then changes its attributes. An
+    /// existing entry is `EEXIST`. `EXDEV` where files of the directory do not have so many bytes
+    /// beside their inodes. Nobody ever sees the file without its bytes. → `Created`
+    CreateFilled {
+        parent: Ino,
+        name: Bytes,
+        layout: Layout,
+        /// As for `Create`.
+        mode: u16,
+        umask: u16,
+        bytes: Bytes,
+        set: Option<SetAttr>,
+    },
+    /// Returns all bytes of a file that lie beside its inode. Requires permission to read them. →
+    /// `Inline`
+    ReadInline { ino: Ino },
 }
 
 impl MetaOp {
@@ -282,6 +298,7 @@ impl MetaOp {
             Lookup { parent, name }
             | LookupEntry { parent, name }
             | Create { parent, name, .. }
+            | CreateFilled { parent, name, .. }
             | Unlink { parent, name, .. }
             | Rmdir { parent, name, .. }
             | Link { parent, name, .. } => named(parent, name),
@@ -505,6 +522,16 @@ pub enum MetaReply {
     FirstPartition(Attr),
     /// The reply to an operation on bytes beside an inode.
     Inline(InlineReply),
+    /// Like `Opened`, for a file of which the client may read the bytes and cache the attributes,
+    /// and whose bytes lie beside the inode.
+    OpenedInline {
+        /// Its attributes.
+        attr: Box<Attr>,
+        /// Capability for the bytes.
+        cap: Cap,
+        /// All bytes, in the state that the attributes show.
+        bytes: Bytes,
+    },
 }
 
 /// A partition of a directory.
@@ -598,6 +625,10 @@ impl From<BatchOp> for MetaOp {
                 MetaOp::Tmpfile { parent, layout, mode, umask, open }
             }
             BatchOp::Link { ino, parent, name } => MetaOp::Link { ino, parent, name },
+            BatchOp::CreateFilled { parent, name, layout, mode, umask, bytes, set } => {
+                MetaOp::CreateFilled { parent, name, layout, mode, umask, bytes, set }
+            }
+            BatchOp::ReadInline { ino } => MetaOp::ReadInline { ino },
         }
     }
 }
@@ -616,6 +647,7 @@ impl BatchResult {
                 BatchResult::WrongPartition { part, range }
             }
             MetaReply::WrongShard { .. } => BatchResult::WrongShard,
+            MetaReply::Inline(reply) => BatchResult::Inline(reply),
             _ => return None,
         })
     }
@@ -629,6 +661,7 @@ impl BatchResult {
                 MetaReply::Created { attr, cap, created }
             }
             BatchResult::Removed { ino, last } => MetaReply::Removed { ino, last },
+            BatchResult::Inline(reply) => MetaReply::Inline(reply),
             BatchResult::Failed(errno) => return Some(Err(errno)),
             BatchResult::NeedsOtherNodes
             | BatchResult::Busy

@@ -92,6 +92,7 @@ fn traits_of_operation(op: &MetaOp) -> OperationTraits<'_> {
         Lookup { parent, name }                => row(Users, Reads,   ShardOf(*parent), Named(*parent, name)),
         LookupEntry { parent, name }           => row(Users, Reads,   ShardOf(*parent), Named(*parent, name)),
         Create { parent, name, .. }            => row(Users, Changes, ShardOf(*parent), Named(*parent, name)),
+        CreateFilled { parent, name, .. }      => row(Users, Changes, ShardOf(*parent), Named(*parent, name)),
         Unlink { parent, name, .. }            => row(Users, Changes, ShardOf(*parent), Named(*parent, name)),
         Rmdir { parent, name, .. }             => row(Users, Changes, ShardOf(*parent), Named(*parent, name)),
         Link { parent, name, .. }              => row(Users, Changes, ShardOf(*parent), Named(*parent, name)),
@@ -128,6 +129,7 @@ fn traits_of_operation(op: &MetaOp) -> OperationTraits<'_> {
         ListTiles { ino, .. }                  => row(Users, Reads,   ShardOf(*ino), Unnamed),
         Inline { ino, op, .. } =>
             row(Users, OperationEffect::changes_if(op.is_change()), ShardOf(*ino), Unnamed),
+        ReadInline { ino }                     => row(Users, Reads,   ShardOf(*ino), Unnamed),
 
         // Several at once.
         Batch { operations } => {
@@ -172,6 +174,7 @@ fn traits_of_batch_operation(op: &BatchOp) -> OperationTraits<'_> {
     match op {
         LookupEntry { parent, name }           => row(Users, Reads,   ShardOf(*parent), Named(*parent, name)),
         Create { parent, name, .. }            => row(Users, Changes, ShardOf(*parent), Named(*parent, name)),
+        CreateFilled { parent, name, .. }      => row(Users, Changes, ShardOf(*parent), Named(*parent, name)),
         Unlink { parent, name, .. }            => row(Users, Changes, ShardOf(*parent), Named(*parent, name)),
         Rmdir { parent, name, .. }             => row(Users, Changes, ShardOf(*parent), Named(*parent, name)),
         Link { parent, name, .. }              => row(Users, Changes, ShardOf(*parent), Named(*parent, name)),
@@ -179,6 +182,7 @@ fn traits_of_batch_operation(op: &BatchOp) -> OperationTraits<'_> {
         GetAttr { ino }                        => row(Users, Reads,   ShardOf(*ino), Unnamed),
         SetAttr { ino, .. }                    => row(Users, Changes, ShardOf(*ino), Unnamed),
         Commit { ino, .. }                     => row(Users, Changes, ShardOf(*ino), Unnamed),
+        ReadInline { ino }                     => row(Users, Reads,   ShardOf(*ino), Unnamed),
     }
 }
 
@@ -292,6 +296,16 @@ mod tests {
                 open: crate::Access::WRITE,
             },
             BatchOp::Link { ino, parent, name: name() },
+            BatchOp::CreateFilled {
+                parent,
+                name: name(),
+                layout: crate::Layout::whole(crate::NodeId(0)),
+                mode: 0,
+                umask: 0,
+                bytes: name(),
+                set: None,
+            },
+            BatchOp::ReadInline { ino },
         ];
         for operation in operations {
             let single = MetaOp::from(operation.clone());

@@ -1,9 +1,12 @@
 //! Policies of directories, and files with their bytes beside the inode.
 
 use crate::harness::*;
+use tatami_wire::batch::{BATCH_BYTES_MAX, BatchOp, BatchResult};
 use tatami_wire::inline::{InlineOp, InlineReply};
 use tatami_wire::meta::{DataState, MetaOp, MetaReply, XattrMode};
-use tatami_wire::{Access, Attr, Cap, Errno, Ino, NodeId, Timestamp, XattrClass};
+use tatami_wire::{
+    Access, Attr, Cap, Errno, Ino, Layout, NodeId, SetAttr, SetTime, Timestamp, XattrClass,
+};
 
 const INLINE: &str = "user.tatami.inline";
 const LIMIT: usize = 4096;
@@ -138,6 +141,91 @@ fn bytes_beside_an_inode_are_a_file() {
     s.unlink(ROOT, "f", false).expect("unlink");
     s.assert_sound();
     assert!(s.garbage(0).is_empty() && s.garbage(1).is_empty());
+}
+
+/// Returns an operation that makes the file `name` of `dir` with these bytes.
+fn fill(parent: Ino, name: &str, bytes: &[u8]) -> BatchOp {
+    BatchOp::CreateFilled {
+        parent,
+        name: name.as_bytes().to_vec().into(),
+        layout: Layout::whole(NodeId(0)),
+        mode: 0o666,
+        umask: 0o022,
+        bytes: bytes.to_vec().into(),
+        set: None,
+    }
+}
+
+fn read_all(s: &mut Shard, ino: Ino) -> Result<Option<Vec<u8>>, Errno> {
+    match s.apply(MetaOp::ReadInline { ino })? {
+        MetaReply::Inline(InlineReply::Done { bytes, .. }) => Ok(Some(bytes.into_vec())),
+        MetaReply::Inline(InlineReply::Moved) => Ok(None),
+        other => panic!("no bytes: {other:?}"),
+    }
+}
+
+#[test]
+fn a_file_is_made_and_read_with_all_its_bytes_by_one_operation() {
+    let mut s = Shard::new();
+    let plain = s.dir(ROOT, "plain").ino;
+    s.setxattr(ROOT, INLINE, b"4k").expect("set");
+    let set = SetAttr { mtime: Some(SetTime::At(Timestamp::from_sec(77))), ..SetAttr::default() };
+    let mut op = fill(ROOT, "f", b"all bytes");
+    if let BatchOp::CreateFilled { set: with, .. } = &mut op {
+        *with = Some(set);
+    }
+    let Ok(MetaReply::Created { attr, cap: None, created: true }) = s.apply(op.clone().into())
+    else {
+        panic!("it is not made");
+    };
+    assert_eq!((attr.size, attr.mode, attr.mtime.sec), (9, 0o644, 77));
+    assert!(attr.layout.is_inline() && !attr.maybe_written_elsewhere);
+    assert_eq!(read_all(&mut s, attr.ino), Ok(Some(b"all bytes".to_vec())));
+    assert_eq!(s.apply(op.into()), Err(Errno::EEXIST));
+    // Neither the name nor an inode is left of what cannot be made so.
+    for (dir, bytes) in [(ROOT, vec![1; LIMIT + 1]), (plain, vec![1]), (plain, Vec::new())] {
+        assert_eq!(s.apply(fill(dir, "g", &bytes).into()), Err(Errno::EXDEV));
+        assert_eq!(s.lookup(dir, "g"), Err(Errno::ENOENT));
+    }
+    // Each operation of a batch by itself.
+    let operations = vec![
+        fill(ROOT, "a", &[7; LIMIT]),
+        fill(plain, "b", b"b"),
+        fill(ROOT, "f", b"other"),
+        fill(ROOT, "c", b""),
+    ];
+    let Ok(MetaReply::BatchResults(all)) = s.apply(MetaOp::Batch { operations }) else {
+        panic!("no results");
+    };
+    let made = |result: &BatchResult| match result {
+        BatchResult::Created { attr, .. } => Ok((attr.ino, attr.size)),
+        BatchResult::Failed(errno) => Err(*errno),
+        other => panic!("{other:?}"),
+    };
+    let all: Vec<_> = all.iter().map(made).collect();
+    assert_eq!((all[1], all[2]), (Err(Errno::EXDEV), Err(Errno::EEXIST)));
+    let (a, c) = (all[0].expect("made"), all[3].expect("made"));
+    assert_eq!((a.1, c.1), (LIMIT as u64, 0));
+    assert_eq!(read_all(&mut s, c.0), Ok(Some(Vec::new())));
+    let object = s.file(plain, "object").ino;
+    assert_eq!(read_all(&mut s, object), Ok(None));
+    // A batch of reads stops where its reply is full.
+    let operations = vec![BatchOp::ReadInline { ino: a.0 }; BATCH_BYTES_MAX / LIMIT + 2];
+    let Ok(MetaReply::BatchResults(read)) = s.apply(MetaOp::Batch { operations }) else {
+        panic!("no results");
+    };
+    let done = read.iter().filter(|result| **result != BatchResult::Busy);
+    assert_eq!(done.count(), BATCH_BYTES_MAX / LIMIT);
+    s.chmod(attr.ino, 0o600).expect("chmod");
+    s.as_user(user(7));
+    assert_eq!(read_all(&mut s, attr.ino), Err(Errno::EACCES));
+    assert_eq!(read_all(&mut s, a.0).map(|bytes| bytes.map(|b| b.len())), Ok(Some(LIMIT)));
+    assert_eq!(s.apply(fill(ROOT, "of-user", b"x").into()), Err(Errno::EACCES));
+    s.as_root();
+    s.meta.commit().expect("commit");
+    let mut s = s.reopen();
+    assert_eq!(read_all(&mut s, attr.ino), Ok(Some(b"all bytes".to_vec())));
+    s.assert_sound();
 }
 
 #[test]

@@ -383,6 +383,7 @@ fn delegable_attrs<'a>(
             | MetaReply::Created { attr, .. }
             | MetaReply::Opened { attr, .. },
         ) => Some((attr.ino, attr)),
+        Ok(MetaReply::OpenedInline { attr, .. }) => Some((attr.ino, &**attr)),
         Ok(
             MetaReply::Removed { .. }
             | MetaReply::Renamed { .. }

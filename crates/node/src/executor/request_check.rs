@@ -60,6 +60,7 @@ fn check_request(
     let is_known = |layout: &Layout| layout.all_objects().all(|(node, _)| known(node));
     match &call.op {
         MetaOp::Create { node: InodeTemplate::File(layout), .. }
+        | MetaOp::CreateFilled { layout, .. }
         | MetaOp::Tmpfile { layout, .. }
             if !is_known(layout) =>
         {
@@ -68,6 +69,7 @@ fn check_request(
         MetaOp::Batch { operations } => {
             let unknown = |op: &BatchOp| {
                 matches!(op, BatchOp::Create { node: InodeTemplate::File(layout), .. }
+                    | BatchOp::CreateFilled { layout, .. }
                     | BatchOp::Tmpfile { layout, .. } if !is_known(layout))
             };
             if operations.iter().any(unknown) {

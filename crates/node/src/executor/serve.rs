@@ -8,9 +8,10 @@ use crate::executor::meta_connection::NoFrame;
 use crate::executor::migration_state::IncomingLockRequest;
 use crate::executor::request_check::check_and_apply;
 use crate::executor::round;
+use crate::executor::shards::ExecutorShards;
 use crate::executor::state::Executor;
 use std::time::Instant;
-use tatami_meta::OutgoingMessage;
+use tatami_meta::{FjallStore, OutgoingMessage};
 use tatami_wire::ExecutorId;
 use tatami_wire::admin::Durability;
 use tatami_wire::delegation::{RecallCall, RecallNotice};
@@ -281,6 +282,9 @@ impl Executor {
                     {
                         let delegates = self.recalls.may_delegate(ctx.client);
                         answer.touched = self.shards.touched_inodes(call, delegates);
+                        if delegates {
+                            attach_inline_bytes(&mut answer, &mut self.shards);
+                        }
                     }
                     self.merge_lock_clients(&mut answer);
                     self.round.push(answer);
@@ -320,5 +324,21 @@ impl Executor {
             (MetaOp::ExpireClient { client }, Ok(_)) => self.locking.expire_client(*client),
             _ => {}
         }
+    }
+}
+
+/// Adds the bytes beside the inode to the reply to an open for reading, so that the client needs no
+/// request to read them. No other request has run since the open, so bytes and attributes belong
+/// together.
+fn attach_inline_bytes(answer: &mut RoundAnswer, shards: &mut ExecutorShards<FjallStore>) {
+    if let Some((_, MetaCall { op: MetaOp::Open { access, .. }, .. })) = &answer.request
+        && access.read
+        && let Ok(MetaReply::Opened { attr, cap }) = &answer.result
+        && attr.layout.is_inline()
+        && attr.size > 0
+        && let Some(bytes) = shards.inline_bytes(attr.ino)
+    {
+        let (attr, cap, bytes) = (Box::new(attr.clone()), *cap, bytes.into());
+        answer.result = Ok(MetaReply::OpenedInline { attr, cap, bytes });
     }
 }

@@ -279,6 +279,11 @@ impl<S: Store> ExecutorShards<S> {
         TouchedInodes { seen, changed, dir, part }
     }
 
+    /// See [`Meta::inline_bytes`].
+    pub(crate) fn inline_bytes(&mut self, ino: Ino) -> Option<Vec<u8>> {
+        self.meta.as_mut()?.inline_bytes(ino)
+    }
+
     /// See [`Meta::job_holder`].
     pub(crate) fn job_holder(&self, ino: Ino, open: u64) -> Option<(ClientId, u32)> {
         self.meta.as_ref()?.job_holder(ino, open)

@@ -14,7 +14,7 @@ use tatami_wire::{Access as Use, Cap, ClientId, Cred, Ino, NodeId, VolumeId};
 
 /// A client of a volume, on the node of a mount.
 pub struct VolumeSession {
-    pub(super) client: Arc<Client>,
+    pub(crate) client: Arc<Client>,
     /// The node of the mount.
     pub(super) node: NodeId,
     /// Handles of this process that have a file open for writing.
@@ -115,7 +115,7 @@ impl VolumeSession {
     ///
     /// # Errors
     /// `ENODEV` where it is on no such mount, `EHOSTDOWN` where the node's daemon does not answer.
-    pub(super) fn for_device(device: u64, path: &Path) -> Result<Arc<VolumeSession>> {
+    pub(crate) fn for_device(device: u64, path: &Path) -> Result<Arc<VolumeSession>> {
         let mount = mounts::find_again(device).ok_or_else(|| {
             let why = "it is on no mount of a volume that can be reached";
             TiledError::with_detail("open", path, Errno::NODEV, why)
