@@ -7,9 +7,9 @@ use common::{PATIENCE, Running, Session, Volume, eventually, key};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use tatami_client::tree::VolumeTree;
-use tatami_client::{Client, ClientOptions, CreateItem, RemovalEvent, UsageSum, fsck};
+use tatami_client::{Client, ClientOptions, CreateItem, FilledFile, RemovalEvent, UsageSum, fsck};
 use tatami_wire::batch::BatchOp;
-use tatami_wire::meta::{InodeTemplate, MetaOp, MetaReply, RenameMode};
+use tatami_wire::meta::{InodeTemplate, MetaOp, MetaReply, RenameMode, XattrMode};
 use tatami_wire::{Access, Cred, Errno, Ino, Layout, NodeId, READDIR_MAX, SetAttr};
 
 const ROOT: Ino = Ino::ROOT;
@@ -228,6 +228,61 @@ fn daemons_may_die_while_many_names_are_made() {
     });
     assert_eq!(listed(&first, dir).len(), CLIENTS * NAMES / 2);
     is_sound(&first);
+}
+
+/// Small files are made with their bytes while their directory splits, and daemons are restarted.
+#[test]
+fn daemons_may_die_while_files_are_made_with_their_bytes() {
+    let (volume, mut nodes, client) = start(3);
+    let dir = make(&client, ROOT, "dir", InodeTemplate::Dir);
+    let attribute = b"user.tatami.inline";
+    client.set_xattr(&ME, dir, attribute, b"4k", XattrMode::Set).expect("set");
+    let content = |name: &str| format!("content of {name}").repeat(7).into_bytes();
+    let fill = |client: &Client, names: &[String]| {
+        let new = names.iter().map(|name| FilledFile {
+            name: name.clone().into(),
+            mode: 0o644,
+            bytes: content(name),
+            set: None,
+        });
+        client.create_filled_many(&ME, dir, new.collect(), 0)
+    };
+    let clients: Vec<_> = (0..3).map(|_| self::client(&volume)).collect();
+    std::thread::scope(|scope| {
+        let makers: Vec<_> = clients
+            .iter()
+            .enumerate()
+            .map(|(number, client)| {
+                scope.spawn(move || {
+                    for round in 0..5 {
+                        let names = named(&format!("c{number}-{round}-"), 400);
+                        fill(client, &names).into_iter().for_each(|made| {
+                            let attr = made.expect("made once");
+                            assert!(attr.layout.is_inline());
+                        });
+                    }
+                })
+            })
+            .collect();
+        for round in 0..3 {
+            nodes.remove(0).stop();
+            nodes.push(volume.start(round));
+        }
+        makers.into_iter().for_each(|maker| maker.join().expect("no panic"));
+    });
+    let names: Vec<_> =
+        (0..15).flat_map(|n| named(&format!("c{}-{}-", n % 3, n / 3), 400)).collect();
+    let other = self::client(&volume);
+    assert_eq!(listed(&other, dir).len(), names.len());
+    let found = other.stat_many(&ME, dir, &bytes(&names)).into_iter();
+    let found: Vec<_> = found.map(|attr| attr.map(|attr| (attr.ino, attr.size))).collect();
+    let files: Vec<_> = found.into_iter().map(|file| file.expect("found")).collect();
+    for (name, read) in names.iter().zip(other.read_inline_many(&ME, &files)) {
+        assert_eq!(read.expect("read"), content(name));
+    }
+    let again = fill(&other, &names[..50]);
+    assert!(again.into_iter().all(|made| made == Err(Errno::EEXIST)));
+    is_sound(&client);
 }
 
 /// A tree with directories on all nodes, one of them split if there is another client, and links.
