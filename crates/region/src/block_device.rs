@@ -4,7 +4,7 @@
 use crate::aligned::AlignedBuffer;
 use std::io;
 
-/// A part of the writer's memory, and where it goes.
+/// A part of the writer's memory, and where it goes or comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WritePart {
     /// First byte in the memory.
@@ -48,7 +48,7 @@ pub trait BlockDevice: Send + Sync {
     fn make_writer(&self, len: usize) -> io::Result<Box<dyn DeviceWriter>>;
 }
 
-/// Writes many parts of its memory at once.
+/// Writes and reads many parts of its memory at once.
 pub trait DeviceWriter: Send {
     /// Returns the memory.
     fn memory_mut(&mut self) -> &mut [u8];
@@ -56,6 +56,10 @@ pub trait DeviceWriter: Send {
     /// Writes the parts in any order, and returns when all have ended: for each, whether it is
     /// written. A part that failed may be written in part.
     fn write_parts(&mut self, parts: &[WritePart]) -> Vec<io::Result<()>>;
+
+    /// Reads the parts to its memory in any order, and returns when all have ended: for each,
+    /// whether it is read. A part that failed may have any bytes.
+    fn read_parts(&mut self, parts: &[WritePart]) -> Vec<io::Result<()>>;
 }
 
 /// The file of the journal.

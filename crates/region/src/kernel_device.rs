@@ -1,5 +1,5 @@
 //! A device of the kernel: a partition, a loop device or a file, past the page cache (`O_DIRECT`).
-//! Writes go through io_uring from registered memory where the kernel has it.
+//! The writer's requests go through io_uring, with registered memory, where the kernel has it.
 
 use crate::aligned::AlignedBuffer;
 use crate::block_device::{BlockDevice, DeviceWriter, LogFile, WritePart};
@@ -108,6 +108,13 @@ fn make_ring(memory: &mut AlignedBuffer) -> io::Result<IoUring> {
     Ok(ring)
 }
 
+/// The direction of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Transfer {
+    Write,
+    Read,
+}
+
 struct KernelWriter {
     /// Dropped first, so that the kernel does not read `memory` any more.
     ring: Option<IoUring>,
@@ -116,11 +123,49 @@ struct KernelWriter {
 }
 
 impl KernelWriter {
-    fn write_one_by_one(&self, parts: &[WritePart]) -> Vec<io::Result<()>> {
-        let bytes = self.memory.bytes();
-        let write =
-            |part: &WritePart| self.file.write_all_at(&bytes[part.from..][..part.len], part.to);
-        parts.iter().map(write).collect()
+    fn move_one_by_one(&mut self, way: Transfer, parts: &[WritePart]) -> Vec<io::Result<()>> {
+        let bytes = self.memory.bytes_mut();
+        let one = |part: &WritePart| move_part(&self.file, way, bytes, part);
+        parts.iter().map(one).collect()
+    }
+
+    /// Moves all parts, at most [`DEPTH`] at a time, or one by one without a ring.
+    fn move_parts(&mut self, way: Transfer, parts: &[WritePart]) -> Vec<io::Result<()>> {
+        let Some(ring) = &mut self.ring else { return self.move_one_by_one(way, parts) };
+        let pieces = split_parts(parts);
+        let mut results: Vec<io::Result<()>> = parts.iter().map(|_| Ok(())).collect();
+        match move_pieces(ring, &self.file, way, self.memory.bytes_mut(), &pieces) {
+            Ok(done) => {
+                for ((part, piece), moved) in pieces.iter().zip(done) {
+                    if moved != piece.len {
+                        // Short or failed: once more by itself, for the whole result or the error.
+                        let again = move_part(&self.file, way, self.memory.bytes_mut(), piece);
+                        if again.is_err() {
+                            results[*part] = again;
+                        }
+                    }
+                }
+                results
+            }
+            Err(error) => {
+                tracing::warn!(%error, "io_uring for regions failed: blocks are moved one by one");
+                // The kernel may still use the memory of requests under way: ring and memory stay
+                // for good, and a copy is used from now on.
+                let mut copy = AlignedBuffer::new(self.memory.len());
+                copy.bytes_mut().copy_from_slice(self.memory.bytes());
+                std::mem::forget((self.ring.take(), std::mem::replace(&mut self.memory, copy)));
+                self.move_one_by_one(way, parts)
+            }
+        }
+    }
+}
+
+/// Writes or reads one part.
+fn move_part(file: &File, way: Transfer, memory: &mut [u8], part: &WritePart) -> io::Result<()> {
+    let bytes = &mut memory[part.from..][..part.len];
+    match way {
+        Transfer::Write => file.write_all_at(bytes, part.to),
+        Transfer::Read => file.read_exact_at(bytes, part.to),
     }
 }
 
@@ -130,33 +175,11 @@ impl DeviceWriter for KernelWriter {
     }
 
     fn write_parts(&mut self, parts: &[WritePart]) -> Vec<io::Result<()>> {
-        let Some(ring) = &mut self.ring else { return self.write_one_by_one(parts) };
-        let pieces = split_parts(parts);
-        let mut results: Vec<io::Result<()>> = parts.iter().map(|_| Ok(())).collect();
-        match write_pieces(ring, &self.file, self.memory.bytes(), &pieces) {
-            Ok(done) => {
-                for ((part, piece), written) in pieces.iter().zip(done) {
-                    if written != piece.len {
-                        // Short or failed: once more by itself, for the whole result or the error.
-                        let bytes = &self.memory.bytes()[piece.from..][..piece.len];
-                        let again = self.file.write_all_at(bytes, piece.to);
-                        if again.is_err() {
-                            results[*part] = again;
-                        }
-                    }
-                }
-                results
-            }
-            Err(error) => {
-                tracing::warn!(%error, "io_uring for regions failed: blocks are written one by one");
-                // The kernel may still read the memory of writes under way: ring and memory stay
-                // for good, and a copy is used from now on.
-                let mut copy = AlignedBuffer::new(self.memory.len());
-                copy.bytes_mut().copy_from_slice(self.memory.bytes());
-                std::mem::forget((self.ring.take(), std::mem::replace(&mut self.memory, copy)));
-                self.write_one_by_one(parts)
-            }
-        }
+        self.move_parts(Transfer::Write, parts)
+    }
+
+    fn read_parts(&mut self, parts: &[WritePart]) -> Vec<io::Result<()>> {
+        self.move_parts(Transfer::Read, parts)
     }
 }
 
@@ -172,31 +195,33 @@ fn split_parts(parts: &[WritePart]) -> Vec<(usize, WritePart)> {
     pieces
 }
 
-/// Writes all pieces, at most [`DEPTH`] at a time, and returns the written bytes of each; 0 for one
+/// Moves all pieces, at most [`DEPTH`] at a time, and returns the moved bytes of each; 0 for one
 /// that failed.
-fn write_pieces(
+fn move_pieces(
     ring: &mut IoUring,
     file: &File,
-    memory: &[u8],
+    way: Transfer,
+    memory: &mut [u8],
     pieces: &[(usize, WritePart)],
 ) -> io::Result<Vec<usize>> {
-    let mut written = vec![0; pieces.len()];
+    let mut moved = vec![0; pieces.len()];
     let (mut begun, mut ended) = (0, 0);
     while ended < pieces.len() {
         while begun < pieces.len() && begun - ended < DEPTH as usize {
             let (_, piece) = pieces[begun];
-            let bytes = &memory[piece.from..piece.from + piece.len];
-            let entry = opcode::WriteFixed::new(
-                types::Fd(file.as_raw_fd()),
-                bytes.as_ptr(),
-                piece.len as u32,
-                0,
-            )
-            .offset(piece.to)
-            .build()
-            .user_data(begun as u64);
+            let bytes = memory[piece.from..piece.from + piece.len].as_mut_ptr();
+            let (fd, len) = (types::Fd(file.as_raw_fd()), piece.len as u32);
+            let entry = match way {
+                Transfer::Write => {
+                    opcode::WriteFixed::new(fd, bytes, len, 0).offset(piece.to).build()
+                }
+                Transfer::Read => {
+                    opcode::ReadFixed::new(fd, bytes, len, 0).offset(piece.to).build()
+                }
+            };
+            let entry = entry.user_data(begun as u64);
             // SAFETY: the bytes are in the registered memory, which outlives the ring, and nobody
-            // changes them before the completion: `memory` is borrowed until all have ended.
+            // else uses them before the completion: `memory` is borrowed until all have ended.
             if unsafe { ring.submission().push(&entry) }.is_err() {
                 break;
             }
@@ -209,11 +234,11 @@ fn write_pieces(
         }
         for completion in ring.completion() {
             let at = completion.user_data() as usize;
-            written[at] = usize::try_from(completion.result()).unwrap_or(0);
+            moved[at] = usize::try_from(completion.result()).unwrap_or(0);
             ended += 1;
         }
     }
-    Ok(written)
+    Ok(moved)
 }
 
 impl LogFile for File {

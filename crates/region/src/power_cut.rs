@@ -229,6 +229,15 @@ impl DeviceWriter for SimWriter {
         };
         parts.iter().map(&mut write).collect()
     }
+
+    fn read_parts(&mut self, parts: &[WritePart]) -> Vec<io::Result<()>> {
+        let machine = self.machine.0.lock();
+        let mut read = |part: &WritePart| {
+            machine.device.read(&mut self.memory[part.from..part.from + part.len], part.to);
+            Ok(())
+        };
+        parts.iter().map(&mut read).collect()
+    }
 }
 
 struct SimLog(PowerCut);

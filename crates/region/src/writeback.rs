@@ -13,7 +13,6 @@
 //! A half of the journal is free when all objects that had changed are written, and all heads that
 //! had ended are gone.
 
-use crate::aligned::AlignedBuffer;
 use crate::allocator::ExtentClaim;
 use crate::block_device::{DeviceWriter, WritePart};
 use crate::class::{BLOCK, REGION_MAX, RegionNumber, SizeClass};
@@ -57,8 +56,6 @@ pub(crate) struct DeviceFailed;
 pub(crate) struct Writeback {
     parts: Arc<StoreParts>,
     writer: Box<dyn DeviceWriter>,
-    /// For blocks of heads.
-    block: AlignedBuffer,
     failures: u32,
 }
 
@@ -66,7 +63,7 @@ impl Writeback {
     pub(crate) fn new(parts: Arc<StoreParts>) -> io::Result<Writeback> {
         let len = BYTES_ROOM + (2 * HEADS_MAX + CLAIMS_MAX) * BLOCK;
         let writer = parts.device.make_writer(len)?;
-        Ok(Writeback { parts, writer, block: AlignedBuffer::new(BLOCK), failures: 0 })
+        Ok(Writeback { parts, writer, failures: 0 })
     }
 
     /// Writes whenever that is needed, until the store ends. Then writes all.
@@ -229,25 +226,31 @@ impl Writeback {
         ended: &[EndedRegion],
     ) -> BTreeMap<u64, HeadBlock> {
         let geometry = self.parts.superblock.geometry;
-        let mut blocks = BTreeMap::new();
         let old = ended.iter().filter_map(|ended| {
             let (class, _) = self.parts.allocator.lock().class_of(ended.region.extent)?;
             Some((class, ended.region, None))
         });
         let new = jobs.iter().map(|job| (job.class, job.region, Some(&job.head)));
-        for (class, region, head) in old.chain(new).collect::<Vec<_>>() {
+        let heads: Vec<_> = old.chain(new).collect();
+        let mut blocks = BTreeMap::new();
+        let mut reads = Vec::new();
+        for (class, region, _) in &heads {
+            let (to, _) = geometry.head_place(*class, *region);
+            let at = BYTES_ROOM + blocks.len() * BLOCK;
+            blocks.entry(to).or_insert_with(|| {
+                reads.push(WritePart { from: at, len: BLOCK, to });
+                HeadBlock { at, is_readable: true }
+            });
+        }
+        // Side by side: heads that end lie anywhere on the device, most in a block of their own.
+        for (part, read) in reads.iter().zip(self.writer.read_parts(&reads)) {
+            if let Some(block) = blocks.get_mut(&part.to).filter(|_| read.is_err()) {
+                block.is_readable = false;
+            }
+        }
+        for (class, region, head) in heads {
             let (to, place) = geometry.head_place(class, region);
-            let next = BYTES_ROOM + blocks.len() * BLOCK;
-            let block = match blocks.entry(to) {
-                std::collections::btree_map::Entry::Occupied(found) => found.into_mut(),
-                std::collections::btree_map::Entry::Vacant(place) => {
-                    let read = self.parts.device.read_at(&mut self.block, BLOCK, to);
-                    let is_readable = read.is_ok();
-                    self.writer.memory_mut()[next..next + BLOCK]
-                        .copy_from_slice(self.block.bytes());
-                    place.insert(HeadBlock { at: next, is_readable })
-                }
-            };
+            let Some(block) = blocks.get(&to) else { continue };
             let bytes = head.map_or(vec![0; class.head_len()], |head| head.encode(class, region));
             let at = block.at + place;
             self.writer.memory_mut()[at..at + bytes.len()].copy_from_slice(&bytes);
