@@ -64,6 +64,7 @@ soak: packages tools lint ## the end-to-end tests, SCALE (20) times as much of e
 	@$(MAKE) --silent sanitize mutants
 
 bench: packages $(TOOLS)/fsstress ## measure Tatami and the plain disk side by side
+	@scripts/packages.sh bench
 	cargo build --quiet --locked --release --bin tatami --bin tatami-bench
 	cargo build --quiet --locked --release -p tatami-preload
 	PATH=$(CURDIR)/$(TOOLS):$$PATH target/release/tatami bench suite

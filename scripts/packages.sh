@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the missing Debian packages for the named purposes: build, test, jobs,
-# mpi, shared, libraries, sources, gfarm, hosts, sites, slurm, peers, deb.
+# mpi, shared, libraries, sources, gfarm, hosts, sites, slurm, peers, bench, deb.
 # Does nothing where all are installed.
 set -euo pipefail
 
@@ -22,6 +22,8 @@ declare -A packages=(
   [gfarm]="gfmd gfsd gfarm-client gfarm2fs"
   # A file system that `tatami bench suite` compares with, where it is installed.
   [peers]="iproute2 moosefs-chunkserver moosefs-client moosefs-master"
+  # What `tatami bench regions` and the small files of `tatami bench suite` are compared with.
+  [bench]="e2fsprogs fio util-linux xfsprogs"
   # Debian packages of Tatami, their check, and the check of their units.
   [deb]="debhelper dpkg-dev lintian systemd"
   # Hosts of the end-to-end tests: namespaces with a network, a login on each, and wrong clocks.

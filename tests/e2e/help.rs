@@ -14,7 +14,7 @@ const USER: u32 = 4011;
 
 /// Examples that do not run here: each begins with the first text, and the second is the reason.
 /// Those that have the third text run all the same.
-const LEFT_OUT: [(&str, &str, &str); 21] = [
+const LEFT_OUT: [(&str, &str, &str); 23] = [
     ("tatami node add node17", "it needs hosts: tests/e2e/hosts.rs has them", ""),
     ("tatami ls -l me@siteb", "it needs another site: tests/e2e/another_site_files.rs has it", ""),
     ("tatami mount me@siteb", "it needs another site: tests/e2e/another_site_mount.rs has it", ""),
@@ -35,6 +35,8 @@ const LEFT_OUT: [(&str, &str, &str); 21] = [
     ("tatami node run", "it stays in the foreground", ""),
     ("tatami bench suite", "it takes minutes", "--quick"),
     ("tatami bench predict", "it takes minutes", "--quick"),
+    ("tatami bench regions", "it takes minutes", "-n 1024"),
+    ("tatami bench smallfiles", "it takes minutes", "-n 2000"),
     ("tatami bench mpi", "it takes minutes and MPI programs", ""),
     ("mpirun -n 4 tatami exec", "it needs an MPI program of the user", ""),
     ("mpirun -n 4 tatami run", "it needs an MPI program of the user", ""),

@@ -172,11 +172,20 @@ fn the_output_of_every_command_fits_the_schema() {
     run_of.check_line("node list", &[""; 0]);
     run_of.check_line("node drain", &["2"]);
     run_of.check_line("node remove", &["2"]);
-    for line in ["bench mdtest -n 5", "bench ior -t 4k -b 8k", "bench wire -n 50 -i 1"] {
+    let work = run_of.cluster.dir().join("regions-work");
+    for line in [
+        "bench mdtest -n 5",
+        "bench ior -t 4k -b 8k",
+        "bench wire -n 50 -i 1",
+        "bench smallfiles -n 20 --directories 3 -p 2",
+        "bench regions -n 64 --depth 1,4",
+    ] {
         let mut command = Command::new(tatami_bin());
         command.args(line.split(' ')).arg("--json");
-        if !line.contains("wire") {
-            // mdtest works in a directory, and ior on a file.
+        if line.contains("regions") {
+            command.arg("--work").arg(&work);
+        } else if !line.contains("wire") {
+            // mdtest and smallfiles work in a directory, and ior on a file.
             command.arg(m.join("bench").join(line.split(' ').nth(1).expect("a workload")));
         }
         let name: Vec<&str> = line.split(' ').take(2).collect();

@@ -54,6 +54,7 @@ mod removal;
 mod shared;
 mod silent;
 mod sim;
+mod small_files;
 mod space;
 mod spread;
 mod stress;

@@ -170,7 +170,18 @@ fn crates_depend_downwards_only() {
         ("bench-args", &["wire"]),
         (
             "bench",
-            &["bench-args", "wire", "cluster", "client", "fuse", "mount", "net", "plot", "sim"],
+            &[
+                "bench-args",
+                "wire",
+                "cluster",
+                "client",
+                "fuse",
+                "mount",
+                "net",
+                "plot",
+                "region",
+                "sim",
+            ],
         ),
         (
             "cli",

@@ -20,8 +20,8 @@ pub struct SuiteArgs {
     pub runs: u16,
     /// Measure only figures whose names begin with one of these words: a part (passthrough, remote,
     /// encryption, copy, mount, mounts, commands, peers, library, preload, servers, large,
-    /// scaling), or more of the name without its commas, such as "passthrough write cached" or
-    /// "mount create"
+    /// scaling, smallfiles), or more of the name without its commas, such as "passthrough write
+    /// cached" or "mount create"
     #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = Prefix::parse)]
     pub only: Vec<Prefix>,
     /// Entries of the large directory (10,000,000 take some 15 minutes and 8 GB of disk)
@@ -30,8 +30,8 @@ pub struct SuiteArgs {
     /// Little of everything: to see that it works, not to measure
     #[arg(long)]
     pub quick: bool,
-    /// Names on all CPUs, too (default: except in the parts mounts, commands, peers and scaling,
-    /// daemons, mounts and programs share one there)
+    /// Names on all CPUs, too (default: except in the parts mounts, commands, peers, scaling and
+    /// smallfiles, daemons, mounts and programs share one there)
     #[arg(long)]
     pub all_cpus: bool,
     /// The tatami command that starts the volume, if it is not the one beside this program

@@ -6,12 +6,14 @@
 mod figures;
 mod prefix;
 pub mod size;
+mod small;
 mod workloads;
 
 pub use figures::{
     MpiArgs, MpiLibrary, MpiPart, PredictArgs, PredictNetwork, SERVERS_MAX, SuiteArgs,
 };
 pub use prefix::{Prefix, SUITE_PARTS};
+pub use small::{DEPTH_MAX, PeerPaths, RegionsArgs, SmallFileKind, SmallfilesArgs};
 pub use workloads::{IorArgs, MdtestArgs, PROCS_MAX, WireArgs};
 
 use std::path::PathBuf;
@@ -67,6 +69,25 @@ Examples:
   tatami bench wire
   tatami bench wire -p 4 -n 1000 --tcp")]
     Wire(WireArgs),
+    /// Small objects on a region device, without a file system, beside fio
+    #[command(after_help = "\
+Examples:
+  tatami bench regions
+  tatami bench regions -n 200000 --depth 1,64 --work /scratch/work
+  tatami bench regions -n 1024 --json
+
+It needs about 3 times the room of all objects. A device must be empty, and is empty afterwards.")]
+    Regions(RegionsArgs),
+    /// Make, read and remove a data set of small files; makes its own volume
+    #[command(after_help = "\
+Examples:
+  tatami bench smallfiles
+  tatami bench smallfiles -n 100000 --all-kinds --peer /scratch/plain
+  tatami bench smallfiles -n 2000 --directories 20 -p 2 /mnt/tatami/bench
+
+Every byte that is read is compared. As root, caches of the machine are dropped before the first
+read. Files of the measurement are removed.")]
+    Smallfiles(SmallfilesArgs),
     /// All figures, next to the local disk; makes its own volume
     #[command(after_help = "\
 Examples:

@@ -1,7 +1,7 @@
 //! Selects the figures that a run of the suite takes, by the beginning of their names.
 
 /// The parts of the suite. The name of every figure begins with that of its part.
-pub const SUITE_PARTS: [&str; 13] = [
+pub const SUITE_PARTS: [&str; 14] = [
     "passthrough",
     "remote",
     "encryption",
@@ -15,6 +15,7 @@ pub const SUITE_PARTS: [&str; 13] = [
     "servers",
     "large",
     "scaling",
+    "smallfiles",
 ];
 
 /// The beginning of the names of some figures, without commas.

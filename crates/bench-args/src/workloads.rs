@@ -11,7 +11,7 @@ pub const PROCS_MAX: usize = 1024;
 ///
 /// # Errors
 /// A sentence with the bounds.
-fn parse_procs(text: &str) -> Result<usize, String> {
+pub(crate) fn parse_procs(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(n) if (1..=PROCS_MAX).contains(&n) => Ok(n),
         _ => Err(format!("a workload has 1 to {PROCS_MAX} processes")),

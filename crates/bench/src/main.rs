@@ -7,16 +7,20 @@
 //! - [`mdtest`] and [`ior`] are the two classic benchmarks, on a path or through the client
 //!   library.
 //! - [`wire`] measures the baseline of a metadata request.
+//! - [`smallfiles`] makes, reads and removes a data set of small files, on a volume of its own or
+//!   any mounts. [`regions`] measures the engine of such files beside fio.
 //! - [`suite`] starts a volume of its own and takes the figures of `docs/performance.md`, each next
 //!   to its baseline.
 //! - [`predict`] predicts the speed of many servers.
 //! - [`mpi`] runs the programs of `mpi-bench` with and without the MPI-IO layer.
 
 mod bare_fs;
+mod caches;
 mod clock;
 mod error;
 mod figure;
 mod ior;
+mod loop_disk;
 mod machine;
 mod mdtest;
 mod missing_dirs;
@@ -27,8 +31,11 @@ mod null_mount;
 mod null_server;
 mod pattern;
 mod predict;
+mod process_use;
 mod progress;
+mod regions;
 mod server_dirs;
+mod smallfiles;
 mod stats;
 mod strace;
 mod suite;
@@ -38,6 +45,7 @@ mod tcp_copy;
 mod volume;
 mod volume_access;
 mod wire;
+mod work_dir;
 mod worker;
 mod worker_group;
 mod workload;
@@ -120,6 +128,14 @@ fn run(cli: BenchCli) -> Result<(), BenchError> {
         }
         BenchCommand::Workload(WorkloadArgs::Wire(args)) => {
             let report = wire::run(&args, &Launcher::this_program()?)?;
+            print_report(out, args.json, &report, || report.render())
+        }
+        BenchCommand::Workload(WorkloadArgs::Regions(args)) => {
+            let report = regions::run(&args)?;
+            print_report(out, args.json, &report, || report.render())
+        }
+        BenchCommand::Workload(WorkloadArgs::Smallfiles(args)) => {
+            let report = smallfiles::run(&args, &Launcher::this_program()?)?;
             print_report(out, args.json, &report, || report.render())
         }
         BenchCommand::Workload(WorkloadArgs::Suite(args)) => suite::run(&args, out),

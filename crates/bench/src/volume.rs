@@ -3,10 +3,13 @@
 
 use crate::clock::now_ns;
 use crate::error::{BenchError, path_error};
+use crate::missing_dirs::make_volume_dir;
 use crate::volume_access::{VolumeAccess, own_cred};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use tatami_client::Client;
+use tatami_client::tree::VolumeTree;
 use tatami_wire::admin::{AdminCall, AdminReply, NodeStatus};
 use tatami_wire::{Ino, NodeId};
 
@@ -44,7 +47,23 @@ impl BenchVolume {
         nodes: u16,
         shards: &str,
     ) -> Result<BenchVolume, BenchError> {
-        BenchVolume::start_with(program, dir, nodes, shards, &["--encryption", "tls"])
+        BenchVolume::start_with(program, dir, nodes, shards, &["--encryption", "tls"], None)
+    }
+
+    /// Does the same as [`BenchVolume::start`], with names on all nodes, and a region device of
+    /// `device_len` bytes for each node: a file with all its room.
+    ///
+    /// # Errors
+    /// The message of `tatami up`, and a disk without that room.
+    pub fn start_with_regions(
+        program: &Path,
+        dir: &Path,
+        nodes: u16,
+        device_len: u64,
+    ) -> Result<BenchVolume, BenchError> {
+        let device = dir.join("regions-{node}").display().to_string();
+        let options = ["--node-region-device", &device];
+        BenchVolume::start_with(program, dir, nodes, "all", &options, Some(device_len))
     }
 
     /// Does the same as [`BenchVolume::start`], with `executors` executors on each node that has
@@ -60,7 +79,7 @@ impl BenchVolume {
         executors: u8,
     ) -> Result<BenchVolume, BenchError> {
         let executors = executors.to_string();
-        BenchVolume::start_with(program, dir, nodes, shards, &["--executors", &executors])
+        BenchVolume::start_with(program, dir, nodes, shards, &["--executors", &executors], None)
     }
 
     fn start_with(
@@ -69,6 +88,7 @@ impl BenchVolume {
         nodes: u16,
         shards: &str,
         options: &[&str],
+        region_len: Option<u64>,
     ) -> Result<BenchVolume, BenchError> {
         std::fs::create_dir_all(dir).map_err(path_error("creating", dir))?;
         // Daemons of an interrupted run may still run, and their files would be taken for this
@@ -76,6 +96,11 @@ impl BenchVolume {
         stop_volume(program, dir);
         std::fs::remove_dir_all(dir).map_err(path_error("removing", dir))?;
         std::fs::create_dir_all(dir).map_err(path_error("creating", dir))?;
+        for node in 0..nodes {
+            if let Some(len) = region_len {
+                make_reserved_file(&region_path(dir, node), len)?;
+            }
+        }
         let (nodes_text, mounts) = (nodes.to_string(), dir.join("mnt").display().to_string());
         let more = ["--nodes", &nodes_text, "--mount", &mounts, "--volume-shards", shards];
         let more = [&more[..], options].concat();
@@ -103,6 +128,29 @@ impl BenchVolume {
     /// Returns the directory of a node's objects.
     pub fn objects_path(&self, node: u16) -> PathBuf {
         self.dir.join(format!("node{node}")).join("objects")
+    }
+
+    /// Sets a policy of a directory of the volume, which is made if it is missing. Without options
+    /// the directory has none.
+    ///
+    /// # Errors
+    /// The message of `tatami set`.
+    pub fn set_policy(&self, dir: &str, options: &[&str]) -> Result<(), BenchError> {
+        let tree = VolumeTree::new(Arc::new(self.access.connect_client()?), own_cred());
+        make_volume_dir(&tree, dir)?;
+        if options.is_empty() {
+            return Ok(());
+        }
+        let mut set = Command::new(&self.program);
+        set.arg("set").arg("--dir").arg(&self.dir).args(options).arg(format!(":{dir}"));
+        let said = set.stdin(Stdio::null()).output();
+        let said = said.map_err(path_error("starting", &self.program))?;
+        if said.status.success() {
+            return Ok(());
+        }
+        let text = String::from_utf8_lossy(&said.stderr);
+        let problem = format!("sets no policy: {}", text.trim());
+        Err(BenchError::Program { program: "tatami set".into(), problem })
     }
 
     /// Kills the daemon of node 0 and starts it again. Returns the seconds until it answers
@@ -177,6 +225,20 @@ impl Drop for BenchVolume {
     fn drop(&mut self) {
         stop_volume(&self.program, &self.dir);
     }
+}
+
+/// Returns the path of the region device of a node, as the option of `tatami up` names it.
+fn region_path(dir: &Path, node: u16) -> PathBuf {
+    dir.join(format!("regions-node{node}"))
+}
+
+/// Makes a file that has all its room on the disk.
+fn make_reserved_file(path: &Path, len: u64) -> Result<(), BenchError> {
+    let make = || -> std::io::Result<()> {
+        let file = std::fs::File::create_new(path)?;
+        Ok(rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, len)?)
+    };
+    make().map_err(path_error("making", path))
 }
 
 fn start_volume(program: &Path, dir: &Path, more: &[&str]) -> Result<(), BenchError> {

@@ -6,6 +6,7 @@ use crate::error::{BenchError, io_error};
 use crate::ior::rank::{IorPart, IorRank};
 use crate::mdtest::rank::{MdtestPart, MdtestRank};
 use crate::null_server::{NullServer, NullServerPart};
+use crate::smallfiles::rank::{SmallFilesPart, SmallFilesRank};
 use crate::tcp_copy::{TcpCopy, TcpCopyPart};
 use crate::workload::{PhaseTotals, Workload};
 use serde::{Deserialize, Serialize};
@@ -22,6 +23,8 @@ pub enum WorkerTask {
     NullServer(NullServerPart),
     /// One side of a TCP copy.
     Stream(TcpCopyPart),
+    /// A part of a data set of small files.
+    SmallFiles(SmallFilesPart),
 }
 
 /// From the starter to a process.
@@ -63,6 +66,10 @@ pub struct WorkerReport {
     pub slow_ops: u64,
     /// Nanoseconds of the slowest operation, see [`PhaseTotals`].
     pub slowest_ns: u64,
+    /// See [`PhaseTotals`].
+    pub median_ns: u64,
+    /// See [`PhaseTotals`].
+    pub p99_ns: u64,
 }
 
 fn create_workload(task: WorkerTask) -> Result<Box<dyn Workload>, BenchError> {
@@ -71,6 +78,7 @@ fn create_workload(task: WorkerTask) -> Result<Box<dyn Workload>, BenchError> {
         WorkerTask::Ior(part) => Box::new(IorRank::new(part)?),
         WorkerTask::NullServer(part) => Box::new(NullServer::new(part)),
         WorkerTask::Stream(part) => Box::new(TcpCopy::new(part)),
+        WorkerTask::SmallFiles(part) => Box::new(SmallFilesRank::new(part)?),
     })
 }
 
@@ -119,7 +127,7 @@ fn handle_orders(orders: &mut impl BufRead, says: &mut impl Write) -> Result<(),
                 // Reads the CPU clock first and last, so that the wall clock covers the phase
                 // alone.
                 let (cpu, start_ns) = (clock::own_cpu_ns(), clock::now_ns());
-                let PhaseTotals { ops, bytes, slow_ops, slowest_ns } =
+                let PhaseTotals { ops, bytes, slow_ops, slowest_ns, median_ns, p99_ns } =
                     workload.run_phase(&phase)?;
                 let end_ns = clock::now_ns();
                 let cpu_ns = clock::own_cpu_ns() - cpu;
@@ -131,6 +139,8 @@ fn handle_orders(orders: &mut impl BufRead, says: &mut impl Write) -> Result<(),
                     bytes,
                     slow_ops,
                     slowest_ns,
+                    median_ns,
+                    p99_ns,
                 })
             }
         };

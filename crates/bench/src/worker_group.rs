@@ -61,6 +61,10 @@ pub struct PhaseOutcome {
     pub slow_ops: u64,
     /// Nanoseconds of the slowest operation.
     pub slowest_ns: u64,
+    /// The largest median of any process, see [`crate::workload::PhaseTotals`].
+    pub median_ns: u64,
+    /// The largest 99th percentile of any process.
+    pub p99_ns: u64,
 }
 
 impl PhaseOutcome {
@@ -75,6 +79,8 @@ impl PhaseOutcome {
             cpu_ns: reports.iter().map(|r| r.cpu_ns).sum(),
             slow_ops: reports.iter().map(|r| r.slow_ops).sum(),
             slowest_ns: reports.iter().map(|r| r.slowest_ns).max().unwrap_or(0),
+            median_ns: reports.iter().map(|r| r.median_ns).max().unwrap_or(0),
+            p99_ns: reports.iter().map(|r| r.p99_ns).max().unwrap_or(0),
         }
     }
 
@@ -258,6 +264,8 @@ mod tests {
             bytes: 1 << 20,
             slow_ops: 2,
             slowest_ns: end_ns - start_ns,
+            median_ns: start_ns,
+            p99_ns: 3,
         };
         let outcome = PhaseOutcome::from_reports(&[
             report(1_000_000_000, 2_000_000_000),
@@ -265,6 +273,7 @@ mod tests {
         ]);
         assert_eq!(outcome.seconds, 2.0);
         assert_eq!((outcome.slow_ops, outcome.slowest_ns), (4, 1_500_000_000));
+        assert_eq!((outcome.median_ns, outcome.p99_ns), (1_500_000_000, 3));
         assert_eq!(outcome.ops_per_sec(), 10.0);
         assert_eq!(outcome.mib_per_sec(), 1.0);
         assert_eq!(outcome.cpu_us_per_op(), 0.05);

@@ -10,10 +10,14 @@ pub struct PhaseTotals {
     pub ops: u64,
     /// Bytes.
     pub bytes: u64,
-    /// Operations that took longer than [`SLOW`]. Only mdtest counts them.
+    /// Operations that took longer than [`SLOW`]. Only mdtest and smallfiles count them.
     pub slow_ops: u64,
-    /// Nanoseconds of the slowest operation. Only mdtest measures it.
+    /// Nanoseconds of the slowest operation. Only mdtest and smallfiles measure it.
     pub slowest_ns: u64,
+    /// Nanoseconds that half of the operations took at most. Only smallfiles measures it.
+    pub median_ns: u64,
+    /// Nanoseconds that 99 % of the operations took at most. Only smallfiles measures it.
+    pub p99_ns: u64,
 }
 
 /// An operation on names that takes longer than this is slow: a program notices it.

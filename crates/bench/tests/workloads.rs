@@ -114,6 +114,84 @@ fn ior_finds_a_flipped_byte_in_what_an_earlier_run_kept() {
 }
 
 #[test]
+fn small_files_are_made_read_and_removed_on_all_sides() {
+    let base = tempfile::tempdir().expect("a temporary directory");
+    let path = |name: &str| text(&base.path().join(name)).to_owned();
+    let peer = path("peer");
+    let line = ["smallfiles", &path("own"), &path("own"), "--peer", &peer, "-n", "50", "-p", "3"];
+    let line = [&line[..], &["--directories", "7", "-s", "5000"]].concat();
+    let report = run_json(&line);
+    let sides = list(&report, "sides");
+    assert_eq!((sides.len(), sides[0]["name"].as_str()), (2, Some(&*peer)));
+    assert_eq!(sides[1]["paths"], 2);
+    for (side, is_baseline) in sides.iter().zip([true, false]) {
+        let phases = list(side, "phases");
+        assert_eq!(names(phases), ["make", "read", "read again", "remove"]);
+        for phase in phases {
+            assert!(number(&phase["files_per_sec"]) > 0.0 && number(&phase["median_us"]) > 0.0);
+            assert!(number(&phase["p99_us"]) >= number(&phase["median_us"]));
+            assert_eq!(phase["ratio"].is_null(), is_baseline);
+            // The servers of a file system that was there already are not known.
+            assert!(phase["daemons"].is_null() && phase["server_cpu_us_per_file"].is_null());
+        }
+    }
+    assert!(["own", "peer"].iter().all(|name| is_empty(&base.path().join(name))));
+    assert!(run_well(&line).contains("50 files of 5000 in 7 directories, 3 processes"));
+    let nowhere = run_badly(&["smallfiles", "-n", "5", "/proc/nowhere"]);
+    assert!(nowhere.contains("/proc/nowhere"), "{nowhere}");
+    let large = run_badly(&["smallfiles", "-n", "5", "--kind", "inline", "-s", "1m"]);
+    assert!(large.contains("65536"), "{large}");
+}
+
+#[test]
+fn the_engine_of_regions_keeps_all_bytes_and_leaves_nothing() {
+    let base = tempfile::tempdir().expect("a temporary directory");
+    let work = text(base.path());
+    let line = ["regions", "-n", "64", "--depth", "1,3", "--work", work, "--size", "5000"];
+    let report = run_json(&line);
+    let phases = list(&report, "phases");
+    let each = ["make", "change", "read", "read again", "change and sync"];
+    assert_eq!(names(phases), each.map(|name| [name; 2]).concat());
+    assert!(phases.iter().all(|phase| number(&phase["ops_per_sec"]) > 0.0));
+    // A write goes to the journal, and then to its region.
+    let written = |phase: &Value| phase["written_per_op"].as_f64();
+    assert!(phases[..4].iter().all(|phase| written(phase).is_some_and(|bytes| bytes > 10_000.0)));
+    assert!(phases[4..].iter().all(|phase| written(phase).is_none()));
+    let fio = report["without_fio"].is_null();
+    assert!(phases.iter().all(|phase| {
+        let has_baseline = fio && phase["phase"] != "read again";
+        phase["fio_per_sec"].is_null() != has_baseline && phase["ratio"].is_null() != has_baseline
+    }));
+    assert!(number(&report["bytes_per_object"]) >= 8192.0);
+    assert!(base.path().read_dir().is_err() || is_empty(base.path()));
+}
+
+#[test]
+fn a_device_with_other_data_is_refused_and_keeps_them() {
+    let base = tempfile::tempdir().expect("a temporary directory");
+    let device = base.path().join("device");
+    let mut options = std::fs::File::options();
+    let file = options.read(true).write(true).create_new(true).open(&device).expect("a file");
+    file.set_len(600 << 20).expect("extended");
+    std::os::unix::fs::FileExt::write_all_at(&file, b"my data", 1000).expect("written");
+    let work = base.path().join("work");
+    let line = ["regions", "-n", "64", "--depth", "1", "--work", text(&work), "--device"];
+    let line = [&line[..], &[text(&device)]].concat();
+    let error = run_badly(&line);
+    assert!(error.contains("data of something else"), "{error}");
+    let mut bytes = [0; 7];
+    std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, 1000).expect("read");
+    assert_eq!((&bytes, work.exists()), (b"my data", false));
+    std::os::unix::fs::FileExt::write_all_at(&file, &[0; 7], 1000).expect("written");
+    run_json(&line);
+    let bytes = std::fs::read(&device).expect("it is there");
+    assert!(bytes.len() == 600 << 20 && bytes.iter().all(|b| *b == 0), "it is empty again");
+    // Half of it is for fio.
+    file.set_len(100 << 20).expect("cut");
+    assert!(run_badly(&line).contains("give fewer with -n"));
+}
+
+#[test]
 fn a_failing_process_is_reported_by_its_rank() {
     // A directory is no file to write to.
     let error = run_badly(&["ior", "/proc", "-p", "2", "-b", "1m"]);

@@ -162,6 +162,7 @@ impl Workload for MdtestRank {
             bytes: 0,
             slow_ops: times.slow,
             slowest_ns: times.slowest.as_nanos() as u64,
+            ..PhaseTotals::default()
         })
     }
 }

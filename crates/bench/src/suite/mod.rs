@@ -22,6 +22,7 @@ mod preload_names;
 mod remote;
 mod scaling;
 mod servers;
+mod small_files;
 
 use crate::error::{BenchError, io_error, path_error};
 use crate::figure::Figure;
@@ -94,6 +95,7 @@ fn take_figures(
         servers,
         large,
         scaling,
+        smallfiles,
     ] = SUITE_PARTS;
     let bytes: Parts<'_> = &[
         (local, passthrough::take_figures),
@@ -113,6 +115,7 @@ fn take_figures(
         (commands, commands::take_figures),
         (peers, peers::take_figures),
         (scaling, scaling::take_figures),
+        (smallfiles, small_files::take_figures),
     ];
     let groups = [
         PartGroup { parts: bytes, nodes: NODES, shards: NAMES, one_cpu: false },

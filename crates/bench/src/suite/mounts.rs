@@ -16,7 +16,7 @@
 use super::context::SuiteContext;
 use super::mount_latency;
 use super::pairs::{SideRun, SideRuns, run_in_turn};
-use crate::clock::{MachineUse, process_cpu_ns};
+use crate::clock::MachineUse;
 use crate::error::BenchError;
 use crate::figure::{Figure, FigureRuns, GoalDirection};
 use crate::mdtest::MdtestSite;
@@ -24,12 +24,12 @@ use crate::mdtest::names::{MdtestOp, WorkloadPlace};
 use crate::mdtest::rank::MdtestPart;
 use crate::null_mount::NullMountProcess;
 use crate::null_server::WireDepth;
+use crate::process_use::{await_quiet_servers, total_cpu_ns};
 use crate::stats::{median, ratio_or_zero};
 use crate::wire::NullServerRun;
 use crate::worker::WorkerTask;
 use crate::worker_group::{PhaseOutcome, WorkerGroup};
 use std::path::PathBuf;
-use std::time::Duration;
 use tatami_plot::format_number;
 
 /// Number of mounts, each of a node of its own, and of processes.
@@ -114,11 +114,6 @@ pub(super) struct MountsSide {
     servers: Vec<u32>,
 }
 
-/// Servers are quiet when they use less than a twentieth of a CPU for this long.
-const QUIET: Duration = Duration::from_millis(20);
-/// Most intervals to wait for that.
-const QUIET_TRIES: u32 = 100;
-
 impl MountsSide {
     /// Creates the directories of each round below `mounts`, which are all of one file system, and
     /// starts the processes. The directories go with the file system.
@@ -147,31 +142,13 @@ impl MountsSide {
         Ok(MountsSide { programs, servers: servers.to_vec() })
     }
 
-    fn server_cpu_ns(&self) -> u64 {
-        self.servers.iter().filter_map(|pid| process_cpu_ns(*pid)).sum()
-    }
-
-    /// Waits until the servers have done the work that they left for later, so that it counts here
-    /// and not to the next side.
-    fn await_quiet_servers(&self) {
-        for _ in 0..QUIET_TRIES {
-            let before = self.server_cpu_ns();
-            #[expect(clippy::disallowed_methods, reason = "servers send no event at such an end")]
-            std::thread::sleep(QUIET);
-            let used = self.server_cpu_ns().saturating_sub(before);
-            if u128::from(used) < QUIET.as_nanos() / 20 {
-                return;
-            }
-        }
-    }
-
     fn run_phase(&mut self, op: MdtestOp, round: usize) -> Result<MountsCost, BenchError> {
         self.programs[round].prepare_phase(op.name())?;
-        let (machine, servers) = (MachineUse::now(), self.server_cpu_ns());
+        let (machine, servers) = (MachineUse::now(), total_cpu_ns(&self.servers));
         self.programs[round].start_phase()?;
         let outcome = PhaseOutcome::from_reports(&self.programs[round].collect_reports()?);
-        self.await_quiet_servers();
-        let servers = self.server_cpu_ns().saturating_sub(servers);
+        await_quiet_servers(&self.servers);
+        let servers = total_cpu_ns(&self.servers).saturating_sub(servers);
         Ok(MountsCost::from_outcome(&outcome, servers, machine.used_since().busy_us))
     }
 
@@ -319,6 +296,8 @@ mod tests {
                 cpu_ns: 20_000,
                 slow_ops: 2,
                 slowest_ns: 30_000_000,
+                median_ns: 0,
+                p99_ns: 0,
             };
             let cost = MountsCost::from_outcome(&outcome, 10_000, 10 * us as u64);
             assert_eq!((cost.machine_us, cost.processes_us, cost.rate), (us, 3.0, 5.0));

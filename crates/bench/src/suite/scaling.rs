@@ -184,8 +184,16 @@ mod tests {
     fn the_rate_is_that_of_all_directories_and_the_slowest_of_any() {
         let mut sum = ScalingSum::default();
         for (seconds, slowest_ns) in [(1.0, 5), (3.0, 9), (0.0, 2)] {
-            let outcome =
-                PhaseOutcome { seconds, ops: 10, bytes: 0, cpu_ns: 0, slow_ops: 1, slowest_ns };
+            let outcome = PhaseOutcome {
+                seconds,
+                ops: 10,
+                bytes: 0,
+                cpu_ns: 0,
+                slow_ops: 1,
+                slowest_ns,
+                median_ns: 0,
+                p99_ns: 0,
+            };
             sum.add_outcome(&outcome);
         }
         assert_eq!((sum.rate(), sum.slow_ops, sum.slowest_ns), (7.5, 3, 9));
