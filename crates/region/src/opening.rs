@@ -70,12 +70,16 @@ pub fn open_regions(options: RegionOptions) -> Result<RegionStore, RegionOpenErr
     drop(read);
     let parts = Arc::new(parts);
     let mut writeback = Writeback::new(parts.clone()).map_err(failed("make memory to write"))?;
-    // Twice: the first time frees older regions, which the rest may need on a full device.
-    for _ in 0..2 {
+    // The first pass frees older regions, which the rest may need on a full device. An object whose
+    // write failed waits for another region. The journal has it until then, so it begins anew only
+    // when no object waits. Writes that keep failing end in an error.
+    let mut passes = 0;
+    while passes < 2 || !parts.dirty.lock().objects.is_empty() {
         writeback.write_all().map_err(|_| {
             failed("write what the journal has")(io::Error::other("see the log for the cause"))
         })?;
         reserve_missing(&parts);
+        passes += 1;
     }
     if reserve_missing(&parts) > 0 {
         let cause = io::Error::from(io::ErrorKind::StorageFull);

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use tatami_region::class::{BLOCK, REGION_MAX};
+use tatami_region::class::{BLOCK, EXTENTS_AT, Geometry, REGION_MAX, RegionNumber, SizeClass};
 use tatami_region::power_cut::PowerCut;
 use tatami_region::{
     ChangeError, RegionChange, RegionLimits, RegionOpenError, RegionOptions, RegionStore,
@@ -310,6 +310,29 @@ fn regions_that_cannot_be_written_are_left_out() {
     let store = open(&machine);
     assert_eq!(content(&store, 1), Some(vec![1; 5000]));
     assert_eq!(content(&store, 2), Some(vec![2; 5000]));
+}
+
+/// The journal is the only place of these bytes until a region has them.
+#[test]
+fn a_device_that_cannot_be_written_while_it_opens_loses_nothing() {
+    let machine = PowerCut::new(DEVICE_LEN);
+    let store = open(&machine);
+    let bytes = vec![5; 5000];
+    store.change(key(1), true, RegionChange::Write { offset: 0, bytes: &bytes }).expect("written");
+    drop(store);
+    machine.kill_process();
+    machine.break_blocks((EXTENTS_AT..DEVICE_LEN).step_by(BLOCK).collect());
+    let error = open_regions(options(&machine)).err().expect("nothing can be written");
+    assert!(error.to_string().contains("write what the journal has"), "{error}");
+    // The first regions cannot be written, more of them than there are passes at least.
+    let geometry = Geometry::for_device(DEVICE_LEN).expect("long enough");
+    let class = SizeClass::for_size(5000).expect("fits");
+    let place = |slot| geometry.region_offset(class, RegionNumber { extent: 0, slot });
+    machine.break_blocks((0..5).map(place).collect());
+    drop(open(&machine));
+    machine.kill_process();
+    machine.break_blocks(Vec::new());
+    assert_eq!(content(&open(&machine), 1), Some(bytes));
 }
 
 #[test]

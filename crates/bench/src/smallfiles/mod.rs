@@ -43,7 +43,7 @@ pub fn region_device_len(set: SmallFileSet, procs: usize) -> u64 {
     let each = set.size.next_power_of_two().max(4096) + 256;
     // Directories do not divide evenly among few processes.
     let files = set.files.div_ceil(nodes) + set.files.div_ceil(set.directories);
-    (files * each * 5 / 4 + (256 << 20)).next_multiple_of(1 << 20)
+    (files * each * 5 / 4 + (96 << 20)).next_multiple_of(1 << 20)
 }
 
 /// A file system with a data set.

@@ -41,7 +41,7 @@ const PATHS_SIZE: u64 = 4 << 10;
 const OPERATIONS: [(&str, &str); 3] =
     [("make", "write"), ("read", "read cold"), ("read again", "read warm")];
 /// GiB of the disks of both local file systems, and of small ones for a quick run.
-const EXT4_GIB: [u64; 2] = [6, 3];
+const EXT4_GIB: [u64; 2] = [6, 2];
 const XFS_GIB: [u64; 2] = [2, 1];
 
 /// Numbers of clients that create, and the files of all together.
