@@ -48,6 +48,15 @@ if [ "$status" != 124 ]; then
   TATAMI_TEST_HOSTS=1 run_tests --test e2e -- "${some[@]}" --skip silent:: || status=$?
 fi
 
+# In long form, also with all files beside their inodes and in regions of a device.
+if [ "${TATAMI_TEST_SCALE:-1}" -gt 1 ] && [ "$status" != 124 ]; then
+  echo "== tests with policies"
+  kept=(names files posix model unlinked locks visibility relayout copying tiled shared spread
+    mpi_programs crash)
+  TATAMI_TEST_REGIONS=1 TATAMI_TEST_POLICIES="--engine region --inline 4k" \
+    run_tests --test e2e -- "${kept[@]/%/::}" || status=$?
+fi
+
 # What failed once more at the end, where a reader of a long log finds it.
 awk '
   /^---- .* stdout ----$/ { shown = 1; lines = 0 }

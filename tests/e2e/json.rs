@@ -127,6 +127,11 @@ fn the_output_of_every_command_fits_the_schema() {
     assert_recoverable(&run_of.check_line("recover", &[inside])["files"][0], b"/inside");
     assert_recoverable(&run_of.check_line("relayout", &[inside])["files"][0], b"/inside");
 
+    run_of.check_line("set", &["-r", "--inline", "1k", ":/"]);
+    let args = ["--json", "--to", "policy", "-r", ":/"];
+    let mut command = run_of.cluster.command("relayout");
+    run_of.check_command("policy-moves", command.args(args));
+
     // A container, and a relayout in the background.
     let container = local.path().join("container");
     put(&container, "bytes in a container");

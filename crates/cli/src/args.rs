@@ -124,9 +124,14 @@ Examples:
   tatami set --inline 0 :/run-17         not those that are made from now on
   tatami set --engine region :/run-17    larger ones lie in regions of a raw device
   tatami set --unset inline :/run-17
+  tatami set -r --inline 4k --rate 200 :/run-17     and move the files that are there
+  tatami set -r --engine file --background :/run-17
 
 A policy holds for files that are made later, in the directory and in directories that are
-made in it later. It is an extended attribute, which cp -a, rsync -X and tar --xattrs carry.")]
+made in it later. It is an extended attribute, which cp -a, rsync -X and tar --xattrs carry.
+With -r, the directories below get it, too, and the files that are there move to where it
+wants them, while they are in use. Each file is whole in its old or its new place: after an
+interruption, run the same command again.")]
     Set(policy_cmd::SetArgs),
     /// Show how files below a directory are kept
     #[command(after_help = "\
@@ -165,6 +170,7 @@ Examples:
   tatami relayout -r --from node3 :/                       off node3, to other nodes
   tatami relayout /scratch/checkpoint.h5                   a container, to a file
   tatami relayout --to container /scratch/checkpoint.h5
+  tatami relayout --to policy -r :/run-17                  where `tatami set` wants them
   tatami relayout --background -r :/run-17                 and meanwhile:
   tatami relayout --status
 

@@ -44,6 +44,9 @@ pub struct RelayoutNote {
     /// Files that were re-laid out, and files that had the wanted layout already.
     changed: u64,
     same: u64,
+    /// Files that stay where they are, for example because a program has them open.
+    #[serde(default)]
+    left: u64,
     /// The failures, one sentence each.
     failures: Vec<String>,
     /// The process has finished all its files.
@@ -69,10 +72,20 @@ impl RelayoutNoteFile {
             tracing::debug!(%error, "it has a session of its own already");
         }
         let (file, failures, process) = (Vec::new(), Vec::new(), ProcessRecord::of_self());
-        let (size, copied, changed, same) = (0, 0, 0, 0);
+        let (size, copied, changed, same, left) = (0, 0, 0, 0, 0);
         let ended = false;
-        let note =
-            RelayoutNote { paths, file, size, copied, changed, same, failures, ended, process };
+        let note = RelayoutNote {
+            paths,
+            file,
+            size,
+            copied,
+            changed,
+            same,
+            left,
+            failures,
+            ended,
+            process,
+        };
         let notes = RelayoutNoteFile {
             path: path.to_path_buf(),
             state: Mutex::new((note, Instant::now())),
@@ -120,6 +133,11 @@ impl RelayoutNoteFile {
         self.try_update_note(false, |note| {
             *(if changed { &mut note.changed } else { &mut note.same }) += 1;
         });
+    }
+
+    /// Records a file that stays where it is.
+    pub fn record_left(&self) {
+        self.try_update_note(false, |note| note.left += 1);
     }
 
     /// Records a failure.
@@ -276,6 +294,21 @@ pub fn start_background() -> CommandResult<i32> {
     })
 }
 
+/// As [`start_background`], and says so.
+///
+/// # Errors
+/// As [`start_background`].
+pub fn continue_in_background() -> CommandResult {
+    let process = start_background()?;
+    let mut out = TermOutput::new();
+    writeln!(
+        out,
+        "process {process} continues in the background; its progress: tatami relayout --status"
+    )?;
+    out.flush()?;
+    Ok(())
+}
+
 /// Prints the progress and the results of the background processes of this user, or, for the
 /// superuser, of all users.
 ///
@@ -299,6 +332,7 @@ pub fn print_status(json: bool) -> CommandResult {
                 "copied": wide_number(note.copied),
                 "changed": note.changed,
                 "same": note.same,
+                "left": note.left,
                 "failures": note.failures,
             });
             NameFields::new("file", &note.file[..]).add_to(&mut value);
@@ -336,12 +370,16 @@ impl RelayoutNote {
                 let (file, size) = (term::escape_name(&self.file), term::format_size(self.size));
                 format!("at {file}, {percent} % of {size}")
             }
+            "died" if self.file.is_empty() => "died; each file is whole".to_owned(),
             "died" => format!("died; {} is unchanged", term::escape_name(&self.file)),
             state => state.to_owned(),
         }];
         parts.push(files(self.changed, "changed"));
         if self.same > 0 {
             parts.push(format!("{} had this layout already", self.same));
+        }
+        if self.left > 0 {
+            parts.push(format!("{} left where they are", self.left));
         }
         writeln!(out, "{title}: {}", parts.join("; "))?;
         for failure in &self.failures {

@@ -4,7 +4,7 @@ use crate::error::{CommandFailure, CommandResult, keep_first};
 use crate::json::{optional_wide_number, wide_number};
 use crate::listing::{self, FileListing, ListingOrder, ListingStyle};
 use crate::site_tree::{self, SiteReader};
-use crate::status;
+use crate::status::{self, RegionReport};
 use crate::term::{self, DIM, TermOutput, TextTable};
 use crate::volume_dir::{VolumeArgs, VolumeDir};
 use crate::volume_path::{AnyPath, connect_tree, last_component, read_umask, volume_failure};
@@ -568,11 +568,11 @@ pub fn df(args: &DfArgs) -> CommandResult {
     let mut nodes = Vec::new();
     let mut absent = None;
     for (entry, answer) in volume.nodes.iter().zip(status::ask_all_nodes(&place, &volume)) {
-        let reported = match answer {
-            Ok(answer) => Some(answer.status),
+        let (reported, device) = match answer {
+            Ok(answer) => (Some(answer.status), answer.regions),
             Err(absence) => {
                 absent.get_or_insert((entry, absence));
-                None
+                (None, None)
             }
         };
         if let Some(status) = &reported {
@@ -583,10 +583,16 @@ pub fn df(args: &DfArgs) -> CommandResult {
                 space.available += status.space.available;
             }
         }
-        nodes.push((entry.name.clone(), reported.map(|status| status.space)));
+        nodes.push((entry.name.clone(), reported.map(|status| status.space), device));
     }
+    // The room that files of any size get is that of disks and devices together.
+    let devices = RegionReport::add_devices(nodes.iter().filter_map(|(.., device)| *device));
+    let RegionReport { total, free } = devices.unwrap_or_default();
+    space.total = space.total.saturating_add(total);
+    space.free = space.free.saturating_add(free);
+    space.available = space.available.saturating_add(free);
     if let Some((entry, absence)) = absent
-        && nodes.iter().all(|(_, space)| space.is_none())
+        && nodes.iter().all(|(_, space, _)| space.is_none())
     {
         let volume = &volume.name;
         return Err(CommandFailure::degraded(format!("no node of volume {volume} can be reached"))
@@ -597,19 +603,20 @@ pub fn df(args: &DfArgs) -> CommandResult {
     if args.json {
         let nodes: Vec<_> = nodes
             .iter()
-            .map(|(name, s)| {
+            .map(|(name, s, device)| {
                 serde_json::json!({
                     "name": name, "up": s.is_some(),
                     "total": optional_wide_number(s.map(|s| s.total)),
                     "free": optional_wide_number(s.map(|s| s.free)),
                     "available": optional_wide_number(s.map(|s| s.available)),
+                    "regions": device,
                 })
             })
             .collect();
         out.write_json(&serde_json::json!({
             "volume": volume.name, "total": wide_number(space.total),
             "free": wide_number(space.free), "available": wide_number(space.available),
-            "inodes": space.inodes, "nodes": nodes,
+            "regions": devices, "inodes": space.inodes, "nodes": nodes,
         }))?;
         return Ok(());
     }
@@ -631,10 +638,13 @@ pub fn df(args: &DfArgs) -> CommandResult {
     };
     row(volume.name.clone(), space.total, space.free, space.available, term::HEAD);
     let mut down = Vec::new();
-    for (name, space) in nodes {
+    for (name, space, device) in nodes {
         match space {
             Some(s) => row(format!("  {name}"), s.total, s.free, s.available, DIM),
-            None => down.push(name),
+            None => down.push(name.clone()),
+        }
+        if let Some(RegionReport { total, free }) = device {
+            row(format!("  {name}, regions"), total, free, free, DIM);
         }
     }
     out.write_table(&table)?;

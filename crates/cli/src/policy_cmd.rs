@@ -1,17 +1,22 @@
 //! `tatami set` and `tatami get`: the policies of directories.
 
+use crate::background::{self, RelayoutNoteFile};
 use crate::error::{CommandFailure, CommandResult};
 use crate::json::NameFields;
+use crate::move_pace::{MovePace, PaceArgs};
+use crate::policy_mover::{PolicyMoveReport, PolicyMover};
 use crate::session::{FoundPath, VolumeSessions};
 use crate::term::{DIM, HEAD, TermOutput, TextTable};
 use crate::volume_dir::VolumeArgs;
 use crate::volume_path::AnyPath;
 use anstyle::Style;
 use std::io::Write;
+use std::path::PathBuf;
+use std::time::Duration;
 use tatami_client::tree::VolumeTree;
 use tatami_wire::meta::XattrMode;
-use tatami_wire::policy::{POLICIES, PolicyKind, PolicyRow};
-use tatami_wire::{Attr, Errno, InodeKind};
+use tatami_wire::policy::{POLICIES, Policies, PolicyKind, PolicyRow};
+use tatami_wire::{Attr, Errno, Ino, InodeKind};
 
 /// `tatami set`
 #[derive(Debug, clap::Args)]
@@ -28,6 +33,24 @@ pub struct SetArgs {
     /// Remove a policy: `inline` or `engine`
     #[arg(long, value_name = "POLICY", value_parser = parse_name)]
     unset: Vec<&'static PolicyRow>,
+    /// Also all directories below, and move the files that are there to where the policies want
+    /// them. A file that a program has open is left, and so is one in pieces on several nodes
+    #[arg(short = 'r', short_alias = 'R', long)]
+    recursive: bool,
+    /// Files that are moved at a time [default: 2]
+    #[arg(long, requires = "recursive", value_parser = clap::value_parser!(u16).range(1..=256))]
+    threads: Option<u16>,
+    #[command(flatten)]
+    pace: PaceArgs,
+    /// Print one JSON object
+    #[arg(long, requires = "recursive")]
+    json: bool,
+    /// Move the files in the background; `tatami relayout --status` shows the progress
+    #[arg(long, requires = "recursive", conflicts_with = "json")]
+    background: bool,
+    /// File for the progress of a process in the background
+    #[arg(long, hide = true, value_name = "FILE")]
+    report: Option<PathBuf>,
     /// Directories on a mount, or in the volume with a colon in front
     #[arg(required = true)]
     dirs: Vec<AnyPath>,
@@ -97,33 +120,107 @@ pub fn set_policies(args: &SetArgs) -> CommandResult {
         return Err(CommandFailure::usage(what).try_this("tatami set --inline 4k DIR"));
     }
     let mut sessions = VolumeSessions::new(&args.at);
+    let has_pace = args.pace != PaceArgs::default();
+    if has_pace && !args.recursive {
+        let what = "without -r no file is moved";
+        return Err(CommandFailure::usage(what).try_this("tatami set -r --inline 4k DIR"));
+    }
+    let changes = PolicyChanges { said, unset: &args.unset };
+    if args.background {
+        // Mistakes are reported here, and not in the background.
+        for any in &args.dirs {
+            find_dir(&mut sessions, any)?;
+        }
+        return background::continue_in_background();
+    }
+    if args.recursive {
+        return set_trees(args, &changes, &mut sessions);
+    }
     for any in &args.dirs {
         let (tree, attr, _) = find_dir(&mut sessions, any)?;
-        let (client, cred) = (tree.client(), tree.cred());
-        let failed = |errno| match errno {
-            Errno::EOPNOTSUPP => CommandFailure::new(format!(
-                "{any}: the nodes are limited to an older version of the protocol, which has no \
-                 policies"
-            ))
-            .try_this("tatami config --unset node.protocol"),
-            errno => any.operation_failure("cannot set the policies of", errno),
-        };
-        for (row, value) in &said {
-            let (name, value) = (row.attribute(), (row.format)(*value));
-            let mode = XattrMode::Set;
-            client
-                .set_xattr(cred, attr.ino, name.as_bytes(), value.as_bytes(), mode)
-                .map_err(failed)?;
-        }
-        for row in &args.unset {
-            match client.remove_xattr(cred, attr.ino, row.attribute().as_bytes()) {
-                // It has none.
-                Err(Errno::ENODATA) => {}
-                removed => removed.map_err(failed)?,
-            }
-        }
+        changes.apply(&tree, attr.ino).map_err(|errno| set_failure(any, errno))?;
     }
     Ok(())
+}
+
+/// The policies that a command sets and removes.
+struct PolicyChanges<'a> {
+    said: Vec<(&'static PolicyRow, u64)>,
+    unset: &'a [&'static PolicyRow],
+}
+
+impl PolicyChanges<'_> {
+    /// Returns the policies of a directory after the changes.
+    fn change_policies(&self, mut policies: Policies) -> Policies {
+        self.said.iter().for_each(|(row, value)| policies.set_value(row.kind, Some(*value)));
+        self.unset.iter().for_each(|row| policies.set_value(row.kind, None));
+        policies
+    }
+
+    fn apply(&self, tree: &VolumeTree, dir: Ino) -> Result<(), Errno> {
+        let (client, cred) = (tree.client(), tree.cred());
+        for (row, value) in &self.said {
+            let (name, value) = (row.attribute(), (row.format)(*value));
+            client.set_xattr(cred, dir, name.as_bytes(), value.as_bytes(), XattrMode::Set)?;
+        }
+        for row in self.unset {
+            match client.remove_xattr(cred, dir, row.attribute().as_bytes()) {
+                // It has none.
+                Err(Errno::ENODATA) => {}
+                removed => removed?,
+            }
+        }
+        Ok(())
+    }
+}
+
+fn set_failure(any: &AnyPath, errno: Errno) -> CommandFailure {
+    match errno {
+        Errno::EOPNOTSUPP => CommandFailure::new(format!(
+            "{any}: the nodes are limited to an older version of the protocol, which has no \
+             policies"
+        ))
+        .try_this("tatami config --unset node.protocol"),
+        errno => any.operation_failure("cannot set the policies of", errno),
+    }
+}
+
+/// Sets policies on all directories of trees, and moves the files there.
+fn set_trees(
+    args: &SetArgs,
+    changes: &PolicyChanges<'_>,
+    sessions: &mut VolumeSessions<'_>,
+) -> CommandResult {
+    let begin = |path: &PathBuf| {
+        RelayoutNoteFile::create_detached(path, args.dirs.iter().map(AnyPath::to_bytes).collect())
+    };
+    let notes = args.report.as_ref().map(begin).transpose()?;
+    let pace = MovePace::new(&args.pace, args.threads);
+    let (mut sum, mut failures) = (PolicyMoveReport::default(), Vec::new());
+    for any in &args.dirs {
+        let (tree, attr, path) = find_dir(sessions, any)?;
+        // The first one tells what would fail for all.
+        if !args.pace.dry_run {
+            changes.apply(&tree, attr.ino).map_err(|errno| set_failure(any, errno))?;
+        }
+        let mover = PolicyMover::new(&tree, &pace, &args.pace, Duration::ZERO, notes.as_ref());
+        mover.move_tree(&path, &|dir, policies| {
+            if !args.pace.dry_run {
+                changes.apply(&tree, dir)?;
+            }
+            Ok(changes.change_policies(policies))
+        });
+        let (report, failure) = mover.finish()?;
+        sum.add(report);
+        failures.extend(failure);
+    }
+    notes.iter().for_each(RelayoutNoteFile::mark_ended);
+    let mut out = TermOutput::new();
+    if notes.is_none() {
+        sum.print(&mut out, args.json)?;
+    }
+    out.flush()?;
+    failures.into_iter().next().map_or(Ok(()), Err)
 }
 
 /// Prints the policies of directories.

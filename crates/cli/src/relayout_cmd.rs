@@ -6,6 +6,8 @@ use crate::container_cmd;
 use crate::error::{CommandFailure, CommandResult};
 use crate::evacuation::Evacuation;
 use crate::json::{NameFields, serialize_optional_wide};
+use crate::move_pace::{MovePace, PaceArgs};
+use crate::policy_mover::{PolicyMoveReport, PolicyMover};
 use crate::session::{FoundPath, VolumeSessions, is_on_mount};
 use crate::term::{self, HEAD, TermOutput};
 use crate::volume_dir::VolumeArgs;
@@ -52,9 +54,12 @@ pub struct RelayoutArgs {
     /// Also all files below directories
     #[arg(short = 'r', short_alias = 'R', long)]
     recursive: bool,
-    /// Threads that copy [default: the number of processors]
+    /// Threads that copy [default: the number of processors], or with `--to policy` the files that
+    /// are moved at a time [default: 2]
     #[arg(short, long, value_parser = clap::value_parser!(u16).range(1..=256))]
     threads: Option<u16>,
+    #[command(flatten)]
+    pace: PaceArgs,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -83,6 +88,8 @@ enum RelayoutForm {
     Striped,
     /// A directory in which each process of a job writes a file of its own
     Container,
+    /// Where the policies of its directory want it: beside the inode, in a region, or on a disk
+    Policy,
 }
 
 #[derive(Serialize)]
@@ -122,19 +129,17 @@ pub fn run(args: &RelayoutArgs) -> CommandResult {
         return background::print_status(args.json);
     }
     if args.background {
-        let process = background::start_background()?;
-        let mut out = TermOutput::new();
-        writeln!(
-            out,
-            "process {process} continues in the background; its progress: tatami relayout --status"
-        )?;
-        out.flush()?;
-        return Ok(());
+        args.check_policy_form()?;
+        return background::continue_in_background();
     }
     let begin = |path: &PathBuf| {
         RelayoutNoteFile::create_detached(path, args.paths.iter().map(AnyPath::to_bytes).collect())
     };
+    args.check_policy_form()?;
     let notes = args.report.as_ref().map(begin).transpose()?;
+    if args.to == Some(RelayoutForm::Policy) {
+        return move_by_policy(args, notes.as_ref());
+    }
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = args.threads.map_or(processors, usize::from);
     let (out, reported, failures) = (TermOutput::new(), Vec::new(), Vec::new());
@@ -173,7 +178,7 @@ impl RelayoutRun<'_> {
             let done = match self.args.form() {
                 RelayoutForm::Container => container_cmd::to_container(path)?.to_owned(),
                 RelayoutForm::Whole => container_cmd::to_whole(path, self.threads)?,
-                RelayoutForm::Striped => {
+                RelayoutForm::Striped | RelayoutForm::Policy => {
                     let what = format!(
                         "{any} is not on a mount of Tatami: there are no nodes for stripes"
                     );
@@ -319,10 +324,62 @@ impl RelayoutRun<'_> {
 }
 
 impl RelayoutArgs {
+    /// Checks the options that belong to `--to policy` alone, and those that do not.
+    fn check_policy_form(&self) -> CommandResult {
+        let by_policy = self.to == Some(RelayoutForm::Policy);
+        if !by_policy && self.pace != PaceArgs::default() {
+            return Err(CommandFailure::usage("--rate and --dry-run belong to --to policy"));
+        }
+        if by_policy && !(self.on.is_empty() && self.from.is_empty() && self.stripe.is_none()) {
+            let what = "the policies of the directory choose the place of a file";
+            return Err(CommandFailure::usage(what).try_this("--to policy without --on or --from"));
+        }
+        Ok(())
+    }
+
     /// Returns the new form of a file that stays on its nodes.
     fn form(&self) -> RelayoutForm {
         self.to.unwrap_or(RelayoutForm::Whole)
     }
+}
+
+/// Moves files to where the policies of their directories want them.
+fn move_by_policy(args: &RelayoutArgs, notes: Option<&RelayoutNoteFile>) -> CommandResult {
+    let pace = MovePace::new(&args.pace, args.threads);
+    let (mut sum, mut failures) = (PolicyMoveReport::default(), Vec::new());
+    let mut sessions = VolumeSessions::new(&args.at);
+    for any in &args.paths {
+        let FoundPath { tree, path, .. } = sessions.find_path(any)?;
+        let mover = PolicyMover::new(&tree, &pace, &args.pace, WRITER_WAIT, notes);
+        // The directory of a link says nothing about the file.
+        let found = tree.stat(&path, false);
+        match found.map_err(|e| any.operation_failure("cannot look at", e)) {
+            Ok(attr) if attr.kind == InodeKind::File => mover.move_file(&path, &attr)?,
+            Ok(attr) if attr.kind == InodeKind::Dir && args.recursive => {
+                mover.move_tree(&path, &|_, policies| Ok(policies));
+            }
+            Ok(attr) if attr.kind == InodeKind::Dir => {
+                let what = format!("{any} is a directory");
+                let failure = CommandFailure::usage(what);
+                return Err(failure.try_this("with all files below it: -r"));
+            }
+            Ok(_) => failures.push(CommandFailure::new(format!("{any} is no file"))),
+            Err(failure) => failures.push(failure),
+        }
+        let (report, failure) = mover.finish()?;
+        sum.add(report);
+        failures.extend(failure);
+    }
+    if let Some(notes) = notes {
+        notes.mark_ended();
+    } else {
+        let mut out = TermOutput::new();
+        sum.print(&mut out, args.json)?;
+        out.flush()?;
+    }
+    let last = failures.pop();
+    failures.iter().for_each(|failure| term::print_error(&failure.report()));
+    last.map_or(Ok(()), Err)
 }
 
 /// Translates the arguments into a plan with the nodes of this volume.
@@ -373,7 +430,7 @@ fn parse_goal(
             Ok(RelayoutGoal::Striped { nodes, unit, base })
         }
         (RelayoutForm::Striped, _) => Ok(RelayoutGoal::Striped { nodes, unit, base }),
-        (RelayoutForm::Container, _) => {
+        (RelayoutForm::Container | RelayoutForm::Policy, _) => {
             Err(CommandFailure::usage("a container is a directory on a mount")
                 .try_this("name it by a path on a mount, not by one that begins with a colon"))
         }

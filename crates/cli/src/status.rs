@@ -14,13 +14,15 @@ use serde::Serialize;
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::Path;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 use tatami_cluster::{KeyFile, NodeEntry, VolumeFile};
 use tatami_wire::ProtocolRange;
 use tatami_wire::admin::{AdminCall, AdminReply, NodeStatus, RefusedConnections};
 
 /// Position of the optional column for executors: behind the shards.
 const EXECUTORS_COLUMN: usize = 6;
+/// The column of region devices, before that of executors is inserted.
+const REGIONS_COLUMN: usize = 7;
 
 /// `tatami status`
 #[derive(Debug, clap::Args)]
@@ -57,6 +59,8 @@ struct StatusReport {
     inodes: u64,
     /// Bytes, each disk counted once.
     space: SpaceReport,
+    /// The region devices of all nodes; null without one.
+    regions: Option<RegionReport>,
     nodes: Vec<NodeReport>,
     mounts: Vec<MountReport>,
 }
@@ -69,6 +73,27 @@ struct SpaceReport {
     free: u64,
     #[serde(serialize_with = "serialize_wide")]
     available: u64,
+}
+
+/// The room of region devices, in bytes.
+#[derive(Clone, Copy, Default, Serialize)]
+pub(crate) struct RegionReport {
+    /// Of all regions.
+    #[serde(serialize_with = "serialize_wide")]
+    pub total: u64,
+    /// Of regions that are free.
+    #[serde(serialize_with = "serialize_wide")]
+    pub free: u64,
+}
+
+impl RegionReport {
+    /// Returns the sum of the devices; `None` if there is none.
+    pub fn add_devices(devices: impl Iterator<Item = RegionReport>) -> Option<RegionReport> {
+        devices.reduce(|sum, one| RegionReport {
+            total: sum.total.saturating_add(one.total),
+            free: sum.free.saturating_add(one.free),
+        })
+    }
 }
 
 #[derive(Serialize)]
@@ -92,6 +117,8 @@ struct NodeReport {
     /// By how many milliseconds its clock is ahead of this machine's, at least.
     clock_ahead_ms: Option<i64>,
     space: Option<SpaceReport>,
+    /// Its region device; null without one.
+    regions: Option<RegionReport>,
     shards: Option<u32>,
     /// Threads that serve the namespace.
     executors: Option<u32>,
@@ -168,6 +195,7 @@ fn collect_report(place: &VolumeDir, volume: &VolumeFile) -> StatusReport {
         warnings: Vec::new(),
         inodes: 0,
         space: SpaceReport::default(),
+        regions: None,
         nodes: Vec::new(),
         mounts: Vec::new(),
     };
@@ -181,7 +209,7 @@ fn collect_report(place: &VolumeDir, volume: &VolumeFile) -> StatusReport {
     }
     let mut disks = BTreeSet::new();
     for (entry, answer) in volume.nodes.iter().zip(ask_all_nodes(place, volume)) {
-        if let Ok(AnsweredStatus { status, clock_ahead_ms }) = &answer {
+        if let Ok(AnsweredStatus { status, clock_ahead_ms, .. }) = &answer {
             report.warnings.extend(describe_offset(&entry.name, *clock_ahead_ms));
             report.inodes += status.inodes;
             if status.durability != volume.durability {
@@ -214,6 +242,7 @@ fn collect_report(place: &VolumeDir, volume: &VolumeFile) -> StatusReport {
         report.trouble.extend(node.trouble.iter().chain(&node.error).map(prefixed));
         report.nodes.push(node);
     }
+    report.regions = RegionReport::add_devices(report.nodes.iter().filter_map(|node| node.regions));
     report.warnings.extend(describe_upgrade(&report.nodes));
     // A node that is down does not report its mounts, nor does any node report a dead mount.
     for record in MountRecord::list_volume(&place.dir) {
@@ -273,6 +302,8 @@ pub(crate) struct AnsweredStatus {
     pub status: Box<NodeStatus>,
     /// By how many milliseconds its clock is ahead of this machine's, at least.
     clock_ahead_ms: i64,
+    /// Its region device, if it has one that it can use.
+    pub regions: Option<RegionReport>,
 }
 
 /// Asks all nodes in parallel, so that hanging nodes cost one timeout together. A daemon of this
@@ -288,7 +319,11 @@ pub(crate) fn ask_all_nodes(
         match place.send_admin_within(timeout, volume, entry, &AdminCall::Status) {
             Ok(AdminReply::Status(status)) => {
                 let clock_ahead_ms = measure_offset(status.clock_ms, before, SystemTime::now());
-                Ok(AnsweredStatus { status, clock_ahead_ms })
+                let regions = match status.protocol {
+                    4.. => ask_for_regions(place, volume, entry, timeout),
+                    _ => None,
+                };
+                Ok(AnsweredStatus { status, clock_ahead_ms, regions })
             }
             Ok(_) => Err(odd("it sent an unexpected reply".to_owned())),
             Err(e) if e.is_timeout() => Err(Absence::from_timeout(place, entry, timeout)),
@@ -308,6 +343,20 @@ pub(crate) fn ask_all_nodes(
         let lost = |_| Err(odd("the request to it failed".to_owned()));
         asked.into_iter().map(|thread| thread.join().unwrap_or_else(lost)).collect()
     })
+}
+
+fn ask_for_regions(
+    place: &VolumeDir,
+    volume: &VolumeFile,
+    entry: &NodeEntry,
+    timeout: Duration,
+) -> Option<RegionReport> {
+    match place.send_admin_within(timeout, volume, entry, &AdminCall::RegionRoom) {
+        Ok(AdminReply::RegionRoom(room)) if room.total > 0 => {
+            Some(RegionReport { total: room.total, free: room.free })
+        }
+        _ => None,
+    }
 }
 
 fn build_node_report(entry: &NodeEntry, answer: Result<AnsweredStatus, Absence>) -> NodeReport {
@@ -336,6 +385,7 @@ fn build_node_report(entry: &NodeEntry, answer: Result<AnsweredStatus, Absence>)
             free: s.space.free,
             available: s.space.available,
         }),
+        regions: answer.as_ref().and_then(|answer| answer.regions),
         shards: s.map(|s| s.shards),
         executors: s.map(|s| s.executors),
         inodes: s.map(|s| s.inodes),
@@ -369,6 +419,10 @@ fn print_report(out: &mut TermOutput, report: &StatusReport) -> CommandResult {
         term::format_size(report.space.available),
         term::format_size(report.space.total),
     )?;
+    if let Some(RegionReport { total, free }) = report.regions {
+        let (free, total) = (term::format_size(free), term::format_size(total));
+        writeln!(out, "Region devices: {free} of {total} free, for small files with the policy")?;
+    }
     writeln!(out, "Durability {}: {}", report.durability, report.promise)?;
     if let Some(ends) = report.certificates_end {
         let days = certificates::days_until(ends);
@@ -393,6 +447,9 @@ fn print_report(out: &mut TermOutput, report: &StatusReport) -> CommandResult {
         ">REQUESTS",
         ">REMOTE BYTES",
     ];
+    if report.regions.is_some() {
+        heads.insert(REGIONS_COLUMN, ">REGIONS FREE");
+    }
     if several {
         heads.insert(EXECUTORS_COLUMN, ">EXECUTORS");
     }
@@ -419,6 +476,10 @@ fn print_report(out: &mut TermOutput, report: &StatusReport) -> CommandResult {
             (show(requests), plain),
             (show(bytes), plain),
         ];
+        if report.regions.is_some() {
+            let free = show(node.regions.map(|regions| term::format_size(regions.free)));
+            cells.insert(REGIONS_COLUMN, (free, plain));
+        }
         if several {
             let executors = show(node.executors.map(|n| n.to_string()));
             cells.insert(EXECUTORS_COLUMN, (executors, plain));

@@ -144,17 +144,14 @@ fn build_report(
         extents: Vec::new(),
         nodes: Vec::new(),
         inline: attr.kind == InodeKind::File && attr.layout.is_inline(),
-        engine: (attr.kind == InodeKind::File).then_some(match attr.layout {
-            layout if layout.is_inline() => "inline",
-            layout if layout.base().is_in_region() => "region",
-            _ => "file",
-        }),
+        engine: (attr.kind == InodeKind::File).then(|| find_engine(tree, &attr)),
     };
     match attr.kind {
         InodeKind::File => {
             let runs = find_locations(tree.client(), &attr).map_err(failed)?;
             count_runs(&mut by_node, &attr, &runs);
-            report.extents = build_extents(volume, &attr, runs);
+            let in_region = report.engine == Some("region");
+            report.extents = build_extents(volume, &attr, in_region, runs);
         }
         InodeKind::Dir => {
             report.kind = "directory";
@@ -225,12 +222,30 @@ fn sum_tree(
     Ok((bytes, files))
 }
 
-fn build_extents(volume: &VolumeFile, attr: &Attr, runs: Vec<DataPattern>) -> Vec<ExtentReport> {
+/// Returns what keeps the bytes of a file.
+fn find_engine(tree: &VolumeTree, attr: &Attr) -> &'static str {
+    match attr.layout {
+        layout if layout.is_inline() => "inline",
+        layout if layout.is_tiled() || !layout.base().is_in_region() => "file",
+        // Its node knows: an object that was too large for a region is a file of the disk.
+        _ => match tree.client().find_engine(attr) {
+            Ok(engine) if !engine.in_region && attr.size > 0 => "file",
+            _ => "region",
+        },
+    }
+}
+
+fn build_extents(
+    volume: &VolumeFile,
+    attr: &Attr,
+    in_region: bool,
+    runs: Vec<DataPattern>,
+) -> Vec<ExtentReport> {
     runs.into_iter()
         .map(|run| {
             let node = volume.node(run.node);
             let piece = Piece(run.piece);
-            let object = node.map(|n| match piece.is_in_region() {
+            let object = node.map(|n| match piece.is_in_region() && in_region {
                 true => PathBuf::from("a region of the node's device"),
                 false => tatami_node::backing_path(&n.dir, attr.ino, piece),
             });

@@ -136,6 +136,11 @@ impl DataFile {
         self.local_object()?.request_descriptors(more)
     }
 
+    /// Returns the one object that has all bytes, on any node.
+    pub(crate) fn only_object(&self) -> Option<&ObjectHandle> {
+        self.bytes.object()
+    }
+
     /// Returns the object of this node that has all bytes; `EINVAL` where they are elsewhere.
     pub(crate) fn local_object(&self) -> Result<&ObjectHandle, Errno> {
         self.bytes.object().filter(|_| self.bytes.has_local_file()).ok_or(Errno::EINVAL)

@@ -3,9 +3,9 @@
 //! another client has moved them, the open file uses the object.
 
 use crate::Client;
+use crate::data::DataFile;
 use crate::file_bytes::FileBytes;
 use crate::object_handle::FileAccess;
-use crate::tiled_file::TiledFile;
 use crate::unsynced::SyncTargets;
 use std::sync::{Arc, OnceLock};
 use tatami_wire::inline::{InlineOp, InlineReply};
@@ -28,7 +28,7 @@ enum InlineOutcome {
 pub(crate) struct InlineBytes {
     access: Arc<FileAccess>,
     /// The bytes after they have moved.
-    moved: OnceLock<Arc<dyn FileBytes>>,
+    moved: OnceLock<Arc<DataFile>>,
 }
 
 impl InlineBytes {
@@ -61,21 +61,17 @@ impl InlineBytes {
         client.inline_cache.read_copy(&attr, buf, offset)
     }
 
-    /// Returns the bytes where they have moved.
-    fn find_moved(&self) -> Result<&Arc<dyn FileBytes>, Errno> {
+    /// Returns the file where its bytes have moved. It may move again: then that file finds them.
+    fn find_moved(&self) -> Result<&Arc<DataFile>, Errno> {
         if let Some(moved) = self.moved.get() {
             return Ok(moved);
         }
-        let layout = self.access.client.getattr(&Cred::ROOT, self.access.ino)?.layout;
-        if layout.is_inline() {
+        let client = &self.access.client;
+        let attr = client.getattr(&Cred::ROOT, self.access.ino)?;
+        if attr.layout.is_inline() {
             return Err(Errno::EPROTO);
         }
-        let found: Arc<dyn FileBytes> = match layout.is_tiled() {
-            true => Arc::new(TiledFile::new(&self.access, layout)?),
-            false => {
-                self.access.client.open_object_bytes(&self.access, layout.node(), layout.base())?
-            }
-        };
+        let found = Arc::new(client.open_data(&attr, self.access.current_cap())?);
         Ok(self.moved.get_or_init(|| found))
     }
 
@@ -85,7 +81,7 @@ impl InlineBytes {
         &self,
         op: Option<InlineOp>,
         done: impl FnOnce(ObjectState) -> T,
-        elsewhere: impl FnOnce(&dyn FileBytes) -> Result<T, Errno>,
+        elsewhere: impl FnOnce(&DataFile) -> Result<T, Errno>,
     ) -> Result<T, Errno> {
         if self.moved.get().is_none() {
             let outcome = match op {
@@ -98,7 +94,7 @@ impl InlineBytes {
                 InlineOutcome::Moved => {}
             }
         }
-        elsewhere(&**self.find_moved()?)
+        elsewhere(self.find_moved()?)
     }
 
     fn write_op(&self, data: &[u8], op: impl FnOnce(Bytes) -> InlineOp) -> Option<InlineOp> {
@@ -154,7 +150,7 @@ impl FileBytes for InlineBytes {
 
     fn truncate(&self, size: u64) -> Result<ObjectState, Errno> {
         let op = Some(InlineOp::SetSize { size });
-        self.change(op, |state| state, |moved| moved.truncate(size))
+        self.change(op, |state| state, |moved| moved.truncate_unrecorded(size))
     }
 
     fn allocate(&self, mode: AllocMode, offset: u64, len: u64) -> Result<ObjectState, Errno> {

@@ -47,6 +47,7 @@ mod operation_effects;
 mod partition_cache;
 mod partitions;
 mod pieces;
+pub mod policy_move;
 mod presence;
 mod recalls;
 pub mod relayout;

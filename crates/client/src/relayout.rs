@@ -61,10 +61,10 @@ struct RelayoutTarget {
 }
 
 /// The file's open for writing: as long as it lasts, the shard keeps the reserved objects.
-struct OpenForWriting {
-    client: Arc<Client>,
-    ino: Ino,
-    ended: bool,
+pub(crate) struct OpenForWriting {
+    pub(crate) client: Arc<Client>,
+    pub(crate) ino: Ino,
+    pub(crate) ended: bool,
 }
 
 impl Drop for OpenForWriting {
@@ -397,7 +397,7 @@ fn has_layout(
 }
 
 /// Writes `bytes` to a new object, and leaves out blocks of zeros: unwritten bytes read as zeros.
-fn write_sparsely(to: &DataFile, bytes: &[u8], at: u64) -> Result<(), Errno> {
+pub(crate) fn write_sparsely(to: &DataFile, bytes: &[u8], at: u64) -> Result<(), Errno> {
     let is_zero = |from: usize| {
         let block = &bytes[from..bytes.len().min(from + BLOCK)];
         block.iter().all(|byte| *byte == 0)

@@ -1,4 +1,4 @@
-//! Space of the volume, from the reports of its nodes.
+//! Space of the volume, from the reports of its nodes: disks and region devices.
 //!
 //! An executor reports the space of its node with each term of delegations. So a mount knows the
 //! space, some seconds old, of each node that has shards. Nodes without shards are asked now and
@@ -9,6 +9,7 @@ use crate::node_spaces::VolumeSpace;
 use crate::waiting::GRACE;
 use std::time::Duration;
 use tatami_wire::admin::{AdminCall, AdminReply, AdminResult};
+use tatami_wire::object::RegionRoom;
 use tatami_wire::{Errno, NodeId};
 
 /// A report is used without a new request for this long: for several terms.
@@ -37,7 +38,28 @@ impl Client {
         if let Some((_, node)) = oldest {
             self.fetch_space(node);
         }
+        for node in nodes() {
+            if self.node_spaces.regions_age(node).is_none_or(|age| age >= FRESH) {
+                self.fetch_regions(node);
+            }
+        }
         self.node_spaces.sum_spaces(nodes())
+    }
+
+    /// Asks for the region device, of which no term reports.
+    fn fetch_regions(&self, node: NodeId) {
+        if self.away_nodes.is_away(node) {
+            return;
+        }
+        let answer: Result<AdminResult, Errno> = self
+            .node_client(node)
+            .and_then(|peer| peer.send_admin_within(GRACE, &AdminCall::RegionRoom));
+        match answer {
+            Ok(Ok(AdminReply::RegionRoom(room))) => self.node_spaces.record_regions(node, room),
+            // An older release has no devices.
+            Ok(_) => self.node_spaces.record_regions(node, RegionRoom::default()),
+            Err(_) => self.away_nodes.record_away(node),
+        }
     }
 
     fn fetch_space(&self, node: NodeId) {

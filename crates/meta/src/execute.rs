@@ -4,7 +4,7 @@ use crate::check::{self, parts, repair, ties};
 use crate::error::MetaOutcome;
 use crate::operation::Txn;
 use crate::store::Store;
-use crate::tiled::{self, relayout};
+use crate::tiled::{self, file_move, relayout};
 use crate::{attr, bulk_dir, entry, inline, job, orphan, rename, split, whole_file, xattr};
 use tatami_wire::meta::{InodeTemplate, MetaOp, MetaReply};
 use tatami_wire::{Errno, VolumeKey};
@@ -102,6 +102,8 @@ fn run_operation<S: Store>(
             relayout::apply_relayout(txn, *ino, pieces, *base, state)
         }
         MetaOp::ReadInline { ino } => whole_file::read_file(txn, *ino),
+        MetaOp::BeginMove { ino, to } => file_move::begin_move(txn, *ino, *to),
+        MetaOp::FinishMove { ino, moved } => file_move::finish_move(txn, *ino, moved),
         MetaOp::Inline { ino, cap, op } => inline::run_inline_op(txn, key, *ino, cap, op),
         MetaOp::ListTiles { ino, after, limit } => tiled::list_tiles(txn, *ino, *after, *limit),
         MetaOp::ListGarbagePieces { node, limit } => {

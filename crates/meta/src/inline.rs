@@ -12,12 +12,13 @@ use crate::operation::Txn;
 use crate::record::DamagedRecord;
 use crate::state::MetaState;
 use crate::store::Store;
+use crate::tiled::pieces::{load_tiled, put_tiled};
 use std::sync::Arc;
 use tatami_wire::inline::{InlineOp, InlineReply};
 use tatami_wire::meta::{Bytes, MetaReply};
 use tatami_wire::object::ObjectState;
 use tatami_wire::policy::INLINE_MAX;
-use tatami_wire::{Cap, Errno, Ino, Timestamp, VolumeKey};
+use tatami_wire::{Cap, Errno, Ino, Layout, Piece, Timestamp, VolumeKey};
 
 const VERSION: u8 = 1;
 
@@ -29,7 +30,7 @@ pub(crate) fn decode_bytes(record: &[u8]) -> Result<&[u8], DamagedRecord> {
     }
 }
 
-fn encode_bytes(bytes: &[u8]) -> Vec<u8> {
+pub(crate) fn encode_bytes(bytes: &[u8]) -> Vec<u8> {
     [&[VERSION], bytes].concat()
 }
 
@@ -196,8 +197,19 @@ pub(crate) fn leave_inode<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> MetaOutco
     if !is_empty {
         return Err(Errno::EXDEV.into());
     }
+    let old = txn.load_inode(ino)?;
+    // A file that once had an object gets one with a new number: the old one may still be garbage.
+    let base = match load_tiled(txn, ino, &old)? {
+        Some(mut tiled) => {
+            let number = tiled.next;
+            tiled.next += 1;
+            put_tiled(txn, ino, &tiled);
+            Piece::of_bytes(number)
+        }
+        None => Piece::BASE,
+    };
     end_inline(txn, ino)?;
-    txn.edit_inode(ino)?.layout = tatami_wire::Layout::whole(node);
+    txn.edit_inode(ino)?.layout = Layout::with_base(node, base, false);
     Ok(())
 }
 

@@ -10,6 +10,7 @@
 //! without a last publication, the file needs a size recovery: then the journals of such pieces are
 //! read for the last time.
 
+pub(crate) mod file_move;
 pub(crate) mod pieces;
 pub(crate) mod record;
 pub(crate) mod relayout;

@@ -20,7 +20,7 @@ use tatami_region::{
     had_region_device, open_node_regions,
 };
 use tatami_wire::admin::DiskSpace;
-use tatami_wire::object::{AllocMode, ObjectState, SeekTarget};
+use tatami_wire::object::{AllocMode, ObjectEngine, ObjectState, RegionRoom, SeekTarget};
 use tatami_wire::{Access, Errno, Ino, Piece};
 
 /// Locks that order the moves of objects between the engines.
@@ -444,6 +444,26 @@ impl NodeObjects {
             objects.push((ino, piece, self.stat(ino, piece)?));
         }
         Ok(ObjectListing { objects, end })
+    }
+
+    /// Returns what keeps an object, and the room of the device.
+    ///
+    /// # Errors
+    /// `EIO` for an object on a device that cannot be used.
+    pub fn find_engine(&self, ino: Ino, piece: Piece) -> Result<ObjectEngine, Errno> {
+        let in_region = matches!(self.find_place((ino, piece))?, ObjectPlace::Region(_));
+        Ok(ObjectEngine { in_region, device: self.region_room() })
+    }
+
+    /// Returns the room of the region device.
+    pub fn region_room(&self) -> RegionRoom {
+        match &*self.regions.read() {
+            RegionState::Open(store) => {
+                let space = store.space();
+                RegionRoom { total: space.total, free: space.total.saturating_sub(space.used) }
+            }
+            RegionState::None | RegionState::Unusable(_) => RegionRoom::default(),
+        }
     }
 
     /// As [`ObjectStore::disk_space`]: the disk, without the device.

@@ -1,5 +1,6 @@
 //! Administrative requests to a node: status, map, objects.
 
+use crate::object::RegionRoom;
 use crate::{
     ClientId, Errno, ExecutorId, Ino, NodeId, OLDEST_PROTOCOL, Piece, ShardId, ShardMap, VolumeId,
 };
@@ -53,6 +54,8 @@ pub enum AdminCall {
     CountedMap,
     /// As `MergeMap`, with the counts of addresses. Trusted only. → `CountedMap`
     MergeCountedMap(CountedMap),
+    /// Returns the room of the node's region device. → `RegionRoom`
+    RegionRoom,
 }
 
 /// A cluster map with what version 3 of the protocol does not send: for each node, the number of
@@ -96,7 +99,8 @@ impl AdminCall {
         match self {
             AdminCall::UseCertificates(_)
             | AdminCall::CountedMap
-            | AdminCall::MergeCountedMap(_) => 4,
+            | AdminCall::MergeCountedMap(_)
+            | AdminCall::RegionRoom => 4,
             _ => OLDEST_PROTOCOL,
         }
     }
@@ -458,6 +462,8 @@ pub enum AdminReply {
     Report(Vec<String>),
     /// The cluster map, with the counts of addresses.
     CountedMap(CountedMap),
+    /// The room of the region device.
+    RegionRoom(RegionRoom),
 }
 
 impl AdminReply {

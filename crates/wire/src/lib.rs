@@ -22,6 +22,7 @@ pub mod job;
 pub mod key;
 pub mod lock;
 pub mod meta;
+pub mod moves;
 pub mod object;
 pub mod operation_table;
 pub mod partition;

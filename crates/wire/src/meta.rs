@@ -4,6 +4,7 @@ use crate::batch::{BatchOp, BatchResult, DirTotals, RetainedEntry};
 use crate::inline::{InlineOp, InlineReply};
 use crate::job::{JobOp, JobReply};
 use crate::lock::{LockOp, LockOpReply};
+use crate::moves::{MoveStart, MoveTarget, MovedBytes};
 use crate::partition::{HashRange, name_hash};
 use crate::repair::{LocatedEntry, PartitionRecord, Repair};
 use crate::tiles::{Cut, NewPiece, PieceUpdate, TilePage};
@@ -281,6 +282,18 @@ pub enum MetaOp {
     /// Returns all bytes of a file that lie beside its inode. Requires permission to read them. →
     /// `Inline`
     ReadInline { ino: Ino },
+
+    // The move of a file to where a policy wants it, see [`crate::moves`].
+    /// Begins a move. This client must have the file open for writing; for bytes that stay beside
+    /// the inode, permission to write is enough. `EBUSY` while another client has the file open, as
+    /// far as it would notice: bytes beside an inode leave it at any time. `EINVAL` for a file over
+    /// several objects, `EFBIG` for one that is too large for the inode. → `MoveBegun`
+    BeginMove { ino: Ino, to: MoveTarget },
+    /// Makes the copy the file. The old objects become garbage, and this client has the file not
+    /// open for writing any more, unless its bytes were beside the inode. `EBUSY` if any client
+    /// could have changed the bytes since the begin, or has opened the file; `EINVAL` if the size
+    /// would change. → `Attr`
+    FinishMove { ino: Ino, moved: MovedBytes },
 }
 
 impl MetaOp {
@@ -532,6 +545,8 @@ pub enum MetaReply {
         /// All bytes, in the state that the attributes show.
         bytes: Bytes,
     },
+    /// The reply to the begin of a move.
+    MoveBegun(MoveStart),
 }
 
 /// A partition of a directory.

@@ -81,6 +81,8 @@ pub enum ObjectOp {
     /// [`OPEN_DESCRIPTORS_MAX`] together. A writer gets all descriptors of its piece with one
     /// request. → `Opened` with one descriptor for each, in this order
     OpenSeveral { more: Vec<Piece> },
+    /// Returns what keeps the object, and the room of the node's region device. → `Engine`
+    FindEngine,
 }
 
 /// Most descriptors in one reply. The kernel passes at most 253 at a time (`SCM_MAX_FD`).
@@ -104,7 +106,9 @@ impl ObjectOp {
             | ObjectOp::GetSpares { .. }
             | ObjectOp::OpenSeveral { .. } => Access::WRITE,
             ObjectOp::OpenFd { create } => Access { read: false, write: *create },
-            ObjectOp::Sync { .. } | ObjectOp::Stat => Access { read: false, write: false },
+            ObjectOp::Sync { .. } | ObjectOp::Stat | ObjectOp::FindEngine => {
+                Access { read: false, write: false }
+            }
         }
     }
 }
@@ -148,6 +152,27 @@ pub enum ObjectReply {
     State(ObjectState),
     /// The descriptor with this reply is the object.
     Opened,
+    /// What keeps the object.
+    Engine(ObjectEngine),
+}
+
+/// What keeps an object.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ObjectEngine {
+    /// It lies in a region of the node's device. If not, it is a file of the disk, or does not
+    /// exist.
+    pub in_region: bool,
+    /// The device.
+    pub device: RegionRoom,
+}
+
+/// The room of the region device of a node, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RegionRoom {
+    /// Of all regions; 0 for a node without a device, or with one that cannot be used.
+    pub total: u64,
+    /// Of regions that are free.
+    pub free: u64,
 }
 
 /// A reply, or an error.

@@ -126,6 +126,8 @@ fn traits_of_operation(op: &MetaOp) -> OperationTraits<'_> {
         Publish { ino, .. }                    => row(Users, Changes, ShardOf(*ino), Unnamed),
         Reserve { ino, .. }                    => row(Users, Changes, ShardOf(*ino), Unnamed),
         Relayout { ino, .. }                   => row(Users, Changes, ShardOf(*ino), Unnamed),
+        BeginMove { ino, .. }                  => row(Users, Changes, ShardOf(*ino), Unnamed),
+        FinishMove { ino, .. }                 => row(Users, Changes, ShardOf(*ino), Unnamed),
         ListTiles { ino, .. }                  => row(Users, Reads,   ShardOf(*ino), Unnamed),
         Inline { ino, op, .. } =>
             row(Users, OperationEffect::changes_if(op.is_change()), ShardOf(*ino), Unnamed),

@@ -9,6 +9,7 @@ use tatami_wire::delegation::{RecallCall, RecallNotice};
 use tatami_wire::frame::{self, BODY_MAX, FrameClass, FrameError, PAYLOAD_MAX};
 use tatami_wire::lock::{ByteRange, Conflict, Lock, LockKind, LockOp, LockOpReply, LockSort};
 use tatami_wire::meta::{InodeTemplate, MetaCall, MetaOp, MetaReply, MetaResult, RenameMode};
+use tatami_wire::moves::{InlineTerms, MoveTarget, MovedBytes};
 use tatami_wire::object::{ObjectCall, ObjectOp, ObjectResult};
 use tatami_wire::transaction::{
     MigrationChunk, PeerMessage, RecordDigest, RecordItem, Refusal, TransactionAge, Txid,
@@ -105,6 +106,14 @@ fn ops() -> impl Strategy<Value = MetaOp> {
         }),
         (inos(), any::<u16>())
             .prop_map(|(ino, node)| MetaOp::Reserve { ino, nodes: vec![NodeId(node)] }),
+        (inos(), any::<u32>(), any::<bool>()).prop_map(|(ino, limit, leaves_to_region)| {
+            let terms = InlineTerms { limit, leaves_to_region };
+            MetaOp::BeginMove { ino, to: MoveTarget::Inode(terms) }
+        }),
+        (inos(), names(), any::<u32>()).prop_map(|(ino, bytes, limit)| {
+            let terms = InlineTerms { limit, leaves_to_region: true };
+            MetaOp::FinishMove { ino, moved: MovedBytes::Inode { terms, bytes } }
+        }),
         (inos(), any::<u64>(), lock_ops()).prop_map(|(ino, session, op)| MetaOp::Locks {
             ino,
             session,

@@ -20,6 +20,7 @@ use tatami_wire::inline::{InlineOp, InlineReply};
 use tatami_wire::job::{JobOp, JobReply};
 use tatami_wire::lock::{LockKind, LockOp, LockOpReply, LockSort};
 use tatami_wire::meta::{InodeTemplate, MetaCall, MetaOp, MetaReply, RenameMode, XattrMode};
+use tatami_wire::moves::{MoveStart, MoveTarget, MovedBytes};
 use tatami_wire::object::{AllocMode, ObjectCall, ObjectOp, ObjectReply, SeekTarget};
 use tatami_wire::repair::Repair;
 use tatami_wire::tiles::PieceGrowth;
@@ -42,7 +43,7 @@ fn trace_messages() -> Registry {
     trace_types!(
         Errno, Layout, InodeKind, InodeTemplate, SetTime, XattrMode, XattrClass, RenameMode,
         LockSort, LockKind, LockOp, LockOpReply, JobOp, JobReply, PieceGrowth, Repair, BatchOp,
-        BatchResult, InlineOp, InlineReply, MetaOp, MetaCall, MetaReply,
+        BatchResult, InlineOp, InlineReply, MoveTarget, MoveStart, MovedBytes, MetaOp, MetaCall, MetaReply,
         AllocMode, SeekTarget, ObjectOp, ObjectCall, ObjectReply,
         NodeState, Durability, AdminCall, AdminReply,
         RecallCall, RecallNotice, DelegationGrant,

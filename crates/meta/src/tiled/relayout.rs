@@ -87,7 +87,7 @@ pub(crate) fn invalidate_relayout<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> M
 }
 
 /// Returns the inode, if only this client can change its bytes.
-fn exclusive_inode<S: Store>(
+pub(crate) fn exclusive_inode<S: Store>(
     txn: &mut Txn<'_, S>,
     ino: Ino,
 ) -> MetaOutcome<(Arc<Inode>, Option<TiledRecord>)> {
@@ -120,18 +120,32 @@ pub(crate) fn reserve_objects<S: Store>(
         return Err(Errno::EINVAL.into());
     }
     let (inode, tiled) = exclusive_inode(txn, ino)?;
+    // A file of one object stays in a region, and one that leaves its inode goes where its
+    // directory says.
+    let in_region = inode.leaves_to_region || inode.layout.base().is_in_region();
+    let in_region = in_region && nodes.len() == 1;
+    let (first, stamp) = set_objects_aside(txn, ino, (&inode, tiled), nodes, in_region)?;
+    Ok(MetaReply::Pieces { first, stamp })
+}
+
+/// Sets an object on each of these nodes aside. Returns the number of the first, and the latest
+/// stamp of the file.
+pub(crate) fn set_objects_aside<S: Store>(
+    txn: &mut Txn<'_, S>,
+    ino: Ino,
+    (inode, tiled): (&Inode, Option<TiledRecord>),
+    nodes: &[NodeId],
+    in_region: bool,
+) -> MetaOutcome<(u32, u64)> {
     txn.require_room()?;
     let mut tiled =
         tiled.unwrap_or_else(|| TiledRecord::default().with_base(inode.size, inode.blocks));
     if nodes.len() as u32 > Piece::TILED_MAX.saturating_sub(tiled.next) {
         return Err(Errno::EFBIG.into());
     }
-    // A file of one object stays in a region, and one that leaves its inode goes where its
-    // directory says.
-    let in_region = inode.leaves_to_region || inode.layout.base().is_in_region();
-    let first = match nodes {
-        [_] if in_region => Piece::region_number(tiled.next),
-        _ => tiled.next,
+    let first = match in_region {
+        true => Piece::region_number(tiled.next),
+        false => tiled.next,
     };
     let value = reservation_value(txn.ctx.client);
     for (number, node) in (first..).zip(nodes) {
@@ -144,7 +158,7 @@ pub(crate) fn reserve_objects<S: Store>(
     inode.pieces = true;
     inode.relayout_mark = true;
     inode.set_aside = true;
-    Ok(MetaReply::Pieces { first, stamp })
+    Ok((first, stamp))
 }
 
 /// Replaces the file's objects by those that were set aside.
@@ -204,7 +218,11 @@ pub(crate) fn apply_relayout<S: Store>(
 }
 
 /// Marks all present objects of the file as garbage.
-fn drop_file_objects<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, old: &Inode) -> MetaOutcome<()> {
+pub(crate) fn drop_file_objects<S: Store>(
+    txn: &mut Txn<'_, S>,
+    ino: Ino,
+    old: &Inode,
+) -> MetaOutcome<()> {
     let mut pieces: Vec<(u32, NodeId)> = Vec::new();
     let prefix = keys::inode_prefix(tag::PIECE, ino);
     txn.scan_records(&prefix, &prefix, &mut |key, value| {

@@ -11,6 +11,7 @@ mod inline;
 mod jobs;
 mod model;
 mod model_run;
+mod moves;
 mod on_disk;
 mod orphans;
 mod permissions;

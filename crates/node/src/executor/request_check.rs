@@ -10,6 +10,7 @@ use tatami_meta::{FjallStore, OperationContext};
 use tatami_wire::admin::ClusterMap;
 use tatami_wire::batch::BatchOp;
 use tatami_wire::meta::{InodeTemplate, MetaCall, MetaOp};
+use tatami_wire::moves::MoveTarget;
 use tatami_wire::policy::POLICY_PREFIX;
 use tatami_wire::{Errno, Layout, NodeId, ProtocolRange};
 
@@ -88,6 +89,9 @@ fn check_request(
             return Err(Errno::EINVAL);
         }
         MetaOp::Reserve { nodes, .. } if !nodes.iter().all(|node| known(*node)) => {
+            return Err(Errno::EINVAL);
+        }
+        MetaOp::BeginMove { to: MoveTarget::Object { node, .. }, .. } if !known(*node) => {
             return Err(Errno::EINVAL);
         }
         // The client came back: its session stays.

@@ -111,6 +111,7 @@ fn execute_call(
             AdminReply::Report(report)
         }
         AdminCall::Space => AdminReply::Space(shared.disk_space()?),
+        AdminCall::RegionRoom => AdminReply::RegionRoom(shared.disk.objects.region_room()),
         AdminCall::Announce(info) => {
             let why_not = info.why_not.as_deref().unwrap_or_default();
             let why_no_ring = info.why_no_io_uring.as_deref().unwrap_or_default();

@@ -195,6 +195,7 @@ impl DataConnection<'_> {
                 }))
             }
             ObjectOp::Stat => plain(self.find_state(ino, piece).map(ObjectReply::State)),
+            ObjectOp::FindEngine => plain(objects.find_engine(ino, piece).map(ObjectReply::Engine)),
             ObjectOp::OpenFd { create } => self.check_descriptor_passing().and_then(|()| {
                 let fd = objects.open_fd(ino, piece, call.cap.access, create)?;
                 Ok((ObjectReply::Opened, ReplyAttachment::Descriptors(vec![fd])))
