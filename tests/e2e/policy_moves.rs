@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::Path;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -286,6 +285,15 @@ fn what_is_open_stays_and_is_named() {
     cluster.finish();
 }
 
+/// Clears a flag when it is dropped.
+struct EndOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for EndOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::SeqCst);
+    }
+}
+
 /// Returns a line that no other writer writes.
 fn line_of(writer: usize, n: usize) -> Vec<u8> {
     format!("{writer:3} {n:6} {:>40}\n", writer * 1_000_000 + n).into_bytes()
@@ -304,6 +312,8 @@ fn programs_go_on_while_a_tree_moves_to_and_fro() {
     let moving = AtomicBool::new(true);
     let mut rounds = 0;
     std::thread::scope(|scope| {
+        // Also if this closure panics: the scope waits for its threads.
+        let ending = EndOnDrop(&moving);
         let mut writers = Vec::new();
         for writer in 0..4 {
             let mount = cluster.mount((writer % 2) as u16);
@@ -375,7 +385,7 @@ fn programs_go_on_while_a_tree_moves_to_and_fro() {
                 break;
             }
         }
-        moving.store(false, Ordering::SeqCst);
+        drop(ending);
         readers.into_iter().for_each(|reader| reader.join().expect("it reads"));
         writers.into_iter().for_each(|writer| writer.join().expect("it writes"));
         renamer.join().expect("it renames");
@@ -490,49 +500,48 @@ fn a_user_moves_the_own_files_only() {
 /// device keeps its files, too.
 #[test]
 fn a_full_device_and_none_leave_the_files_where_they_are() {
-    let small = |dir: &Path| {
-        let device = File::create(dir.join("small-node0"));
-        device.and_then(|file| file.set_len(64 << 20)).expect("a sparse file");
-    };
-    let config = "[node]\nregion_device = \"small-{node}\"\n";
-    let cluster = Setup { regions: false, ..Setup::nodes(1) }.config(config).prepare(small).start();
+    const FILES: u32 = 400;
+    let cluster = Setup { regions: false, ..Setup::nodes(1) }.start();
     let one = cluster.mount(0);
     cluster.tatami("set", &["--unset", "inline", "--unset", "engine", ":/"]);
     fs::create_dir(one.join("d")).expect("mkdir");
-    for n in 0..1200_u32 {
-        put(one.join(format!("d/{n}")), vec![n as u8; 60_000 + n as usize]);
+    let bytes_of_file = |n: u32| vec![n as u8; 150_000 + n as usize];
+    for n in 0..FILES {
+        put(one.join(format!("d/{n}")), bytes_of_file(n));
     }
+    let report = set_tree(&cluster, &["--engine", "region"]);
+    assert_eq!((&report["moved"], &report["left"]), (&0.into(), &FILES.into()), "{report}");
+    assert!(reasons(&report).values().all(|reason| reason == "no-device"), "{report}");
+    let said = ask(cluster.command("relayout").args(["--to", "policy", ":/d/0"]));
+    assert!(said.out.contains("node0 has no region device"), "{said:?}");
+
+    let device = cluster.dir().join("small");
+    File::create(&device).and_then(|file| file.set_len(64 << 20)).expect("a sparse file");
+    cluster.tatami("node add", &["--region-device", device.to_str().expect("UTF-8")]);
     let space = json_of(&cluster.tatami("df", &["--json"]).out);
+    cluster.tatami("relayout", &["--on", "node1", "-r", ":/d"]);
     let report = set_tree(&cluster, &["--engine", "region"]);
     let left = report["left"].as_u64().expect("a number");
-    assert!(left > 0 && report["moved"].as_u64() > Some(300), "{left} left");
+    assert!(left > 0 && report["moved"].as_u64() > Some(100), "{report}");
     assert!(reasons(&report).values().all(|reason| reason == "device-full"), "{report}");
     let full = ask(cluster.command("relayout").args(["--to", "policy", "-r", ":/d"]));
-    assert!(full.out.contains("the region device of node0 is full"), "{full:?}");
+    assert!(full.out.contains("the region device of node1 is full"), "{full:?}");
     assert!(full.out.contains("0 files moved"), "{full:?}");
-    for n in 0..1200_u32 {
-        let bytes = get(one.join(format!("d/{n}")));
-        assert!(bytes == vec![n as u8; 60_000 + n as usize], "{n}");
-    }
+    assert!((0..FILES).all(|n| get(one.join(format!("d/{n}"))) == bytes_of_file(n)));
     // What `df` shows is the sum of disk and device.
     let now = json_of(&cluster.tatami("df", &["--json"]).out);
     let free = |said: &Value| wide_number(&said["regions"]["free"]);
-    assert!(free(&now) + 300 * 60_000 < free(&space), "{now}");
+    assert!(free(&now) + 100 * 150_000 < free(&space), "{now}");
     let of_disk = wide_number(&now["nodes"][0]["total"]);
-    let of_device = wide_number(&now["nodes"][0]["regions"]["total"]);
+    let of_device = wide_number(&now["nodes"][1]["regions"]["total"]);
+    assert!(now["nodes"][0]["regions"].is_null() && of_device > 32 << 20, "{now}");
+    // Both nodes are on one disk.
     assert_eq!(wide_number(&now["total"]), of_disk + of_device, "{now}");
     let seen = rustix::fs::statvfs(&one).expect("statvfs");
     assert_eq!(seen.f_blocks * seen.f_frsize, (of_disk + of_device) / 4096 * 4096);
-    assert!(cluster.tatami("df", &[]).out.contains("node0, regions"));
+    assert!(cluster.tatami("df", &[]).out.contains("node1, regions"));
     let status = cluster.status();
     assert_eq!(wide_number(&status["regions"]["total"]), of_device);
-    assert_eq!(wide_number(&status["nodes"][0]["regions"]["total"]), of_device);
-    // A second node, without a device.
-    cluster.tatami("node add", &[]);
-    cluster.tatami("relayout", &["--on", "node1", ":/d/0"]);
-    let at_home = engine_of(&cluster, ":/d/0");
-    let said = ask(cluster.command("relayout").args(["--to", "policy", ":/d/0"]));
-    assert!(said.out.contains("node1 has no region device"), "{at_home}: {said:?}");
-    assert!(get(one.join("d/0")) == vec![0; 60_000]);
+    assert_eq!(wide_number(&status["nodes"][1]["regions"]["total"]), of_device);
     cluster.finish();
 }

@@ -13,6 +13,7 @@ pub mod job;
 pub mod map;
 pub mod model;
 pub mod mpi;
+pub mod policies;
 pub mod process;
 pub mod schema;
 pub mod seed;

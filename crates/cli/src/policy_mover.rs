@@ -70,8 +70,8 @@ pub struct PolicyMoveReport {
     failed: u64,
 }
 
-/// Called for each directory with its policies, before it is listed. Returns those that hold for its
-/// files.
+/// Called for each directory with its policies, before it is listed. Returns those that hold for
+/// its files.
 pub type EnterDir<'a> = dyn Fn(Ino, Policies) -> Result<Policies, Errno> + 'a;
 
 /// A run over files of one volume.
@@ -142,8 +142,9 @@ impl<'a> PolicyMover<'a> {
             }
             self.list_tree(path, enter, sender);
         });
-        // Programs may have closed what they had open.
-        for job in std::mem::take(&mut *self.open.lock()) {
+        // Programs may have closed what they had open. The list is unlocked before the loop.
+        let open = std::mem::take(&mut *self.open.lock());
+        for job in open {
             match self.tree.client().getattr(self.tree.cred(), job.attr.ino) {
                 Ok(attr) => self.run_job(MoveJob { attr, ..job }, CLOSE_WAIT),
                 Err(errno) => self.record_error("cannot move", &job.path, errno),
