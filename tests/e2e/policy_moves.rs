@@ -187,12 +187,13 @@ fn chosen_files_follow_the_policies_of_their_directories() {
     assert_eq!(engines(), ["region", "region", "file"]);
     let args = ["-r", "--inline", "16k", "--rate", "100", "--background", ":/"];
     let said = cluster.tatami("set", &args).out;
-    let process = said.split_whitespace().nth(1).expect("a number").to_owned();
+    let process = said.split_whitespace().nth(1).and_then(|pid| pid.parse::<u64>().ok());
+    let process = process.expect("a number");
     let begun = Instant::now();
     let note = loop {
         let said = json_of(&cluster.tatami("relayout", &["--status", "--json"]).out);
         let all = said["relayouts"].as_array().expect("a list").clone();
-        let ours = all.into_iter().find(|one| one["pid"].to_string() == process).expect("a note");
+        let ours = all.into_iter().find(|one| one["pid"] == process).expect("a note");
         if ours["state"] != "running" {
             break ours;
         }
