@@ -32,6 +32,10 @@ impl Piece {
     pub const TILED_MAX: u32 = (1 << 30) - 1;
     /// The bit of objects that lie in a region of a device, while they fit there.
     const REGION: u32 = 1 << 31;
+    /// The bit of objects in regions that keep their earlier states. The rule follows in the number.
+    const VERSIONS: u32 = 1 << 30;
+    /// Bits behind the rule of such an object: the number that counts.
+    const VERSIONED_BITS: u32 = 12;
     /// The object of a new file that lies in a region.
     pub const FIRST_REGION: Piece = Piece(Piece::REGION);
 
@@ -49,6 +53,38 @@ impl Piece {
         number | Piece::REGION
     }
 
+    /// The object of a new file that lies in a region and keeps its earlier states. `rule` has at
+    /// most [`Piece::RULE_BITS`] bits; 0 is the object that keeps none.
+    pub fn first_versioned(rule: u32) -> Piece {
+        match rule & ((1 << Piece::RULE_BITS) - 1) {
+            0 => Piece::FIRST_REGION,
+            rule => Piece(Piece::REGION | Piece::VERSIONS | rule << Piece::VERSIONED_BITS),
+        }
+    }
+
+    /// Bits of the rule by which an object keeps earlier states.
+    pub const RULE_BITS: u32 = 18;
+
+    /// Returns the rule by which the object keeps earlier states; 0 for one that keeps none.
+    pub fn version_rule(self) -> u32 {
+        match self.is_in_region() && self.0 & Piece::VERSIONS != 0 {
+            true => (self.0 & !(Piece::REGION | Piece::VERSIONS)) >> Piece::VERSIONED_BITS,
+            false => 0,
+        }
+    }
+
+    /// Returns the number of another object in a region for the same file, with the same rule;
+    /// `None` if there are no more such numbers.
+    pub fn next_in_region(self, number: u32) -> Option<u32> {
+        match self.version_rule() {
+            0 => Some(Piece::region_number(number)),
+            rule if number < 1 << Piece::VERSIONED_BITS => {
+                Some(Piece::first_versioned(rule).0 | number)
+            }
+            _ => None,
+        }
+    }
+
     /// Whether the object lies in a region, if its node has a region device and the object fits.
     pub fn is_in_region(self) -> bool {
         self.0 & Piece::REGION != 0 && self != Piece::INLINE
@@ -63,6 +99,7 @@ impl Piece {
     /// The number of the piece that this object is a part of; 0 for the base.
     pub fn number(self) -> u32 {
         match self.is_in_region() {
+            true if self.version_rule() > 0 => self.0 & ((1 << Piece::VERSIONED_BITS) - 1),
             true => self.0 & !Piece::REGION,
             false => self.0.div_ceil(2),
         }
@@ -137,6 +174,11 @@ impl Layout {
         Layout::with_base(node, Piece::FIRST_REGION, false)
     }
 
+    /// As [`Layout::in_region`], of an object that keeps earlier states by this rule.
+    pub fn in_region_keeping(node: NodeId, rule: u32) -> Layout {
+        Layout::with_base(node, Piece::first_versioned(rule), false)
+    }
+
     /// Whether the bytes lie beside the inode, and the file has no object.
     pub fn is_inline(&self) -> bool {
         self.base == Piece::INLINE
@@ -195,6 +237,29 @@ mod tests {
         assert!(layout.is_inline() && !layout.is_tiled() && !layout.is_of_new_file());
         assert_eq!((layout.node(), layout.all_objects().count()), (NodeId(3), 0));
         assert!(Piece::of_journal(Piece::TILED_MAX) < Piece::FIRST_REGION);
+    }
+
+    proptest! {
+        #[test]
+        fn a_versioned_object_has_its_rule_and_number(rule in 1u32..200 << 10, number in 0u32..4096) {
+            let first = Layout::in_region_keeping(NodeId(3), rule).base();
+            prop_assert!(first.is_in_region() && !first.is_journal() && first != Piece::INLINE);
+            prop_assert_eq!((first.version_rule(), first.number()), (rule, 0));
+            let next = Piece::of_bytes(first.next_in_region(number).expect("a number"));
+            prop_assert!(next.is_in_region() && next != Piece::INLINE);
+            prop_assert_eq!((next.version_rule(), next.number()), (rule, number));
+            prop_assert_eq!(first.next_in_region(4096), None);
+        }
+    }
+
+    #[test]
+    fn an_object_without_versions_has_no_rule() {
+        assert_eq!(Piece::first_versioned(0), Piece::FIRST_REGION);
+        let plain = Piece::FIRST_REGION.next_in_region(77).map(Piece::of_bytes);
+        assert_eq!(plain, Some(Piece::of_bytes(Piece::region_number(77))));
+        for piece in [Piece::BASE, Piece::INLINE, Piece::FIRST_REGION, Piece(12)] {
+            assert_eq!(piece.version_rule(), 0);
+        }
     }
 
     #[test]

@@ -62,9 +62,9 @@ impl SizeClass {
         (self.capacity() as usize).div_ceil(CHUNK)
     }
 
-    /// Returns the room for the head of a region, in bytes: 64 and a checksum for each chunk.
+    /// Returns the room for the head of a region, in bytes: 68 and a checksum for each chunk.
     pub fn head_len(self) -> usize {
-        if self.chunks() <= 16 { 128 } else { 512 }
+        if self.chunks() <= 8 { 128 } else { 512 }
     }
 }
 

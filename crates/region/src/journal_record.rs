@@ -42,8 +42,20 @@ pub enum JournalChange<'a> {
         /// In bytes.
         len: u64,
     },
-    /// The object ends.
+    /// The object ends, with its versions.
     Remove,
+    /// The object has these bytes, and no others.
+    Replace {
+        /// At least one.
+        bytes: &'a [u8],
+    },
+    /// The object becomes a file. Its versions stay.
+    Leave,
+    /// The state of the object at this moment is kept as a version.
+    Keep {
+        /// The number of the version, from 1.
+        number: u32,
+    },
 }
 
 /// A record.
@@ -70,9 +82,12 @@ impl JournalChange<'_> {
     /// Returns the bytes that its record takes.
     pub fn record_len(&self) -> u64 {
         record_len(match self {
-            JournalChange::Write { bytes, .. } => bytes.len(),
+            JournalChange::Write { bytes, .. } | JournalChange::Replace { bytes } => bytes.len(),
             JournalChange::Zero { .. } => 8,
-            JournalChange::SetSize { .. } | JournalChange::Remove => 0,
+            JournalChange::SetSize { .. }
+            | JournalChange::Remove
+            | JournalChange::Leave
+            | JournalChange::Keep { .. } => 0,
         })
     }
 }
@@ -118,6 +133,9 @@ impl<'a> JournalRecord<'a> {
                 (3, offset, &[])
             }
             JournalChange::Remove => (4, 0, &[]),
+            JournalChange::Replace { bytes } => (5, 0, bytes),
+            JournalChange::Leave => (6, 0, &[]),
+            JournalChange::Keep { number } => (7, number.into(), &[]),
         };
         let mut head = Vec::with_capacity(RECORD_HEAD + small.len());
         let payload_sum = crc32c::crc32c_append(crc32c::crc32c(&small), payload);
@@ -164,6 +182,9 @@ impl<'a> JournalRecord<'a> {
                 JournalChange::Zero { offset: argument, len }
             }
             (4, 0) => JournalChange::Remove,
+            (5, 1..) => JournalChange::Replace { bytes: payload },
+            (6, 0) => JournalChange::Leave,
+            (7, 0) => JournalChange::Keep { number: u32::try_from(argument).ok()? },
             _ => return None,
         };
         let time = Timestamp { sec: u64_at(48)? as i64, nsec: u32_at(56)? };
@@ -171,7 +192,8 @@ impl<'a> JournalRecord<'a> {
             JournalChange::Write { offset, bytes } => offset.checked_add(bytes.len() as u64)?,
             JournalChange::SetSize { size } => size,
             JournalChange::Zero { offset, len } => offset.checked_add(len)?,
-            JournalChange::Remove => 0,
+            JournalChange::Replace { bytes } => bytes.len() as u64,
+            JournalChange::Remove | JournalChange::Leave | JournalChange::Keep { .. } => 0,
         };
         if time.nsec >= 1_000_000_000 || end > REGION_MAX || u64_at(16)? >= SEQ_END {
             return None;
@@ -197,6 +219,9 @@ mod tests {
             0 if !bytes.is_empty() => JournalChange::Write { offset: a, bytes },
             1 => JournalChange::SetSize { size: a },
             2 => JournalChange::Zero { offset: a, len: b },
+            3 if !bytes.is_empty() => JournalChange::Replace { bytes },
+            4 => JournalChange::Leave,
+            5 => JournalChange::Keep { number: a as u32 },
             _ => JournalChange::Remove,
         }
     }
@@ -204,7 +229,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_record_reads_back_in_its_place_only(
-            seq in 0u64..1 << 63, ino: u64, kind in 0u8..4, a in 0u64..1 << 20, b in 0u64..1 << 20,
+            seq in 0u64..1 << 63, ino: u64, kind in 0u8..7, a in 0u64..1 << 20, b in 0u64..1 << 20,
             bytes in prop::collection::vec(any::<u8>(), 0..100), bit: prop::sample::Index,
         ) {
             let change = change_of(&bytes, kind, a, b);

@@ -37,6 +37,8 @@ mod region_store;
 mod signal;
 mod store_parts;
 mod stored_object;
+mod version_table;
+mod versions;
 mod writeback;
 
 pub use error::RegionOpenError;

@@ -10,14 +10,18 @@ use crate::error::RegionOpenError;
 use crate::journal::{Journal, JournalStart, ReadJournal, read_journal};
 use crate::journal_record::JournalChange;
 use crate::region_head::{ExtentHead, FoundSuperblock, RegionHead, Superblock, sum_chunks};
-use crate::region_store::{RegionStore, apply_change};
+use crate::region_head::RegionKey;
+use crate::region_store::{RegionStore, apply_change, current_time};
 use crate::store_parts::{EndedRegion, RegionLimits, StoreParts};
-use crate::stored_object::{ChunkSums, RegionObject, StoredVersion};
+use crate::stored_object::{ChunkSums, ObjectContent, RegionObject, StoredVersion};
+use crate::version_table::VersionEntry;
 use crate::writeback::Writeback;
 use std::collections::HashSet;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use tatami_wire::Timestamp;
+use tatami_wire::object::ObjectVersion;
 
 /// What is opened.
 pub struct RegionOptions {
@@ -81,6 +85,7 @@ pub fn open_regions(options: RegionOptions) -> Result<RegionStore, RegionOpenErr
         reserve_missing(&parts);
         passes += 1;
     }
+    parts.drop_unplaced_versions();
     if reserve_missing(&parts) > 0 {
         let cause = io::Error::from(io::ErrorKind::StorageFull);
         return Err(failed("find room for what the journal has")(cause));
@@ -249,6 +254,8 @@ fn find_objects(parts: &StoreParts, journal: &ReadJournal) -> io::Result<u64> {
                     used.push(slot);
                     if recent.contains(&head.seq) && !has_its_bytes(parts, class, region, &head) {
                         torn.push(region);
+                    } else if head.is_version {
+                        add_stored_version(parts, region, head);
                     } else {
                         add_stored(parts, region, head);
                     }
@@ -260,7 +267,7 @@ fn find_objects(parts: &StoreParts, journal: &ReadJournal) -> io::Result<u64> {
         let claim = ExtentClaim { extent, class, generation };
         parts.allocator.lock().adopt_extent(claim, used.into_iter());
         let torn = torn.into_iter().map(|region| EndedRegion { region, is_bad: false });
-        parts.ended.lock().extend(torn);
+        torn.for_each(|region| parts.push_ended(region));
     }
     if damaged > 0 {
         // A torn write leaves such heads as well, and the journal has those objects.
@@ -289,21 +296,46 @@ fn add_stored(parts: &StoreParts, region: RegionNumber, head: RegionHead) {
     let object = table.entry(head.key).or_insert_with(|| RegionObject::new(head.key));
     let mut content = object.content.lock();
     let ended = |region| EndedRegion { region, is_bad: false };
-    let RegionHead { seq, size, sums, mtime, changed, .. } = head;
+    let RegionHead { seq, size, sums, mtime, changed, number, .. } = head;
     if content.stored.as_ref().is_some_and(|stored| stored.seq >= seq) {
-        parts.ended.lock().push_back(ended(region));
+        parts.push_ended(ended(region));
         return;
     }
     let stored = StoredVersion { region, seq, size, sums: ChunkSums::new(&sums) };
     if let Some(old) = content.stored.replace(stored) {
-        parts.ended.lock().push_back(ended(old.region));
+        parts.push_ended(ended(old.region));
     }
     (content.size, content.seq) = (size, seq);
     (content.mtime, content.changed) = (mtime, changed);
+    (content.last_number, content.is_sealed) = (number, true);
+}
+
+/// Adds the region of a version. Its object may be missing: it may have become a file.
+fn add_stored_version(parts: &StoreParts, region: RegionNumber, head: RegionHead) {
+    let RegionHead { key, seq, size, sums, mtime, changed, number, .. } = head;
+    let mut versions = parts.versions.lock();
+    if versions.get(key, number).is_some() {
+        // A write that failed has left a head, and its bytes.
+        parts.push_ended(EndedRegion { region, is_bad: false });
+        return;
+    }
+    let stored = Some(StoredVersion { region, seq, size, sums: ChunkSums::new(&sums) });
+    let content = ObjectContent { size, mtime, changed, seq, stored, ..ObjectContent::default() };
+    let state = ObjectVersion { number, size, mtime, replaced: changed };
+    versions.insert(VersionEntry { object: RegionObject::new_version(key, number, content), state });
 }
 
 /// Reserves regions for changed objects that have none, and returns how many have none still.
 fn reserve_missing(parts: &StoreParts) -> usize {
+    for entry in parts.versions.lock().list_all() {
+        let mut content = entry.object.content.lock();
+        if content.target.is_none() && content.stored.is_none() && !content.is_gone {
+            content.target = parts.reserve_region(content.size);
+            if content.target.is_some() {
+                parts.count_dirty(&entry.object, &mut content);
+            }
+        }
+    }
     let table = parts.table.read();
     let mut missing = 0;
     for object in table.values() {
@@ -329,7 +361,11 @@ fn replay_journal(parts: &StoreParts, read: &ReadJournal) {
         let found = parts.table.read().get(&record.key).cloned();
         let object = match found {
             Some(object) => object,
-            None if change == JournalChange::Remove => continue,
+            None if change == JournalChange::Remove => {
+                end_versions_before(parts, record.key, record.seq);
+                continue;
+            }
+            None if change == JournalChange::Leave => continue,
             None => {
                 let object = RegionObject::new(record.key);
                 parts.table.write().insert(record.key, object.clone());
@@ -342,13 +378,26 @@ fn replay_journal(parts: &StoreParts, read: &ReadJournal) {
         }
         replayed += 1;
         if change == JournalChange::Remove {
+            end_versions_before(parts, record.key, record.seq);
+        }
+        if matches!(change, JournalChange::Remove | JournalChange::Leave) {
             parts.end_object(&object, &mut content);
             continue;
         }
+        content.is_sealed = true;
         if parts.load_image(&object, &mut content).is_err() {
             // What it was cannot be read, so neither can what it would be.
             content.is_damaged = true;
             lost += 1;
+            continue;
+        }
+        if let JournalChange::Keep { number } = change {
+            content.last_number = content.last_number.max(number);
+            if parts.versions.lock().get(record.key, number).is_none() {
+                let target = parts.reserve_region(content.size);
+                let at = (record.seq, record.time);
+                parts.add_version(&object, &mut content, number, at, target);
+            }
             continue;
         }
         let mut image = content.image.take().unwrap_or_default();
@@ -363,7 +412,20 @@ fn replay_journal(parts: &StoreParts, read: &ReadJournal) {
         content.target = parts.reserve_region(content.size);
         parts.count_dirty(&object, &mut content);
     }
+    let now = current_time(Timestamp::default());
+    for key in parts.versions.lock().list_objects() {
+        parts.thin_versions(key, now);
+    }
     if replayed > 0 {
         tracing::info!(replayed, lost, "changes of regions were taken from the journal");
+    }
+}
+
+/// Ends the versions that an object had when it was removed.
+fn end_versions_before(parts: &StoreParts, key: RegionKey, seq: u64) {
+    let all = parts.versions.lock().of_object(key);
+    for entry in all.iter().filter(|entry| entry.object.content.lock().seq < seq) {
+        parts.versions.lock().take(key, entry.state.number);
+        parts.end_version(&entry.object);
     }
 }

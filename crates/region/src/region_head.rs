@@ -9,11 +9,13 @@ use tatami_wire::{Ino, Piece, Timestamp};
 const SUPERBLOCK_MAGIC: [u8; 8] = *b"TATAMI-R";
 const EXTENT_MAGIC: [u8; 8] = *b"TATAMI-E";
 const HEAD_MAGIC: u32 = u32::from_le_bytes(*b"TRGN");
+/// The same of a version.
+const VERSION_MAGIC: u32 = u32::from_le_bytes(*b"TRGV");
 const VERSION: u32 = 1;
 /// Numbers of changes are below it.
 pub(crate) const SEQ_END: u64 = 1 << 63;
 /// Bytes of a head before the checksums of its chunks.
-const HEAD_FIELDS: usize = 64;
+const HEAD_FIELDS: usize = 68;
 
 /// The object of a region: inode and piece.
 pub type RegionKey = (Ino, Piece);
@@ -58,8 +60,12 @@ pub struct RegionHead {
     pub size: u64,
     /// Last change of the bytes.
     pub mtime: Timestamp,
-    /// Last change of any kind.
+    /// Last change of any kind. Of a version: when the object got another state.
     pub changed: Timestamp,
+    /// Of a version: its number, from 1. Otherwise the number of the object's last version, or 0.
+    pub number: u32,
+    /// The region has an earlier state of the object, which is kept.
+    pub is_version: bool,
     /// The checksum of each chunk.
     pub sums: Vec<u32>,
 }
@@ -205,7 +211,8 @@ impl RegionHead {
     /// Returns it as bytes for the region `region` of this class: [`SizeClass::head_len`] bytes.
     pub fn encode(&self, class: SizeClass, region: RegionNumber) -> Vec<u8> {
         let mut out = Vec::with_capacity(class.head_len());
-        out.extend_from_slice(&HEAD_MAGIC.to_le_bytes());
+        let magic = if self.is_version { VERSION_MAGIC } else { HEAD_MAGIC };
+        out.extend_from_slice(&magic.to_le_bytes());
         out.extend_from_slice(&[0; 4]);
         out.extend_from_slice(&self.generation.to_le_bytes());
         out.extend_from_slice(&self.key.1.0.to_le_bytes());
@@ -215,6 +222,7 @@ impl RegionHead {
         out.extend_from_slice(&(self.size as u32).to_le_bytes());
         put_time(&mut out, self.mtime);
         put_time(&mut out, self.changed);
+        out.extend_from_slice(&self.number.to_le_bytes());
         assert_eq!(out.len(), HEAD_FIELDS, "the fields of a head have another length");
         for sum in &self.sums {
             out.extend_from_slice(&sum.to_le_bytes());
@@ -229,7 +237,12 @@ impl RegionHead {
     /// Reads the head of `region`; `None` for a region that is free, or whose head is damaged.
     pub fn decode(bytes: &[u8], class: SizeClass, region: RegionNumber) -> Option<RegionHead> {
         let mut fields = HeadReader(bytes);
-        if bytes.len() != class.head_len() || fields.take_u32() != Some(HEAD_MAGIC) {
+        let is_version = match fields.take_u32()? {
+            HEAD_MAGIC => false,
+            VERSION_MAGIC => true,
+            _ => return None,
+        };
+        if bytes.len() != class.head_len() {
             return None;
         }
         let sum = fields.take_u32()?;
@@ -242,12 +255,14 @@ impl RegionHead {
         let (ino, seq) = (Ino(fields.take_u64()?), fields.take_u64()?);
         let size = u64::from(fields.take_u32()?);
         let (mtime, changed) = (fields.take_time()?, fields.take_time()?);
-        if size > class.capacity() || seq >= SEQ_END {
+        let number = fields.take_u32()?;
+        if size > class.capacity() || seq >= SEQ_END || is_version && number == 0 {
             return None;
         }
         let chunks = (size as usize).div_ceil(crate::class::CHUNK);
         let sums = (0..chunks).map(|_| fields.take_u32()).collect::<Option<Vec<_>>>()?;
-        Some(RegionHead { generation, key: (ino, piece), seq, size, mtime, changed, sums })
+        let key = (ino, piece);
+        Some(RegionHead { generation, key, seq, size, mtime, changed, number, is_version, sums })
     }
 
     /// Whether bytes at the place of a head are damaged, rather than those of a free region.
@@ -309,14 +324,16 @@ mod tests {
         #[test]
         fn a_head_reads_back_in_its_place_only(
             ino: u64, piece: u32, seq in 0u64..1 << 63, size in 0u64..=4 << 20, sec: i64, nsec in 0u32..1_000_000_000,
-            slot in 0u32..100, bit in 0usize..128 * 8,
+            slot in 0u32..100, bit in 0usize..128 * 8, number in 1u32.., is_version: bool,
         ) {
             let class = SizeClass::for_size(size).expect("fits");
             let (region, time) = (RegionNumber { extent: 2, slot }, Timestamp { sec, nsec });
             let sums = (0..(size as usize).div_ceil(crate::class::CHUNK) as u32).collect();
             let key = (Ino(ino), Piece(piece));
-            let head =
-                RegionHead { generation: 1, key, seq, size, mtime: time, changed: time, sums };
+            let (mtime, changed) = (time, time);
+            let head = RegionHead {
+                generation: 1, key, seq, size, mtime, changed, number, is_version, sums,
+            };
             let bytes = head.encode(class, region);
             prop_assert_eq!(RegionHead::decode(&bytes, class, region), Some(head));
             let other = RegionNumber { extent: 2, slot: slot + 1 };

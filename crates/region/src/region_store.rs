@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tatami_wire::object::{AllocMode, ObjectState, SeekTarget};
-use tatami_wire::{Errno, Timestamp};
+use tatami_wire::{ClientId, Errno, Timestamp};
 
 /// A change of an object.
 #[derive(Clone, Copy, Debug)]
@@ -25,6 +25,8 @@ pub enum RegionChange<'a> {
     Append { bytes: &'a [u8] },
     SetSize { size: u64 },
     Allocate { mode: AllocMode, offset: u64, len: u64 },
+    /// The object has these bytes from now on, and no others.
+    Replace { bytes: &'a [u8] },
 }
 
 /// Why a change is not made.
@@ -61,14 +63,16 @@ pub struct RegionSpace {
     pub total: u64,
     /// Of regions in use.
     pub used: u64,
+    /// Of these, those of versions. A full device gives them up.
+    pub versions: u64,
 }
 
 /// See the module. Each object is in memory or in one region, as a whole. Any thread may call.
 pub struct RegionStore {
-    parts: Arc<StoreParts>,
+    pub(crate) parts: Arc<StoreParts>,
     thread: Mutex<Option<JoinHandle<()>>>,
     /// For tests without a thread.
-    idle: Mutex<Option<Writeback>>,
+    pub(crate) idle: Mutex<Option<Writeback>>,
 }
 
 impl Drop for RegionStore {
@@ -130,7 +134,7 @@ impl RegionStore {
     }
 
     /// Runs `act` on an object that is there.
-    fn with_object<T>(
+    pub(crate) fn with_object<T>(
         &self,
         key: RegionKey,
         act: impl FnOnce(&Arc<RegionObject>, &mut ObjectContent) -> T,
@@ -167,7 +171,7 @@ impl RegionStore {
         self.with_object(key, |_, content| self.state_of(content))
     }
 
-    fn state_of(&self, content: &ObjectContent) -> ObjectState {
+    pub(crate) fn state_of(&self, content: &ObjectContent) -> ObjectState {
         let region = content.target.or(content.stored.as_ref().map(|stored| stored.region));
         let class = region.and_then(|r| self.parts.allocator.lock().class_of(r.extent));
         content.state(class.map_or(content.size, |(class, _)| class.capacity()))
@@ -199,20 +203,40 @@ impl RegionStore {
     pub fn change(
         &self,
         key: RegionKey,
+        writer: Option<ClientId>,
         create: bool,
         change: RegionChange<'_>,
     ) -> Result<MadeChange, ChangeError> {
         let payload = match change {
-            RegionChange::Write { bytes, .. } | RegionChange::Append { bytes } => bytes.len(),
+            RegionChange::Write { bytes, .. }
+            | RegionChange::Append { bytes }
+            | RegionChange::Replace { bytes } => bytes.len(),
             RegionChange::SetSize { .. } | RegionChange::Allocate { .. } => 8,
         };
         if payload as u64 > REGION_MAX {
             return Err(ChangeError::NoRoom);
         }
+        loop {
+            match self.try_change(key, writer, create, change, payload) {
+                // New bytes need the room more than old ones.
+                Err(ChangeError::NoRoom) if self.give_up_versions() => {}
+                made => return made,
+            }
+        }
+    }
+
+    fn try_change(
+        &self,
+        key: RegionKey,
+        writer: Option<ClientId>,
+        create: bool,
+        change: RegionChange<'_>,
+        payload: usize,
+    ) -> Result<MadeChange, ChangeError> {
         self.parts.wait_for_dirty_room();
         let journal = self.parts.journal()?;
-        // A change has at most two records.
-        let room = journal.reserve_room(record_len(payload) + record_len(0))?;
+        // A change has at most two records, and one for a version before it.
+        let room = journal.reserve_room(record_len(payload) + 2 * record_len(0))?;
         let made = loop {
             let (object, is_new) = match self.find_object(key) {
                 Some(object) => (object, false),
@@ -226,6 +250,9 @@ impl RegionStore {
                 continue;
             }
             let made = self.change_locked(journal, &room, &object, &mut content, change);
+            if made.is_ok() {
+                content.note_writer(writer);
+            }
             if made.is_err() && is_new && content.seq == 0 {
                 self.parts.end_object(&object, &mut content);
             }
@@ -267,6 +294,9 @@ impl RegionStore {
         let Some(new_size) = Some(new_size).filter(|size| *size <= REGION_MAX) else {
             return Err(ChangeError::NoRoom);
         };
+        if content.is_sealed || matches!(change, RegionChange::Replace { .. }) {
+            self.keep_state(journal, room, object, content)?;
+        }
         let is_replaced = replaces_all(&records, size);
         if !is_replaced {
             self.parts.load_image(object, content)?;
@@ -339,11 +369,12 @@ impl RegionStore {
     /// # Errors
     /// `EIO` when the journal cannot be written.
     pub fn remove(&self, key: RegionKey) -> Result<bool, Errno> {
-        self.take_out(key, |_, _| Ok(()))
+        self.take_out(key, JournalChange::Remove, |_, _| Ok(()))
     }
 
     /// Ends an object after `keep` has kept its bytes elsewhere, where they survive a power cut.
-    /// Nobody changes or reads the object meanwhile. False if there was none.
+    /// Nobody changes or reads the object meanwhile. False if there was none. Its versions stay,
+    /// and a state that was sealed becomes one, if there is room.
     ///
     /// # Errors
     /// Those of `keep`, with the object as it was; `EIO` for a damaged object.
@@ -352,7 +383,21 @@ impl RegionStore {
         key: RegionKey,
         keep: impl FnOnce(&[u8], &ObjectState) -> Result<(), Errno>,
     ) -> Result<bool, Errno> {
-        self.take_out(key, |object, content| {
+        let journal = self.parts.journal()?;
+        let room = journal.reserve_room(record_len(0))?;
+        self.with_object(key, |object, content| {
+            match content.is_sealed {
+                true => self.keep_state(journal, &room, object, content),
+                false => Ok(()),
+            }
+        })
+        // What has no room for one more version is full.
+        .map_or(Ok(()), |kept| match kept {
+            Err(ChangeError::Failed(errno)) => Err(errno),
+            _ => Ok(()),
+        })?;
+        drop(room);
+        self.take_out(key, JournalChange::Leave, |object, content| {
             self.parts.load_image(object, content)?;
             let image = content.image.clone().unwrap_or_default();
             keep(&image, &self.state_of(content))
@@ -362,6 +407,7 @@ impl RegionStore {
     fn take_out(
         &self,
         key: RegionKey,
+        how: JournalChange<'_>,
         before: impl FnOnce(&Arc<RegionObject>, &mut ObjectContent) -> Result<(), Errno>,
     ) -> Result<bool, Errno> {
         let journal = self.parts.journal()?;
@@ -369,12 +415,19 @@ impl RegionStore {
         let removed = self.with_object(key, |object, content| {
             before(object, content)?;
             let now = current_time(content.changed);
-            journal.append(&room, key, now, JournalChange::Remove)?;
+            journal.append(&room, key, now, how)?;
             self.parts.end_object(object, content);
             Ok::<(), Errno>(())
         });
+        let removed = removed.transpose()?.is_some();
+        if how == JournalChange::Remove && self.parts.versions.lock().has_object(key) {
+            if !removed {
+                journal.append(&room, key, current_time(Timestamp::default()), how)?;
+            }
+            self.parts.end_versions(key);
+        }
         drop(room);
-        Ok(removed.transpose()?.is_some())
+        Ok(removed)
     }
 
     /// Returns at most `limit` objects after `after`, in order.
@@ -392,7 +445,9 @@ impl RegionStore {
     /// Returns the space of the device.
     pub fn space(&self) -> RegionSpace {
         let allocator = self.parts.allocator.lock();
-        RegionSpace { total: allocator.total_bytes(), used: allocator.used_bytes() }
+        let (total, used) = (allocator.total_bytes(), allocator.used_bytes());
+        drop(allocator);
+        RegionSpace { total, used, versions: self.parts.versions.lock().bytes() }
     }
 
     /// Returns a sentence for each problem; empty when all is well.
@@ -439,6 +494,8 @@ fn resolve_change(change: RegionChange<'_>, size: u64) -> (Vec<JournalChange<'_>
             (vec![JournalChange::Write { offset: size, bytes }], size)
         }
         RegionChange::SetSize { size: to } => (vec![JournalChange::SetSize { size: to }], 0),
+        RegionChange::Replace { bytes: [] } => (vec![JournalChange::SetSize { size: 0 }], 0),
+        RegionChange::Replace { bytes } => (vec![JournalChange::Replace { bytes }], 0),
         RegionChange::Allocate { mode, offset, len } => {
             let end = offset.saturating_add(len);
             let records = match mode {
@@ -459,15 +516,19 @@ fn size_after(change: &JournalChange<'_>, size: u64) -> u64 {
             size.max(offset.saturating_add(bytes.len() as u64))
         }
         JournalChange::SetSize { size } => *size,
-        JournalChange::Zero { .. } => size,
-        JournalChange::Remove => 0,
+        JournalChange::Replace { bytes } => bytes.len() as u64,
+        JournalChange::Zero { .. } | JournalChange::Keep { .. } => size,
+        JournalChange::Remove | JournalChange::Leave => 0,
     }
 }
 
 /// Whether nothing of an object of `size` bytes is left after these changes.
 fn replaces_all(changes: &[JournalChange<'_>], size: u64) -> bool {
     matches!(changes, [JournalChange::Write { offset: 0, bytes }] if bytes.len() as u64 >= size)
-        || matches!(changes, [JournalChange::SetSize { size: 0 }])
+        || matches!(
+            changes,
+            [JournalChange::SetSize { size: 0 } | JournalChange::Replace { .. }]
+        )
 }
 
 /// Carries out a change of the bytes of an object.
@@ -486,13 +547,18 @@ pub(crate) fn apply_change(image: &mut Vec<u8>, change: &JournalChange<'_>) {
             let from = (*offset as usize).min(end);
             image[from..end].fill(0);
         }
-        JournalChange::Remove => image.clear(),
+        JournalChange::Replace { bytes } => {
+            image.clear();
+            image.extend_from_slice(bytes);
+        }
+        JournalChange::Keep { .. } => {}
+        JournalChange::Remove | JournalChange::Leave => image.clear(),
     }
 }
 
 /// Returns the time, or the moment after `last` if the clock is behind it: times of one object
 /// order its states.
-fn current_time(last: Timestamp) -> Timestamp {
+pub(crate) fn current_time(last: Timestamp) -> Timestamp {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let now = Timestamp { sec: now.as_secs() as i64, nsec: now.subsec_nanos() };
     if now > last {

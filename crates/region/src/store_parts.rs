@@ -9,11 +9,13 @@ use crate::journal::Journal;
 use crate::region_head::{RegionKey, Superblock};
 use crate::signal::Signal;
 use crate::stored_object::{ImageCache, ObjectContent, RegionObject, StoredVersion, chunks_around};
+use crate::version_table::{VersionEntry, VersionTable};
 use parking_lot::{Condvar, Mutex, RwLock};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use tatami_wire::{Errno, Ino};
+use tatami_wire::object::ObjectVersion;
+use tatami_wire::{Errno, Ino, Timestamp};
 
 /// Bounds of memory, in bytes.
 #[derive(Clone, Copy, Debug)]
@@ -40,10 +42,22 @@ pub(crate) struct EndedRegion {
     pub is_bad: bool,
 }
 
+/// Regions with heads that must end, the oldest first.
+#[derive(Debug, Default)]
+pub(crate) struct EndedQueue {
+    pub regions: VecDeque<EndedRegion>,
+    /// How many were ever added.
+    pub added: u64,
+    /// How many of these are done: they are free, or out of use.
+    pub done: u64,
+}
+
 /// Objects that must be written, the oldest first.
 #[derive(Debug, Default)]
 pub(crate) struct DirtyQueue {
     pub objects: VecDeque<Arc<RegionObject>>,
+    /// Versions, which go first: the journal has them only as states on the way to newer ones.
+    pub versions: VecDeque<Arc<RegionObject>>,
     pub bytes: usize,
 }
 
@@ -59,8 +73,12 @@ pub(crate) struct StoreParts {
     pub cache: ImageCache,
     pub dirty: Mutex<DirtyQueue>,
     pub dirty_room: Condvar,
-    /// Regions with heads that must end, the oldest first.
-    pub ended: Mutex<VecDeque<EndedRegion>>,
+    pub versions: Mutex<VersionTable>,
+    pub ended: Mutex<EndedQueue>,
+    /// Regions have become free.
+    pub ended_signal: Condvar,
+    /// A change waits for regions that become free.
+    pub must_end: AtomicBool,
     /// Extents that have become empty.
     pub emptied: Mutex<Vec<u32>>,
     pub must_write: Arc<Signal>,
@@ -87,7 +105,10 @@ impl StoreParts {
             cache: ImageCache::default(),
             dirty: Mutex::default(),
             dirty_room: Condvar::new(),
+            versions: Mutex::default(),
             ended: Mutex::default(),
+            ended_signal: Condvar::new(),
+            must_end: AtomicBool::new(false),
             emptied: Mutex::default(),
             must_write: Arc::default(),
             must_stop: AtomicBool::new(false),
@@ -218,6 +239,13 @@ impl StoreParts {
         self.emptied.lock().extend(emptied);
     }
 
+    /// Adds a region whose head must end.
+    pub(crate) fn push_ended(&self, region: EndedRegion) {
+        let mut ended = self.ended.lock();
+        ended.added += 1;
+        ended.regions.push_back(region);
+    }
+
     /// Takes an object out of the count of bytes that must be written.
     pub(crate) fn uncount_dirty(&self, content: &mut ObjectContent) {
         let bytes = std::mem::take(&mut content.dirty_bytes);
@@ -235,7 +263,10 @@ impl StoreParts {
         content.dirty_bytes = len;
         if !content.is_queued {
             content.is_queued = true;
-            dirty.objects.push_back(object.clone());
+            match object.number {
+                0 => dirty.objects.push_back(object.clone()),
+                _ => dirty.versions.push_back(object.clone()),
+            }
         }
         if dirty.bytes > self.limits.dirty / 2 {
             self.must_write.raise();
@@ -267,11 +298,90 @@ impl StoreParts {
         }
         if let Some(stored) = content.stored.take() {
             let region = stored.region;
-            self.ended.lock().push_back(EndedRegion { region, is_bad: false });
+            self.push_ended(EndedRegion { region, is_bad: false });
         }
         self.uncount_dirty(content);
         self.cache.count_image(object, content, None);
         content.image = None;
-        self.drop_from_table(object);
+        if object.number == 0 {
+            self.drop_from_table(object);
+        }
+    }
+
+    /// Ends a version that is not in the table any more.
+    pub(crate) fn end_version(&self, version: &Arc<RegionObject>) {
+        self.end_object(version, &mut version.content.lock());
+    }
+
+    /// Ends all versions of an object.
+    pub(crate) fn end_versions(&self, key: RegionKey) {
+        let all = self.versions.lock().of_object(key);
+        for entry in all {
+            if self.versions.lock().take(key, entry.state.number).is_some() {
+                self.end_version(&entry.object);
+            }
+        }
+    }
+
+    /// Ends the versions of an object that its rule does not keep.
+    pub(crate) fn thin_versions(&self, key: RegionKey, now: Timestamp) {
+        let ended = self.versions.lock().take_surplus(key, now);
+        ended.iter().for_each(|entry| self.end_version(&entry.object));
+    }
+
+    /// Gives up versions for which the device has no room.
+    pub(crate) fn drop_unplaced_versions(&self) {
+        let all = self.versions.lock().list_all();
+        for VersionEntry { object, state } in all {
+            let is_placed = {
+                let content = object.content.lock();
+                content.target.is_some() || content.stored.is_some()
+            };
+            if !is_placed {
+                self.versions.lock().take(object.key, state.number);
+                self.end_version(&object);
+            }
+        }
+    }
+
+    /// Whether a version of an object is not in its region yet. The caller may hold the object.
+    pub(crate) fn has_unstored_version(&self, key: RegionKey) -> bool {
+        if key.1.version_rule() == 0 {
+            return false;
+        }
+        let all = self.versions.lock().of_object(key);
+        all.iter().any(|entry| {
+            let content = entry.object.content.lock();
+            content.target.is_some() || content.is_in_flight
+        })
+    }
+
+    /// Keeps the present state of an object as a version, which `number` and `now` name. The
+    /// journal says so already, and the object is not empty.
+    pub(crate) fn add_version(
+        &self,
+        object: &RegionObject,
+        content: &mut ObjectContent,
+        number: u32,
+        (seq, now): (u64, Timestamp),
+        target: Option<RegionNumber>,
+    ) {
+        let state = ObjectContent {
+            size: content.size,
+            mtime: content.mtime,
+            changed: now,
+            seq,
+            image: content.image.clone(),
+            target,
+            ..ObjectContent::default()
+        };
+        let (size, mtime) = (content.size, content.mtime);
+        content.last_number = content.last_number.max(number);
+        let version = RegionObject::new_version(object.key, number, state);
+        if target.is_some() {
+            self.count_dirty(&version, &mut version.content.lock());
+        }
+        let state = ObjectVersion { number, size, mtime, replaced: now };
+        self.versions.lock().insert(VersionEntry { object: version, state });
     }
 }

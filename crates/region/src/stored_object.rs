@@ -5,8 +5,8 @@ use crate::region_head::RegionKey;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
-use tatami_wire::Timestamp;
 use tatami_wire::object::ObjectState;
+use tatami_wire::{ClientId, Timestamp};
 
 /// The checksums of the chunks of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,22 +72,57 @@ pub(crate) struct ObjectContent {
     pub was_used: bool,
     /// Its bytes cannot be read, so neither can they be changed.
     pub is_damaged: bool,
+    /// The number of its last version.
+    pub last_number: u32,
+    /// The next change keeps this state as a version.
+    pub is_sealed: bool,
+    /// Clients that have changed the object since it was sealed, and have not ended that.
+    pub writers: Vec<ClientId>,
 }
 
-/// An object.
+/// An object, or an earlier state of one.
 #[derive(Debug)]
 pub(crate) struct RegionObject {
     pub key: RegionKey,
+    /// The number of a version; 0 for the object itself.
+    pub number: u32,
     pub content: Mutex<ObjectContent>,
 }
 
 impl RegionObject {
     pub(crate) fn new(key: RegionKey) -> Arc<RegionObject> {
-        Arc::new(RegionObject { key, content: Mutex::default() })
+        Arc::new(RegionObject { key, number: 0, content: Mutex::default() })
+    }
+
+    pub(crate) fn new_version(
+        key: RegionKey,
+        number: u32,
+        content: ObjectContent,
+    ) -> Arc<RegionObject> {
+        Arc::new(RegionObject { key, number, content: Mutex::new(content) })
     }
 }
 
+/// Most clients that count as in the middle of changes. Others do not hold up a version.
+const WRITERS_MAX: usize = 32;
+
 impl ObjectContent {
+    /// Makes the next change keep the present state, if the object's rule says so.
+    pub(crate) fn seal(&mut self) {
+        self.is_sealed = true;
+        self.writers.clear();
+    }
+
+    /// Records that a client changes the object.
+    pub(crate) fn note_writer(&mut self, writer: Option<ClientId>) {
+        if let Some(writer) = writer
+            && self.writers.len() < WRITERS_MAX
+            && !self.writers.contains(&writer)
+        {
+            self.writers.push(writer);
+        }
+    }
+
     /// Returns size and storage, `allocated` bytes.
     pub(crate) fn state(&self, allocated: u64) -> ObjectState {
         ObjectState {

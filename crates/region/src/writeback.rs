@@ -48,6 +48,13 @@ struct HeadBlock {
     is_readable: bool,
 }
 
+/// How many objects a batch took from each queue.
+#[derive(Clone, Copy, Debug, Default)]
+struct TakenJobs {
+    objects: usize,
+    versions: usize,
+}
+
 /// The device refuses to be written. The cause is logged.
 #[derive(Debug)]
 pub(crate) struct DeviceFailed;
@@ -90,6 +97,9 @@ impl Writeback {
                 journal.free_half(half);
             }
         }
+        if self.parts.must_end.swap(false, Ordering::AcqRel) {
+            self.end_regions()?;
+        }
         while self.parts.dirty.lock().bytes > self.parts.limits.dirty / 2 {
             self.write_batch()?;
         }
@@ -98,28 +108,43 @@ impl Writeback {
 
     /// Writes all objects that have changed before the call, and ends all heads that have ended.
     pub(crate) fn write_all(&mut self) -> Result<(), DeviceFailed> {
-        let mut objects = self.parts.dirty.lock().objects.len();
-        while objects > 0 {
-            objects = objects.saturating_sub(self.write_batch()?.0);
+        let (mut objects, mut versions) = {
+            let dirty = self.parts.dirty.lock();
+            (dirty.objects.len(), dirty.versions.len())
+        };
+        while objects > 0 || versions > 0 {
+            let taken = self.write_batch()?;
+            objects = objects.saturating_sub(taken.objects);
+            versions = versions.saturating_sub(taken.versions);
         }
-        let mut ended = self.parts.ended.lock().len();
-        while ended > 0 {
-            ended = ended.saturating_sub(self.write_batch()?.1);
-        }
-        Ok(())
+        self.end_regions()
     }
 
-    /// Writes one batch. Returns how many objects it took from the queue, and how many heads ended.
-    fn write_batch(&mut self) -> Result<(usize, usize), DeviceFailed> {
+    /// Ends all heads that have ended before the call.
+    fn end_regions(&mut self) -> Result<(), DeviceFailed> {
+        let upto = self.parts.ended.lock().added;
+        loop {
+            {
+                let ended = self.parts.ended.lock();
+                if ended.done >= upto || ended.regions.is_empty() {
+                    return Ok(());
+                }
+            }
+            self.write_batch()?;
+        }
+    }
+
+    /// Writes one batch. Returns what it took from the queue.
+    fn write_batch(&mut self) -> Result<TakenJobs, DeviceFailed> {
         self.discard_emptied();
         let ended: Vec<EndedRegion> = {
             let mut ended = self.parts.ended.lock();
-            let count = ended.len().min(HEADS_MAX);
-            ended.drain(..count).collect()
+            let count = ended.regions.len().min(HEADS_MAX);
+            ended.regions.drain(..count).collect()
         };
         let (jobs, mut parts, taken) = self.collect_jobs();
         if jobs.is_empty() && ended.is_empty() {
-            return Ok((taken, 0));
+            return Ok(taken);
         }
         if let Some(journal) = self.parts.journal.get()
             && journal.sync().is_err()
@@ -147,11 +172,10 @@ impl Writeback {
         if self.parts.device.flush().is_err() {
             return Err(self.give_up("the region device cannot be flushed"));
         }
-        let count = ended.len();
         self.finish_ended(ended, &blocks, &failed);
         self.finish_jobs(jobs, &blocks, &failed, &claims)?;
         self.parts.cache.drop_images(self.parts.limits.cached);
-        Ok((taken, count))
+        Ok(taken)
     }
 
     fn give_up(&self, cause: &str) -> DeviceFailed {
@@ -159,6 +183,9 @@ impl Writeback {
         if let Some(journal) = self.parts.journal.get() {
             journal.refuse_changes();
         }
+        // Under the lock, so that a change that has just looked hears of it.
+        let _ended = self.parts.ended.lock();
+        self.parts.ended_signal.notify_all();
         DeviceFailed
     }
 
@@ -177,13 +204,25 @@ impl Writeback {
 
     /// Takes objects from the queue, as many as fit, and puts their bytes into the memory. Returns
     /// them, the parts to write, and how many the queue has lost.
-    fn collect_jobs(&mut self) -> (Vec<WriteJob>, Vec<WritePart>, usize) {
+    ///
+    /// An object waits until all its versions are in regions for good. Once a region has a newer
+    /// state, the journal cannot bring back the state of a version.
+    fn collect_jobs(&mut self) -> (Vec<WriteJob>, Vec<WritePart>, TakenJobs) {
         let (mut jobs, mut parts, mut at) = (Vec::new(), Vec::<WritePart>::new(), 0);
-        let mut taken = 0;
+        let mut taken = TakenJobs::default();
         while jobs.len() < HEADS_MAX && at + REGION_MAX as usize <= BYTES_ROOM {
-            let Some(object) = self.parts.dirty.lock().objects.pop_front() else { break };
-            taken += 1;
+            let next = {
+                let mut dirty = self.parts.dirty.lock();
+                let version = dirty.versions.pop_front();
+                version.or_else(|| dirty.objects.pop_front())
+            };
+            let Some(object) = next else { break };
             let mut content = object.content.lock();
+            if object.number == 0 && self.parts.has_unstored_version(object.key) {
+                self.parts.dirty.lock().objects.push_front(object.clone());
+                break;
+            }
+            *if object.number == 0 { &mut taken.objects } else { &mut taken.versions } += 1;
             content.is_queued = false;
             self.parts.uncount_dirty(&mut content);
             let (Some(region), Some(image)) = (content.target, content.image.clone()) else {
@@ -200,6 +239,8 @@ impl Writeback {
                 size: content.size,
                 mtime: content.mtime,
                 changed: content.changed,
+                number: if object.number == 0 { content.last_number } else { object.number },
+                is_version: object.number > 0,
                 sums: sum_chunks(&image),
             };
             drop(content);
@@ -280,6 +321,7 @@ impl Writeback {
         failed: &[WritePart],
     ) {
         let geometry = self.parts.superblock.geometry;
+        let count = ended.len() as u64;
         for EndedRegion { region, is_bad } in ended {
             let class = self.parts.allocator.lock().class_of(region.extent);
             let Some((class, _)) = class else { continue };
@@ -292,6 +334,8 @@ impl Writeback {
                 self.parts.allocator.lock().note_bad();
             }
         }
+        self.parts.ended.lock().done += count;
+        self.parts.ended_signal.notify_all();
     }
 
     /// Makes what was written the objects' version. What failed goes to another region.
@@ -340,15 +384,18 @@ impl Writeback {
         content.is_in_flight = false;
         let ended = |region| EndedRegion { region, is_bad: false };
         if content.is_gone {
-            self.parts.ended.lock().push_back(ended(job.region));
+            self.parts.push_ended(ended(job.region));
             return;
         }
         let RegionHead { seq, size, sums, .. } = job.head;
         let stored = StoredVersion { region: job.region, seq, size, sums: ChunkSums::new(&sums) };
         if let Some(old) = content.stored.replace(stored) {
-            self.parts.ended.lock().push_back(ended(old.region));
+            self.parts.push_ended(ended(old.region));
         }
-        if content.target.is_none() {
+        if job.object.number > 0 {
+            // Few versions are ever read.
+            content.image = None;
+        } else if content.target.is_none() {
             self.parts.cache.count_image(&job.object, &mut content, Some(size as usize));
         }
     }
@@ -356,7 +403,7 @@ impl Writeback {
     /// Gives an object another region. The one that failed may have a head that is valid, without
     /// its bytes: that must end, and the region is not used again.
     fn write_elsewhere(&self, job: WriteJob) -> Result<(), DeviceFailed> {
-        self.parts.ended.lock().push_back(EndedRegion { region: job.region, is_bad: true });
+        self.parts.push_ended(EndedRegion { region: job.region, is_bad: true });
         let mut content = job.object.content.lock();
         content.is_in_flight = false;
         if content.is_gone || content.target.is_some() {

@@ -33,6 +33,7 @@ pub mod repair;
 pub mod shards;
 pub mod tiles;
 pub mod transaction;
+pub mod version_rule;
 
 pub use attr::{Attr, ByteTimes, Cred, InodeKind, SetAttr, SetTime, Timestamp, XattrClass};
 pub use cap::{Access, Cap};

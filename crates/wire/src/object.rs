@@ -83,6 +83,31 @@ pub enum ObjectOp {
     OpenSeveral { more: Vec<Piece> },
     /// Returns what keeps the object, and the room of the node's region device. → `Engine`
     FindEngine,
+    /// Ends the changes of this client to a file that keeps earlier states: the next change keeps
+    /// the present state, if no other client is in the middle of its changes. With `all`, also if
+    /// one is. → `State`
+    Seal { all: bool },
+    /// Returns the earlier states that are kept, in the order of their numbers. → `Versions`
+    ListVersions,
+    /// Reads up to `len` bytes of an earlier state from `offset`; fewer only at the end. `ENOENT`
+    /// if it is not there. → `Data`, payload
+    ReadVersion { number: u32, offset: u64, len: u32 },
+    /// Makes an earlier state the present one, at once. The present one is kept. `ENOENT` if it is
+    /// not there, `EFBIG` for an object that has left its region. → `State`
+    RestoreVersion { number: u32 },
+}
+
+/// An earlier state of an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ObjectVersion {
+    /// Its number, from 1. No other state of the object gets the same one.
+    pub number: u32,
+    /// Bytes.
+    pub size: u64,
+    /// Last change of the bytes.
+    pub mtime: Timestamp,
+    /// When the object got another state.
+    pub replaced: Timestamp,
 }
 
 /// Most descriptors in one reply. The kernel passes at most 253 at a time (`SCM_MAX_FD`).
@@ -96,7 +121,10 @@ impl ObjectOp {
     pub fn required_access(&self) -> crate::Access {
         use crate::Access;
         match self {
-            ObjectOp::Read { .. } | ObjectOp::Seek { .. } => Access::READ,
+            ObjectOp::Read { .. }
+            | ObjectOp::Seek { .. }
+            | ObjectOp::ListVersions
+            | ObjectOp::ReadVersion { .. } => Access::READ,
             ObjectOp::Write { .. }
             | ObjectOp::Append
             | ObjectOp::Truncate { .. }
@@ -104,7 +132,9 @@ impl ObjectOp {
             | ObjectOp::CopyFrom { .. }
             | ObjectOp::CreateSpareTable { .. }
             | ObjectOp::GetSpares { .. }
-            | ObjectOp::OpenSeveral { .. } => Access::WRITE,
+            | ObjectOp::OpenSeveral { .. }
+            | ObjectOp::Seal { .. }
+            | ObjectOp::RestoreVersion { .. } => Access::WRITE,
             ObjectOp::OpenFd { create } => Access { read: false, write: *create },
             ObjectOp::Sync { .. } | ObjectOp::Stat | ObjectOp::FindEngine => {
                 Access { read: false, write: false }
@@ -154,6 +184,8 @@ pub enum ObjectReply {
     Opened,
     /// What keeps the object.
     Engine(ObjectEngine),
+    /// Earlier states, at most [`VERSIONS_MAX`](crate::version_rule::VERSIONS_MAX).
+    Versions(Vec<ObjectVersion>),
 }
 
 /// What keeps an object.

@@ -4,6 +4,7 @@
 //! tar carry it. A new directory has the policies of the one in which it is made. [`POLICIES`] has
 //! all that are known, and a shard refuses any other name below `user.tatami.`.
 
+use crate::version_rule::VersionRule;
 use serde::{Deserialize, Serialize};
 
 /// The start of the attribute name of every policy.
@@ -18,6 +19,9 @@ pub enum PolicyKind {
     Inline,
     /// What keeps the bytes of new files: 0, files of the nodes' disks; 1, regions of devices.
     Engine,
+    /// How many earlier states of a file are kept, and for how long: a
+    /// [`VersionRule`](crate::version_rule::VersionRule). 0: none.
+    Versions,
 }
 
 /// What is known of a policy.
@@ -38,7 +42,7 @@ pub struct PolicyRow {
 }
 
 /// All known policies, ordered by [`PolicyRow::id`]. A policy is added by a row.
-pub const POLICIES: [PolicyRow; 2] = [
+pub const POLICIES: [PolicyRow; 3] = [
     PolicyRow {
         kind: PolicyKind::Inline,
         name: "inline",
@@ -54,6 +58,14 @@ pub const POLICIES: [PolicyRow; 2] = [
         values: "file or region",
         parse: |text| ENGINES.iter().position(|name| *name == text).map(|at| at as u64),
         format: |value| ENGINES.get(value as usize).copied().unwrap_or_default().to_owned(),
+    },
+    PolicyRow {
+        kind: PolicyKind::Versions,
+        name: "versions",
+        id: 3,
+        values: "a count from 0 to 200, and optionally an age, such as 10 or 10,7d",
+        parse: |text| VersionRule::parse(text).map(|rule| rule.code().into()),
+        format: |value| VersionRule::from_code(value as u32).to_string(),
     },
 ];
 
@@ -92,6 +104,7 @@ impl PolicyRow {
         match kind {
             PolicyKind::Inline => 0,
             PolicyKind::Engine => 1,
+            PolicyKind::Versions => 2,
         }
     }
 }
@@ -125,6 +138,16 @@ impl Policies {
     /// Whether new files lie in regions of devices.
     pub fn uses_regions(&self) -> bool {
         self.value_of(PolicyKind::Engine) == Some(1)
+    }
+
+    /// Returns the rule by which new files keep earlier states.
+    pub fn version_rule(&self) -> VersionRule {
+        VersionRule::from_code(self.value_of(PolicyKind::Versions).unwrap_or(0) as u32)
+    }
+
+    /// Whether the policies go together: only files in regions keep earlier states.
+    pub fn are_consistent(&self) -> bool {
+        self.version_rule().is_none() || self.uses_regions() && self.inline_limit() == 0
     }
 
     /// Returns the limit of files that are kept beside their inode, in bytes.
