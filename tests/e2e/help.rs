@@ -30,6 +30,8 @@ const LEFT_OUT: [(&str, &str, &str); 23] = [
     ("tatami du -sh siteb", "it needs another site: tests/e2e/another_site_files.rs has it", ""),
     ("tatami up --hosts", "it needs hosts: tests/e2e/hosts.rs has them", ""),
     ("tatami node chown", "it needs the user of a package: tests/e2e/packages.rs has it", ""),
+    ("tatami versions", "it needs a region device: tests/e2e/versions.rs has it", ""),
+    ("tatami restore", "it needs a region device: tests/e2e/versions.rs has it", ""),
     ("tatami job", "it needs a batch job: tests/e2e/jobs_slurm.rs has them", ""),
     ("eval \"$(tatami job", "it needs a batch job: tests/e2e/jobs_slurm.rs has them", ""),
     ("tatami node run", "it stays in the foreground", ""),

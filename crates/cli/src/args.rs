@@ -3,7 +3,7 @@
 use crate::{
     completion, config_cmd, copy, dir_cmd, down, exec, files, fsck_cmd, gateway_cmd, host_serve,
     job_cmd, manual, mount_cmd, move_cmd, mpi_cmd, node_cmd, policy_cmd, recover_cmd, relayout_cmd,
-    run_cmd, status, sync_cmd, up, usage_cmd, volume_cmd, where_cmd,
+    run_cmd, status, sync_cmd, up, usage_cmd, versions_cmd, volume_cmd, where_cmd,
 };
 
 /// A parallel file system from the local disks of a job's nodes
@@ -126,6 +126,7 @@ Examples:
   tatami set --unset inline :/run-17
   tatami set -r --inline 4k --rate 200 :/run-17     and move the files that are there
   tatami set -r --engine file --background :/run-17
+  tatami set --engine region --versions 10,7d :/run-17    keep earlier versions
 
 A policy holds for files that are made later, in the directory and in directories that are
 made in it later. It is an extended attribute, which cp -a, rsync -X and tar --xattrs carry.
@@ -139,6 +140,24 @@ Examples:
   tatami get :/run-17
   tatami get --json /mnt/tatami/run-17 | jq '.directories[].policies.inline'")]
     Get(policy_cmd::GetArgs),
+    /// List the earlier versions of files
+    #[command(after_help = "\
+Examples:
+  tatami versions :/run-17/notes.txt
+  tatami versions --json /mnt/tatami/run-17/notes.txt
+
+A file has versions if its directory had the policy when it was made: tatami set --versions.
+A version is the file as a program left it at close or fsync, before the next change.")]
+    Versions(versions_cmd::VersionsArgs),
+    /// Bring back an earlier version of a file
+    #[command(after_help = "\
+Examples:
+  tatami restore --version 3 :/run-17/notes.txt
+  tatami restore --version 3 --to notes.old :/run-17/notes.txt    as a new file
+
+The present file becomes a version itself, so this can be undone. Readers see the file
+as it was, or as it was restored, and nothing between.")]
+    Restore(versions_cmd::RestoreArgs),
     /// Show the partitions of a directory, their entries and their nodes
     #[command(after_help = "\
 Examples:

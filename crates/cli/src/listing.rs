@@ -199,13 +199,15 @@ fn kind_name(kind: InodeKind) -> &'static str {
     }
 }
 
+/// Returns a time as JSON.
+pub fn time_json(time: Timestamp) -> serde_json::Value {
+    // A program can set any time. One that a number does not hold is 285 million years away.
+    let sec = time.sec.clamp(-json::EXACT_MAX, json::EXACT_MAX);
+    json!({ "sec": sec, "nsec": time.nsec })
+}
+
 /// Returns attributes as JSON, for scripts.
 pub fn attr_json(path: &AnyPath, attr: &Attr) -> serde_json::Value {
-    // A program can set any time. One that a number does not hold is 285 million years away.
-    let time = |t: Timestamp| {
-        let sec = t.sec.clamp(-json::EXACT_MAX, json::EXACT_MAX);
-        json!({ "sec": sec, "nsec": t.nsec })
-    };
     let mut value = json!({
         "ino": json::wide_number(attr.ino.0),
         "kind": kind_name(attr.kind),
@@ -215,10 +217,10 @@ pub fn attr_json(path: &AnyPath, attr: &Attr) -> serde_json::Value {
         "gid": attr.gid,
         "size": json::wide_number(attr.size),
         "blocks": attr.blocks,
-        "mtime": time(attr.mtime),
-        "ctime": time(attr.ctime),
-        "atime": time(attr.atime),
-        "btime": time(attr.btime),
+        "mtime": time_json(attr.mtime),
+        "ctime": time_json(attr.ctime),
+        "atime": time_json(attr.atime),
+        "btime": time_json(attr.btime),
     });
     let bytes = match path {
         AnyPath::Site(file) => {
@@ -263,7 +265,7 @@ pub fn mode_text(attr: &Attr) -> String {
 }
 
 /// Formats a time in the local zone, to the minute.
-fn time_text(time: Timestamp) -> String {
+pub fn time_text(time: Timestamp) -> String {
     // SAFETY: `tm` is plain data for which all zero is valid, and both
     // pointers live through the call.
     let tm = unsafe {

@@ -102,6 +102,7 @@ mod volume_dir;
 mod volume_layout;
 mod volume_path;
 mod wait_display;
+mod versions_cmd;
 mod where_cmd;
 
 use args::{Cli, CliCommand};
@@ -153,6 +154,8 @@ fn run(command: &CliCommand) -> CommandResult {
         CliCommand::Where(args) => where_cmd::run(args),
         CliCommand::Set(args) => policy_cmd::set_policies(args),
         CliCommand::Get(args) => policy_cmd::get_policies(args),
+        CliCommand::Versions(args) => versions_cmd::print_versions(args),
+        CliCommand::Restore(args) => versions_cmd::restore_version(args),
         CliCommand::Dir(args) => dir_cmd::run(args),
         CliCommand::Du(args) => usage_cmd::run(args),
         CliCommand::Recover(args) => recover_cmd::run(args),

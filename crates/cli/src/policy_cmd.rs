@@ -4,7 +4,7 @@ use crate::background::{self, RelayoutNoteFile};
 use crate::error::{CommandFailure, CommandResult};
 use crate::json::NameFields;
 use crate::move_pace::{MovePace, PaceArgs};
-use crate::policy_mover::{PolicyMoveReport, PolicyMover};
+use crate::policy_mover::{PolicyMoveReport, PolicyMover, read_policies};
 use crate::session::{FoundPath, VolumeSessions};
 use crate::term::{DIM, HEAD, TermOutput, TextTable};
 use crate::volume_dir::VolumeArgs;
@@ -30,7 +30,11 @@ pub struct SetArgs {
     /// devices, for files up to 4 MiB. A node without a device uses its disk
     #[arg(long, value_name = "ENGINE", value_parser = parse_engine)]
     engine: Option<u64>,
-    /// Remove a policy: `inline` or `engine`
+    /// Keep earlier versions of each file: at most COUNT, 0 (none) to 200, and none that was
+    /// replaced longer ago than AGE, such as 90s, 12h or 7d. Needs `--engine region`
+    #[arg(long, value_name = "COUNT[,AGE]", value_parser = parse_versions)]
+    versions: Option<u64>,
+    /// Remove a policy: `inline`, `engine` or `versions`
     #[arg(long, value_name = "POLICY", value_parser = parse_name)]
     unset: Vec<&'static PolicyRow>,
     /// Also all directories below, and move the files that are there to where the policies want
@@ -86,6 +90,10 @@ fn parse_engine(text: &str) -> Result<u64, String> {
     parse_value(PolicyKind::Engine, text)
 }
 
+fn parse_versions(text: &str) -> Result<u64, String> {
+    parse_value(PolicyKind::Versions, text)
+}
+
 fn parse_name(name: &str) -> Result<&'static PolicyRow, String> {
     let names: Vec<&str> = POLICIES.iter().map(|row| row.name).collect();
     let found = POLICIES.iter().find(|row| row.name == name);
@@ -112,7 +120,11 @@ fn find_dir(
 /// # Errors
 /// A path that is no directory of a volume; no permission to change it.
 pub fn set_policies(args: &SetArgs) -> CommandResult {
-    let said = [(PolicyKind::Inline, args.inline), (PolicyKind::Engine, args.engine)];
+    let said = [
+        (PolicyKind::Inline, args.inline),
+        (PolicyKind::Engine, args.engine),
+        (PolicyKind::Versions, args.versions),
+    ];
     let said: Vec<(&PolicyRow, u64)> =
         said.into_iter().filter_map(|(kind, value)| Some((row_of(kind)?, value?))).collect();
     if said.is_empty() && args.unset.is_empty() {
@@ -129,7 +141,8 @@ pub fn set_policies(args: &SetArgs) -> CommandResult {
     if args.background {
         // Mistakes are reported here, and not in the background.
         for any in &args.dirs {
-            find_dir(&mut sessions, any)?;
+            let (tree, attr, _) = find_dir(&mut sessions, any)?;
+            changes.check(any, &tree, attr.ino)?;
         }
         return background::continue_in_background();
     }
@@ -138,6 +151,7 @@ pub fn set_policies(args: &SetArgs) -> CommandResult {
     }
     for any in &args.dirs {
         let (tree, attr, _) = find_dir(&mut sessions, any)?;
+        changes.check(any, &tree, attr.ino)?;
         changes.apply(&tree, attr.ino).map_err(|errno| set_failure(any, errno))?;
     }
     Ok(())
@@ -157,20 +171,43 @@ impl PolicyChanges<'_> {
         policies
     }
 
+    /// Sets and removes the policies of a directory.
     fn apply(&self, tree: &VolumeTree, dir: Ino) -> Result<(), Errno> {
         let (client, cred) = (tree.client(), tree.cred());
-        for (row, value) in &self.said {
-            let (name, value) = (row.attribute(), (row.format)(*value));
-            client.set_xattr(cred, dir, name.as_bytes(), value.as_bytes(), XattrMode::Set)?;
-        }
-        for row in self.unset {
-            match client.remove_xattr(cred, dir, row.attribute().as_bytes()) {
-                // It has none.
-                Err(Errno::ENODATA) => {}
-                removed => removed?,
-            }
+        let mut changes: Vec<(&PolicyRow, Option<u64>)> =
+            self.said.iter().map(|(row, value)| (*row, Some(*value))).collect();
+        changes.extend(self.unset.iter().map(|row| (*row, None)));
+        // No step on the way has policies that contradict each other, which a shard refuses: what
+        // ends versions goes first, and what begins them last.
+        changes.sort_by_key(|(row, value)| match (row.kind, value.unwrap_or(0)) {
+            (PolicyKind::Versions, 0) => 0,
+            (PolicyKind::Versions, _) => 2,
+            _ => 1,
+        });
+        for (row, value) in changes {
+            let name = row.attribute();
+            let Some(value) = value else {
+                match client.remove_xattr(cred, dir, name.as_bytes()) {
+                    // It has none.
+                    Err(Errno::ENODATA) => {}
+                    removed => removed?,
+                }
+                continue;
+            };
+            let (value, mode) = ((row.format)(value), XattrMode::Set);
+            client.set_xattr(cred, dir, name.as_bytes(), value.as_bytes(), mode)?;
         }
         Ok(())
+    }
+
+    /// Checks that the policies of a directory do not contradict each other after the changes.
+    fn check(&self, any: &AnyPath, tree: &VolumeTree, dir: Ino) -> CommandResult {
+        let before = read_policies(tree, dir).map_err(|errno| set_failure(any, errno))?;
+        let after = self.change_policies(before);
+        match after.are_consistent() {
+            true => Ok(()),
+            false => Err(inconsistent_policies(any, &after)),
+        }
     }
 }
 
@@ -200,6 +237,7 @@ fn set_trees(
     for any in &args.dirs {
         let (tree, attr, path) = find_dir(sessions, any)?;
         // The first one tells what would fail for all.
+        changes.check(any, &tree, attr.ino)?;
         if !args.pace.dry_run {
             changes.apply(&tree, attr.ino).map_err(|errno| set_failure(any, errno))?;
         }
@@ -223,6 +261,20 @@ fn set_trees(
     failures.into_iter().next().map_or(Ok(()), Err)
 }
 
+/// Only files in regions keep versions.
+fn inconsistent_policies(any: &AnyPath, wanted: &Policies) -> CommandFailure {
+    let inline = if wanted.inline_limit() > 0 { "--inline 0 " } else { "" };
+    let cause = match inline {
+        "" => "with the engine file, a file keeps none",
+        _ => "a file beside its inode keeps none",
+    };
+    let rule = wanted.version_rule();
+    CommandFailure::usage(format!("{any}: only files in regions keep versions, and {cause}"))
+        .try_this(format!(
+            "tatami set {inline}--engine region --versions {rule} {any}; or --versions 0 for none"
+        ))
+}
+
 /// Prints the policies of directories.
 ///
 /// # Errors
@@ -235,19 +287,16 @@ pub fn get_policies(args: &GetArgs) -> CommandResult {
     for any in &args.dirs {
         let (tree, attr, path) = find_dir(&mut sessions, any)?;
         let mut values = serde_json::Map::new();
+        let policies = read_policies(&tree, &attr)
+            .map_err(|e| any.operation_failure("cannot read the policies of", e))?;
         for row in &POLICIES {
-            let name = row.attribute();
-            let value = match tree.client().get_xattr(tree.cred(), attr.ino, name.as_bytes()) {
-                Ok(value) => String::from_utf8(value).ok().and_then(|text| (row.parse)(&text)),
-                Err(Errno::ENODATA) => None,
-                Err(e) => return Err(any.operation_failure("cannot read the policies of", e)),
-            };
+            let value = policies.value_of(row.kind);
             let shown = value.map_or_else(|| "not set".to_owned(), row.format);
             let style = if value.is_some() { plain } else { DIM };
             table.add_row([(any.to_string(), HEAD), (row.name.to_owned(), plain), (shown, style)]);
             let shown = match row.kind {
                 PolicyKind::Inline => value.into(),
-                PolicyKind::Engine => value.map(row.format).into(),
+                PolicyKind::Engine | PolicyKind::Versions => value.map(row.format).into(),
             };
             values.insert(row.name.to_owned(), shown);
         }

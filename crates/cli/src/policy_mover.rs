@@ -338,7 +338,10 @@ fn count_files(count: u64) -> String {
 }
 
 /// Reads the policies of a directory.
-fn read_policies(tree: &VolumeTree, dir: Ino) -> Result<Policies, Errno> {
+///
+/// # Errors
+/// Those of getxattr(2).
+pub fn read_policies(tree: &VolumeTree, dir: Ino) -> Result<Policies, Errno> {
     let mut policies = Policies::default();
     for row in &POLICIES {
         match tree.client().get_xattr(tree.cred(), dir, row.attribute().as_bytes()) {

@@ -18,6 +18,7 @@ use crate::retry::Retry;
 use crate::room_cache::{RoomCache, WhenFull};
 use crate::tiled_files::TiledFiles;
 use crate::unsynced::UnsyncedNames;
+use crate::version_states::ChangingHandles;
 use crate::write_stream::WriteStreams;
 use parking_lot::{Condvar, Mutex, RwLock};
 use std::collections::BTreeSet;
@@ -129,6 +130,7 @@ pub struct Client {
     pub(crate) unsynced_names: UnsyncedNames,
     pub(crate) loss_tracker: Box<LossTracker>,
     pub(crate) inline_cache: InlineCache,
+    pub(crate) changing_handles: ChangingHandles,
 }
 
 impl ClientError {
@@ -211,6 +213,7 @@ impl Client {
             unsynced_names: UnsyncedNames::default(),
             loss_tracker: Box::default(),
             inline_cache: InlineCache::default(),
+            changing_handles: ChangingHandles::default(),
         })
     }
 

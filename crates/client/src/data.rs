@@ -6,6 +6,8 @@ use crate::file_bytes::FileBytes;
 use crate::local_object::{disk_error, write_fully};
 use crate::lost::ShortObject;
 use crate::object_handle::{FileAccess, ObjectHandle, is_same_base};
+use crate::version_states::HandleChanges;
+use parking_lot::Mutex;
 use rustix::fs::MemfdFlags;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,12 +19,21 @@ use tatami_wire::{Cred, Errno, FILE_SIZE_MAX, Ino, Piece};
 /// One open file. Its methods take explicit offsets, so that threads may share it. A drop closes
 /// the file. Call [`DataFile::flush`] before to learn of failed writes.
 pub struct DataFile {
-    access: Arc<FileAccess>,
-    bytes: Arc<dyn FileBytes>,
+    pub(crate) access: Arc<FileAccess>,
+    pub(crate) bytes: Arc<dyn FileBytes>,
     /// The file had all bytes of its inode when it was checked, before the first change.
     is_whole: AtomicBool,
     /// The same file, after it was re-laid out.
     relocated: OnceLock<Arc<DataFile>>,
+    /// It may be changed, and keeps earlier states.
+    pub(crate) keeps_versions: bool,
+    pub(crate) changes: Mutex<HandleChanges>,
+}
+
+impl Drop for DataFile {
+    fn drop(&mut self) {
+        self.forget_changes();
+    }
 }
 
 /// The methods fail with the error of the same system call, with `EHOSTDOWN` when the object's
@@ -31,7 +42,15 @@ pub struct DataFile {
 #[allow(clippy::missing_errors_doc)] // said once, above
 impl DataFile {
     pub(crate) fn new(access: Arc<FileAccess>, bytes: Arc<dyn FileBytes>) -> DataFile {
-        DataFile { access, bytes, is_whole: AtomicBool::new(false), relocated: OnceLock::new() }
+        let versioned = bytes.object().is_some_and(|object| object.piece.version_rule() > 0);
+        DataFile {
+            keeps_versions: versioned && access.current_cap().access.write,
+            access,
+            bytes,
+            is_whole: AtomicBool::new(false),
+            relocated: OnceLock::new(),
+            changes: Mutex::default(),
+        }
     }
 
     /// Returns the file's inode.
@@ -223,6 +242,7 @@ impl DataFile {
             return Ok(0);
         }
         self.check_changeable()?;
+        self.begin_change(false)?;
         self.bytes.write_at(data, offset)
     }
 
@@ -233,12 +253,15 @@ impl DataFile {
     /// written, and the result is `EIO`.
     pub fn append(&self, data: &[u8]) -> Result<usize, Errno> {
         self.check_changeable()?;
+        self.begin_change(false)?;
         self.bytes.append(&data[..data.len().min(PAYLOAD_MAX)])
     }
 
     /// Waits until all writes have reached the object's node.
     pub fn flush(&self) -> Result<(), Errno> {
-        self.bytes.flush()
+        self.bytes.flush()?;
+        self.note_flush();
+        Ok(())
     }
 
     /// As [`DataFile::flush`], but leaves failures for the writers to learn later.
@@ -267,6 +290,7 @@ impl DataFile {
         if size > FILE_SIZE_MAX {
             return Err(Errno::EFBIG);
         }
+        self.begin_change(size == 0)?;
         let cut = self.bytes.truncate(size)?;
         // From now on the object has all bytes of its inode.
         self.is_whole.store(true, Ordering::Relaxed);
@@ -276,6 +300,7 @@ impl DataFile {
     /// Reserves, frees or zeroes a range.
     pub fn allocate(&self, mode: AllocMode, offset: u64, len: u64) -> Result<ObjectState, Errno> {
         self.check_changeable()?;
+        self.begin_change(false)?;
         self.bytes.allocate(mode, offset, len)
     }
 
@@ -316,6 +341,7 @@ impl DataFile {
         }
         self.flush()?;
         self.check_changeable()?;
+        self.begin_change(false)?;
         source.flush()?;
         let (cap, source_piece) = (from.access.current_cap(), from.piece);
         let op = ObjectOp::CopyFrom { source: cap, source_piece, source_offset, offset, len };

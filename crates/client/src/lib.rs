@@ -68,6 +68,7 @@ mod unnamed;
 mod unsynced;
 mod uptime;
 mod usage;
+mod version_states;
 mod waiting;
 mod walk;
 mod whole_files;

@@ -29,8 +29,8 @@ const INLINE_ATTEMPTS: usize = 100;
 pub enum PolicyPlace {
     /// Beside the inode.
     Inode(InlineTerms),
-    /// In a region.
-    Region,
+    /// In a region, with this rule for earlier states.
+    Region(u32),
     /// In a file of the disk.
     File,
 }
@@ -43,7 +43,7 @@ impl PolicyPlace {
             leaves_to_region if limit > 0 && size <= u64::from(limit) => {
                 PolicyPlace::Inode(InlineTerms { limit, leaves_to_region })
             }
-            true if size <= REGION_MAX => PolicyPlace::Region,
+            true if size <= REGION_MAX => PolicyPlace::Region(policies.version_rule().code()),
             _ => PolicyPlace::File,
         }
     }
@@ -145,7 +145,7 @@ impl MovingFile<'_> {
             // An object that is too large for a region is a file of the disk.
             PolicyPlace::File if !numbered || attr.size > REGION_MAX => Some(PolicyMove::Same),
             PolicyPlace::File => None,
-            PolicyPlace::Region => {
+            PolicyPlace::Region(rule) => {
                 let node = self.choose_node(attr);
                 // The object of a file without a byte need not exist yet.
                 let is_new = numbered && attr.size == 0;
@@ -158,13 +158,13 @@ impl MovingFile<'_> {
                 };
                 let room = engine.device;
                 match engine.in_region {
-                    true => Some(PolicyMove::Same),
+                    true if layout.base().version_rule() == rule => Some(PolicyMove::Same),
                     _ if room.total == 0 => Some(PolicyMove::Left(LeftReason::NoDevice(node))),
                     _ if is_new => Some(PolicyMove::Same),
                     _ if room.free < attr.size => {
                         Some(PolicyMove::Left(LeftReason::DeviceFull(node)))
                     }
-                    false => None,
+                    _ => None,
                 }
             }
         })
@@ -183,8 +183,8 @@ impl MovingFile<'_> {
         let node = self.choose_node(attr);
         let target = match place {
             PolicyPlace::Inode(terms) => MoveTarget::Inode(terms),
-            PolicyPlace::Region => MoveTarget::Object { node, in_region: true },
-            PolicyPlace::File => MoveTarget::Object { node, in_region: false },
+            PolicyPlace::Region(rule) => MoveTarget::Object { node, region_rule: Some(rule) },
+            PolicyPlace::File => MoveTarget::Object { node, region_rule: None },
         };
         if is_beside_inode(attr, place) {
             return match self.begin_move(target)? {
@@ -212,7 +212,8 @@ impl MovingFile<'_> {
             MoveTarget::Inode(terms) => {
                 MovedBytes::Inode { terms, bytes: read_all(&source, &now)? }
             }
-            MoveTarget::Object { in_region, .. } => {
+            MoveTarget::Object { region_rule, .. } => {
+                let in_region = region_rule.is_some();
                 let copy = CopyTarget { node, number, in_region };
                 match self.copy_to_object(&source, &now, cap, copy)? {
                     Ok(state) => MovedBytes::Object { node, number, state },
@@ -403,12 +404,12 @@ mod tests {
         let terms = InlineTerms { limit: 4096, leaves_to_region: true };
         assert_eq!(place(both, 0), PolicyPlace::Inode(terms));
         assert_eq!(place(both, 4096), PolicyPlace::Inode(terms));
-        assert_eq!(place(both, 4097), PolicyPlace::Region);
-        assert_eq!(place(both, REGION_MAX), PolicyPlace::Region);
+        assert_eq!(place(both, 4097), PolicyPlace::Region(0));
+        assert_eq!(place(both, REGION_MAX), PolicyPlace::Region(0));
         assert_eq!(place(both, REGION_MAX + 1), PolicyPlace::File);
         assert_eq!(place(policies(None, None), 0), PolicyPlace::File);
         assert_eq!(place(policies(Some(0), Some(0)), 1), PolicyPlace::File);
-        assert_eq!(place(policies(None, Some(1)), 0), PolicyPlace::Region);
+        assert_eq!(place(policies(None, Some(1)), 0), PolicyPlace::Region(0));
         let terms = InlineTerms { limit: 9, leaves_to_region: false };
         assert_eq!(place(policies(Some(9), None), 9), PolicyPlace::Inode(terms));
         assert_eq!(place(policies(Some(9), None), 10), PolicyPlace::File);

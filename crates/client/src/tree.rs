@@ -373,6 +373,7 @@ impl FileHandle {
     pub fn close_deferred(mut self) -> (Result<(), Errno>, BatchOp) {
         self.writable = false;
         let mut flushed = self.data.flush();
+        self.data.end_changes();
         let state = match self.wrote.then(|| self.data.stat()) {
             Some(Ok(now)) => Some(DataState::from(now)),
             Some(Err(e)) => {
@@ -390,6 +391,7 @@ impl FileHandle {
             return Ok(self.attr.clone());
         }
         let flushed = self.data.flush();
+        self.data.end_changes();
         let state = if self.wrote {
             let now = self.data.stat()?;
             Some(DataState::from(now))

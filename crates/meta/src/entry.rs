@@ -171,7 +171,9 @@ fn build_inode<S: Store>(
             let in_region = dir.policies.uses_regions();
             inode.leaves_to_region = in_region && inode.inline_limit > 0;
             inode.layout = match inode.inline_limit {
-                0 if in_region => Layout::in_region(layout.node()),
+                0 if in_region => {
+                    Layout::in_region_keeping(layout.node(), dir.policies.version_rule().code())
+                }
                 0 => *layout,
                 _ => Layout::inline(layout.node()),
             };

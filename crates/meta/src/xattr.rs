@@ -11,7 +11,7 @@ use crate::store::Store;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use tatami_wire::meta::{Bytes, MetaReply, XattrMode};
-use tatami_wire::policy::PolicyRow;
+use tatami_wire::policy::{Policies, PolicyRow};
 use tatami_wire::{Cred, Errno, Ino, InodeKind, XATTR_NAME_MAX, XATTR_VALUE_MAX};
 
 /// Longest listing of one inode's names, in bytes: `XATTR_LIST_MAX` of Linux.
@@ -229,7 +229,9 @@ pub(crate) fn remove_xattr<S: Store>(
     }
     if let XattrNamespace::Policy(row) = space {
         let row = row.filter(|row| inode.policies.value_of(row.kind).is_some());
-        return put_policy(txn, ino, row.ok_or(Errno::ENODATA)?, None);
+        let row = row.ok_or(Errno::ENODATA)?;
+        check_together(inode.policies, row, None)?;
+        return put_policy(txn, ino, row, None);
     }
     let key = keys::xattr(ino, name);
     let old = if inode.xattr_list == 0 { None } else { txn.get(&key)? };
@@ -250,8 +252,9 @@ fn set_policy<S: Store>(
     value: &[u8],
     mode: XattrMode,
 ) -> MetaOutcome<MetaReply> {
-    let (is_dir, old) = txn.inspect_inode(ino, |inode| {
-        (inode.is_dir(), row.and_then(|row| inode.policies.value_of(row.kind)))
+    let (is_dir, old, policies) = txn.inspect_inode(ino, |inode| {
+        let old = row.and_then(|row| inode.policies.value_of(row.kind));
+        (inode.is_dir(), old, inode.policies)
     })?;
     // Policies are for what is made below a directory.
     let row = row.filter(|_| is_dir).ok_or(Errno::EINVAL)?;
@@ -261,8 +264,19 @@ fn set_policy<S: Store>(
         _ => {}
     }
     let value = std::str::from_utf8(value).ok().and_then(row.parse).ok_or(Errno::EINVAL)?;
+    check_together(policies, row, Some(value))?;
     txn.require_room()?;
     put_policy(txn, ino, row, Some(value))
+}
+
+/// Refuses policies that contradict each other: what they promise together would not be kept.
+fn check_together(
+    mut policies: Policies,
+    row: &PolicyRow,
+    value: Option<u64>,
+) -> Result<(), Errno> {
+    policies.set_value(row.kind, value);
+    if policies.are_consistent() { Ok(()) } else { Err(Errno::EINVAL) }
 }
 
 fn put_policy<S: Store>(

@@ -466,6 +466,7 @@ impl FileSystem {
         if file.access.write {
             // The commit reads the size, so all accepted writes must have reached the object.
             let flushed = file.data.flush();
+            file.data.end_changes();
             // `commit` must see the count without this writer, to recognise the last one. `leave`
             // decrements again.
             file.inode.state.lock().writers -= 1;

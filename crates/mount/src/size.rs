@@ -479,6 +479,9 @@ impl FileSystem {
             Ok(attr)
         });
         self.page_validity.forget_state(ino);
+        if ours {
+            data.end_changes();
+        }
         if ours && let Err(error) = self.client.commit(&Cred::ROOT, ino, None, true) {
             tracing::debug!(%ino, %error, "the end of a cut was not told");
         }

@@ -20,8 +20,10 @@ use tatami_region::{
     had_region_device, open_node_regions,
 };
 use tatami_wire::admin::DiskSpace;
-use tatami_wire::object::{AllocMode, ObjectEngine, ObjectState, RegionRoom, SeekTarget};
-use tatami_wire::{Access, Errno, Ino, Piece};
+use tatami_wire::object::{
+    AllocMode, ObjectEngine, ObjectState, ObjectVersion, RegionRoom, SeekTarget,
+};
+use tatami_wire::{Access, ClientId, Errno, Ino, Piece};
 
 /// Locks that order the moves of objects between the engines.
 const PLACING_LOCKS: usize = 64;
@@ -181,12 +183,14 @@ impl NodeObjects {
     fn change_region(
         &self,
         key: ObjectKey,
+        writer: ClientId,
         change: RegionChange<'_>,
     ) -> Result<Option<MadeChange>, Errno> {
         let Some(store) = self.region_store(key.1).or_else(|e| self.excuse_file(key, e))? else {
             return Ok(None);
         };
-        match store.change(key, false, change) {
+        let writer = (key.1.version_rule() > 0).then_some(writer);
+        match store.change_for(writer, key, false, change) {
             Ok(made) => return Ok(Some(made)),
             Err(ChangeError::Failed(errno)) => return Err(errno),
             Err(ChangeError::Absent | ChangeError::NoRoom) => {}
@@ -197,7 +201,7 @@ impl NodeObjects {
         if is_new {
             self.files.refuse_removed(key)?;
         }
-        match store.change(key, is_new, change) {
+        match store.change_for(writer, key, is_new, change) {
             Ok(made) => Ok(Some(made)),
             Err(ChangeError::Failed(errno)) => Err(errno),
             Err(ChangeError::Absent) => Ok(None),
@@ -254,27 +258,43 @@ impl NodeObjects {
     }
 
     /// As [`ObjectStore::write_at`].
-    pub fn write_at(&self, ino: Ino, piece: Piece, data: &[u8], offset: u64) -> Result<(), Errno> {
+    pub fn write_at(
+        &self,
+        writer: ClientId,
+        (ino, piece): ObjectKey,
+        data: &[u8],
+        offset: u64,
+    ) -> Result<(), Errno> {
         check_range(offset, data.len() as u64)?;
         let change = RegionChange::Write { offset, bytes: data };
-        match self.change_region((ino, piece), change)? {
+        match self.change_region((ino, piece), writer, change)? {
             Some(_) => Ok(()),
             None => self.files.write_at(ino, piece, data, offset),
         }
     }
 
     /// As [`ObjectStore::append`].
-    pub fn append(&self, ino: Ino, piece: Piece, data: &[u8]) -> Result<u64, Errno> {
-        match self.change_region((ino, piece), RegionChange::Append { bytes: data })? {
+    pub fn append(
+        &self,
+        writer: ClientId,
+        (ino, piece): ObjectKey,
+        data: &[u8],
+    ) -> Result<u64, Errno> {
+        match self.change_region((ino, piece), writer, RegionChange::Append { bytes: data })? {
             Some(made) => Ok(made.offset),
             None => self.files.append(ino, piece, data),
         }
     }
 
     /// As [`ObjectStore::truncate`].
-    pub fn truncate(&self, ino: Ino, piece: Piece, size: u64) -> Result<ObjectState, Errno> {
+    pub fn truncate(
+        &self,
+        writer: ClientId,
+        (ino, piece): ObjectKey,
+        size: u64,
+    ) -> Result<ObjectState, Errno> {
         check_range(0, size)?;
-        match self.change_region((ino, piece), RegionChange::SetSize { size })? {
+        match self.change_region((ino, piece), writer, RegionChange::SetSize { size })? {
             Some(made) => Ok(made.state),
             None => self.files.truncate(ino, piece, size),
         }
@@ -283,8 +303,8 @@ impl NodeObjects {
     /// As [`ObjectStore::allocate`].
     pub fn allocate(
         &self,
-        ino: Ino,
-        piece: Piece,
+        writer: ClientId,
+        (ino, piece): ObjectKey,
         mode: AllocMode,
         offset: u64,
         len: u64,
@@ -294,7 +314,7 @@ impl NodeObjects {
             return Err(Errno::EINVAL);
         }
         let change = RegionChange::Allocate { mode, offset, len };
-        match self.change_region((ino, piece), change)? {
+        match self.change_region((ino, piece), writer, change)? {
             Some(made) => Ok(made.state),
             None => self.files.allocate(ino, piece, mode, offset, len),
         }
@@ -317,10 +337,18 @@ impl NodeObjects {
     }
 
     /// As [`ObjectStore::sync`].
-    pub fn sync(&self, ino: Ino, piece: Piece, data_only: bool) -> Result<ObjectState, Errno> {
+    pub fn sync(
+        &self,
+        writer: ClientId,
+        (ino, piece): ObjectKey,
+        data_only: bool,
+    ) -> Result<ObjectState, Errno> {
         if let ObjectPlace::Region(store) = self.find_place((ino, piece))?
             && let Some(state) = store.sync((ino, piece))?
         {
+            if piece.version_rule() > 0 {
+                store.seal((ino, piece), writer, true);
+            }
             return Ok(state);
         }
         self.files.sync(ino, piece, data_only)
@@ -355,6 +383,7 @@ impl NodeObjects {
     /// As [`ObjectStore::copy_range`], between any two objects.
     pub fn copy_range(
         &self,
+        writer: ClientId,
         source: (Ino, Piece),
         source_offset: u64,
         target: (Ino, Piece),
@@ -379,10 +408,74 @@ impl NodeObjects {
             if got == 0 {
                 break;
             }
-            self.write_at(target.0, target.1, &buffer[..got], offset + done)?;
+            self.write_at(writer, target, &buffer[..got], offset + done)?;
             done += got as u64;
         }
         Ok(done)
+    }
+
+    /// Ends the changes of a client to an object: see
+    /// [`ObjectOp::Seal`](tatami_wire::object::ObjectOp::Seal).
+    pub fn seal(
+        &self,
+        writer: ClientId,
+        (ino, piece): ObjectKey,
+        all: bool,
+    ) -> Result<ObjectState, Errno> {
+        if let ObjectPlace::Region(store) = self.find_place((ino, piece))?
+            && let Some(state) = store.seal((ino, piece), writer, all)
+        {
+            return Ok(state);
+        }
+        self.files.stat(ino, piece)
+    }
+
+    /// Returns the device for the versions of an object, which may be a file by now.
+    fn version_store(&self, piece: Piece) -> Result<Option<Arc<RegionStore>>, Errno> {
+        if piece.version_rule() == 0 { Ok(None) } else { self.region_store(piece) }
+    }
+
+    /// Returns the versions of an object, in the order of their numbers.
+    pub fn list_versions(&self, ino: Ino, piece: Piece) -> Result<Vec<ObjectVersion>, Errno> {
+        let store = self.version_store(piece)?;
+        Ok(store.map_or_else(Vec::new, |store| store.list_versions((ino, piece))))
+    }
+
+    /// Reads bytes of a version. `ENOENT` without such a version.
+    pub fn read_version(
+        &self,
+        (ino, piece): ObjectKey,
+        number: u32,
+        buf: &mut [u8],
+        offset: u64,
+    ) -> Result<usize, Errno> {
+        check_range(offset, 0)?;
+        let store = self.version_store(piece)?.ok_or(Errno::ENOENT)?;
+        store.read_version((ino, piece), number, buf, offset)?.ok_or(Errno::ENOENT)
+    }
+
+    /// Makes a version the present state of its object. `ENOENT` without such a version, `EFBIG`
+    /// for an object that has become a file, `ENOSPC` without room for both.
+    pub fn restore_version(
+        &self,
+        ino: Ino,
+        piece: Piece,
+        number: u32,
+    ) -> Result<ObjectState, Errno> {
+        let store = self.version_store(piece)?.ok_or(Errno::ENOENT)?;
+        match store.restore_version((ino, piece), number) {
+            Ok(state) => state.ok_or(Errno::ENOENT),
+            Err(ChangeError::Absent) => Err(Errno::EFBIG),
+            Err(ChangeError::NoRoom) => Err(Errno::ENOSPC),
+            Err(ChangeError::Failed(errno)) => Err(errno),
+        }
+    }
+
+    /// Ends versions that are too old.
+    pub fn expire_versions(&self) {
+        if let RegionState::Open(store) = &*self.regions.read() {
+            store.expire_versions();
+        }
     }
 
     /// As [`ObjectStore::remove_base`]. An object in a region is removed by its number
@@ -411,6 +504,11 @@ impl NodeObjects {
             while let Some(key) = store.list_objects(from, 1).first().filter(|key| key.0 == ino) {
                 let _placing = self.lock_placing(*key);
                 store.remove(*key)?;
+            }
+            // Those of objects that have become files.
+            while let Some(key) = store.find_versioned(ino) {
+                let _placing = self.lock_placing(key);
+                store.remove(key)?;
             }
         }
         self.files.remove_all(ino)
@@ -480,11 +578,12 @@ impl NodeObjects {
             RegionState::Open(store) => {
                 trouble.extend(store.describe_trouble());
                 let space = store.space();
-                if space.total - space.used < space.total / NEARLY_FULL {
+                // Versions make room for new files.
+                if space.total - space.used.saturating_sub(space.versions) < space.total / NEARLY_FULL {
                     trouble.push(format!(
                         "the region device is nearly full, with {} of {} MiB in use: new small \
                          files go to the disk",
-                        space.used >> 20,
+                        space.used.saturating_sub(space.versions) >> 20,
                         space.total >> 20
                     ));
                 }

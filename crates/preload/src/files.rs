@@ -492,10 +492,20 @@ pub(crate) fn end_number(fd: RawFd) -> Result<(), Errno> {
     let Some(LastNumber { is_last_writer, is_kept }) = last else { return Ok(()) };
     crate::lock_ends::end_file_locks(&file);
     let reported = report_state(fd, &file, is_last_writer);
+    end_changes(&file);
     if is_kept && let Ok(session) = session() {
         let _ = session.client.release_inode(file.ino);
     }
     reported
+}
+
+/// Ends the changes of a file that keeps versions. What a parent process has written does not
+/// concern this one.
+fn end_changes(file: &ProgramFile) {
+    let Some((generation, data)) = file.data.lock().clone() else { return };
+    if session().is_ok_and(|session| session.generation == generation) {
+        data.end_changes();
+    }
 }
 
 /// Closes a descriptor of the volume.
@@ -520,6 +530,9 @@ pub(crate) fn report_all(close: bool) {
         let is_last = reported.iter().filter(|ino| **ino == file.ino).count() == others;
         // The program cannot learn of the error any more.
         let _ = report_state(*fd, file, close && is_last);
+        if close {
+            end_changes(file);
+        }
     }
     closes::send_closes();
 }

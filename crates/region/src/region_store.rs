@@ -203,7 +203,21 @@ impl RegionStore {
     pub fn change(
         &self,
         key: RegionKey,
+        create: bool,
+        change: RegionChange<'_>,
+    ) -> Result<MadeChange, ChangeError> {
+        self.change_for(None, key, create, change)
+    }
+
+    /// As [`RegionStore::change`], for a client that says when it is done
+    /// ([`RegionStore::seal`]).
+    ///
+    /// # Errors
+    /// See [`ChangeError`].
+    pub fn change_for(
+        &self,
         writer: Option<ClientId>,
+        key: RegionKey,
         create: bool,
         change: RegionChange<'_>,
     ) -> Result<MadeChange, ChangeError> {

@@ -171,7 +171,7 @@ impl RegionStore {
             bytes.resize(content.size as usize, 0);
             self.parts.read_object(&version, &mut content, &mut bytes, 0)?;
         }
-        let made = self.change(key, None, false, RegionChange::Replace { bytes: &bytes })?;
+        let made = self.change(key, false, RegionChange::Replace { bytes: &bytes })?;
         self.with_object(key, |_, content| content.seal());
         Ok(Some(made.state))
     }

@@ -16,9 +16,10 @@ pub enum MoveTarget {
     Object {
         /// Its node.
         node: NodeId,
-        /// Whether it lies in a region of the node's device. A node without a device, or with a
-        /// full one, makes a file of it.
-        in_region: bool,
+        /// Set if it lies in a region of the node's device: the rule by which it keeps earlier
+        /// states there, see [`Piece::version_rule`](crate::Piece::version_rule). A node without a
+        /// device, or with a full one, makes a file of it.
+        region_rule: Option<u32>,
     },
 }
 

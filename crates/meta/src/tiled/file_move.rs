@@ -42,8 +42,8 @@ pub(crate) fn begin_move<S: Store>(
             txn.edit_hidden(ino)?.relayout_mark = true;
             0
         }
-        MoveTarget::Object { node, in_region } => {
-            set_objects_aside(txn, ino, (&inode, tiled), &[node], in_region)?.0
+        MoveTarget::Object { node, region_rule } => {
+            set_objects_aside(txn, ino, (&inode, tiled), &[node], region_rule)?.0
         }
     };
     Ok(MetaReply::MoveBegun(MoveStart::Copies { number }))

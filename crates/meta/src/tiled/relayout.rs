@@ -120,22 +120,23 @@ pub(crate) fn reserve_objects<S: Store>(
         return Err(Errno::EINVAL.into());
     }
     let (inode, tiled) = exclusive_inode(txn, ino)?;
-    // A file of one object stays in a region, and one that leaves its inode goes where its
-    // directory says.
-    let in_region = inode.leaves_to_region || inode.layout.base().is_in_region();
-    let in_region = in_region && nodes.len() == 1;
-    let (first, stamp) = set_objects_aside(txn, ino, (&inode, tiled), nodes, in_region)?;
+    // A file of one object stays in a region, with its rule for earlier states. One that leaves its
+    // inode goes where its directory says.
+    let base = inode.layout.base();
+    let in_region = inode.leaves_to_region || base.is_in_region();
+    let region_rule = (in_region && nodes.len() == 1).then(|| base.version_rule());
+    let (first, stamp) = set_objects_aside(txn, ino, (&inode, tiled), nodes, region_rule)?;
     Ok(MetaReply::Pieces { first, stamp })
 }
 
-/// Sets an object on each of these nodes aside. Returns the number of the first, and the latest
-/// stamp of the file.
+/// Sets an object on each of these nodes aside: in a region with this rule for earlier states, or
+/// not in one. Returns the number of the first, and the latest stamp of the file.
 pub(crate) fn set_objects_aside<S: Store>(
     txn: &mut Txn<'_, S>,
     ino: Ino,
     (inode, tiled): (&Inode, Option<TiledRecord>),
     nodes: &[NodeId],
-    in_region: bool,
+    region_rule: Option<u32>,
 ) -> MetaOutcome<(u32, u64)> {
     txn.require_room()?;
     let mut tiled =
@@ -143,9 +144,11 @@ pub(crate) fn set_objects_aside<S: Store>(
     if nodes.len() as u32 > Piece::TILED_MAX.saturating_sub(tiled.next) {
         return Err(Errno::EFBIG.into());
     }
-    let first = match in_region {
-        true => Piece::region_number(tiled.next),
-        false => tiled.next,
+    let first = match region_rule {
+        Some(rule) => {
+            Piece::first_versioned(rule).next_in_region(tiled.next).ok_or(Errno::EFBIG)?
+        }
+        None => tiled.next,
     };
     let value = reservation_value(txn.ctx.client);
     for (number, node) in (first..).zip(nodes) {

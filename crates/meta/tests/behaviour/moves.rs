@@ -32,7 +32,7 @@ impl Shard {
     /// Moves the file to an object of node 1, and returns its number, too.
     fn put_outside(&mut self, ino: Ino, in_region: bool, size: u64) -> Result<(Attr, u32), Errno> {
         let node = NodeId(1);
-        let start = self.begin(ino, MoveTarget::Object { node, in_region })?;
+        let start = self.begin(ino, MoveTarget::Object { node, region_rule: in_region.then_some(0) })?;
         let MoveStart::Copies { number } = start else { panic!("{start:?}") };
         let time = Timestamp::from_sec(500);
         let state = DataState { size, blocks: 8, mtime: time, changed: time };
@@ -98,7 +98,7 @@ fn a_file_with_an_object_stays_while_another_client_has_it_open() {
         s.as_client(B).open_noted(ino, access).expect("open");
         s.as_client(A);
         assert_eq!(s.begin(ino, MoveTarget::Inode(TERMS)), Err(Errno::EBUSY), "{access:?}");
-        let to = MoveTarget::Object { node: NodeId(1), in_region: true };
+        let to = MoveTarget::Object { node: NodeId(1), region_rule: Some(0) };
         assert_eq!(s.begin(ino, to), Err(Errno::EBUSY), "{access:?}");
         let closed = |inos: &[Ino], read: &[Ino]| MetaOp::ReportClosed {
             inos: inos.to_vec(),
@@ -149,7 +149,7 @@ fn what_is_beside_an_inode_changes_its_terms_or_leaves_while_others_write() {
     // A client that has it open too: its write ends the move.
     s.as_root().open(ino, Access::BOTH).expect("open");
     let node = NodeId(1);
-    let start = s.begin(ino, MoveTarget::Object { node, in_region: true }).expect("begun");
+    let start = s.begin(ino, MoveTarget::Object { node, region_rule: Some(0) }).expect("begun");
     let MoveStart::Copies { number } = start else { panic!("{start:?}") };
     write(s.as_client(A));
     let time = Timestamp::from_sec(500);
@@ -184,7 +184,7 @@ fn a_copy_of_another_size_and_a_file_in_pieces_are_refused() {
     s.apply(MetaOp::AddPieces { ino: attr.ino, nodes }).expect("added");
     s.commit(attr.ino, None, true).expect("closed");
     s.open(attr.ino, Access::BOTH).expect("open");
-    let to = MoveTarget::Object { node: NodeId(1), in_region: true };
+    let to = MoveTarget::Object { node: NodeId(1), region_rule: Some(0) };
     let refused = s.begin(attr.ino, to);
     assert!(matches!(refused, Err(Errno::EINVAL | Errno::EBUSY)), "{refused:?}");
     s.assert_sound();

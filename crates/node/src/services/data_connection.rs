@@ -180,16 +180,18 @@ impl DataConnection<'_> {
             ObjectOp::Write { offset } => plain(self.write_object(ino, piece, offset, unread)?),
             ObjectOp::Append => plain(self.append_object(ino, piece, unread)?),
             ObjectOp::Truncate { size } => {
-                plain(objects.truncate(ino, piece, size).map(ObjectReply::State))
+                plain(objects.truncate(self.client, (ino, piece), size).map(ObjectReply::State))
             }
             ObjectOp::Allocate { mode, offset, len } => {
-                plain(objects.allocate(ino, piece, mode, offset, len).map(ObjectReply::State))
+                plain(objects
+                    .allocate(self.client, (ino, piece), mode, offset, len)
+                    .map(ObjectReply::State))
             }
             ObjectOp::Seek { what, offset } => {
                 plain(objects.seek(ino, piece, what, offset).map(ObjectReply::Offset))
             }
             ObjectOp::Sync { data_only } => {
-                let synced = objects.sync(ino, piece, data_only);
+                let synced = objects.sync(self.client, (ino, piece), data_only);
                 plain(synced.map(ObjectReply::State).inspect_err(|error| {
                     tracing::error!(%ino, %error, "sync of an object failed");
                 }))
@@ -205,8 +207,21 @@ impl DataConnection<'_> {
             ObjectOp::GetSpares { ref slots } => self.renew_spares(slots),
             ObjectOp::CopyFrom { source, source_piece, source_offset, offset, len } => {
                 let from = (source.ino, source_piece);
-                let copied = objects.copy_range(from, source_offset, (ino, piece), offset, len);
+                let copied = objects
+                    .copy_range(self.client, from, source_offset, (ino, piece), offset, len);
                 plain(copied.map(|len| ObjectReply::Written { offset, len }))
+            }
+            ObjectOp::Seal { all } => {
+                plain(objects.seal(self.client, (ino, piece), all).map(ObjectReply::State))
+            }
+            ObjectOp::ListVersions => {
+                plain(objects.list_versions(ino, piece).map(ObjectReply::Versions))
+            }
+            ObjectOp::ReadVersion { number, offset, len } => {
+                self.read_version((ino, piece), number, offset, len)
+            }
+            ObjectOp::RestoreVersion { number } => {
+                plain(objects.restore_version(ino, piece, number).map(ObjectReply::State))
             }
         })
     }
@@ -308,6 +323,26 @@ impl DataConnection<'_> {
         Ok((ObjectReply::Data, ReplyAttachment::Payload(pages, n)))
     }
 
+    fn read_version(
+        &mut self,
+        key: (Ino, Piece),
+        number: u32,
+        offset: u64,
+        len: u32,
+    ) -> Result<(ObjectReply, ReplyAttachment), Errno> {
+        let len = len as usize;
+        if len > PAYLOAD_MAX {
+            return Err(Errno::EINVAL);
+        }
+        if self.payload.len() < len {
+            self.payload.resize(len, 0);
+        }
+        let buf = &mut self.payload[..len];
+        let got = self.shared.disk.objects.read_version(key, number, buf, offset)?;
+        self.shared.counters.bytes_read.add(got as u64);
+        Ok((ObjectReply::Data, ReplyAttachment::Payload(None, got)))
+    }
+
     /// Takes as many pages of an object as can be sent uncopied.
     fn take_pages(
         &self,
@@ -339,7 +374,7 @@ impl DataConnection<'_> {
             self.flush_before_waiting(n)?;
             let data = self.inbox.receive_payload(self.stream, n)?;
             *unread -= n;
-            if let Err(e) = self.shared.disk.objects.write_at(ino, piece, data, at) {
+            if let Err(e) = self.shared.disk.objects.write_at(self.client, (ino, piece), data, at) {
                 return Ok(Err(e));
             }
             at = at.saturating_add(n as u64);
@@ -359,7 +394,7 @@ impl DataConnection<'_> {
         let len = std::mem::take(unread);
         self.flush_before_waiting(len)?;
         let data = self.inbox.receive_payload(self.stream, len)?;
-        let appended = self.shared.disk.objects.append(ino, piece, data);
+        let appended = self.shared.disk.objects.append(self.client, (ino, piece), data);
         if appended.is_ok() {
             self.shared.counters.bytes_written.add(len as u64);
         }

@@ -139,6 +139,7 @@ impl Housekeeper<'_> {
                 }
                 looked_at_clients = Some(Instant::now());
             }
+            self.shared.disk.objects.expire_versions();
             // Rests longer the longer it has worked: housekeeping takes at most a fifth of the
             // time.
             let rest = (began.elapsed() * REST_FACTOR).max(GATHER_PAUSE);

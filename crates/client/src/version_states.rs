@@ -1,0 +1,194 @@
+//! Where the states of files that keep versions end.
+//!
+//! The node keeps the state of an object as a version before the first change that follows a
+//! *seal*. A client seals a file
+//!
+//! - before the first change through a handle, unless another handle of the client is in the middle
+//!   of changes: what others have written and closed is a state. A cut to nothing always begins a
+//!   state: a program opens the file with `O_TRUNC`;
+//! - at the close of its last handle with changes.
+//!
+//! `fsync` seals at the node. A handle whose changes were flushed, as by close(2), does not count
+//! as one in the middle of changes: the kernel tells of the last close only later.
+
+use crate::DataFile;
+use crate::object_handle::ObjectHandle;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use tatami_wire::object::{ObjectOp, ObjectReply, ObjectState, ObjectVersion};
+use tatami_wire::{Errno, Ino};
+
+/// What a handle has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum HandleChanges {
+    /// No change yet.
+    #[default]
+    None,
+    /// Changes since the last flush.
+    UnderWay,
+    /// Changes that are flushed.
+    Flushed,
+}
+
+/// The handles of this client that are in the middle of changes, by inode.
+#[derive(Default)]
+pub(crate) struct ChangingHandles(Mutex<HashMap<Ino, u32>>);
+
+impl ChangingHandles {
+    /// Adds a handle. Returns whether it is the only one.
+    fn add_handle(&self, ino: Ino) -> bool {
+        let mut handles = self.0.lock();
+        let count = handles.entry(ino).or_default();
+        *count += 1;
+        *count == 1
+    }
+
+    fn remove_handle(&self, ino: Ino) {
+        let mut handles = self.0.lock();
+        if let Some(count) = handles.get_mut(&ino) {
+            *count -= 1;
+            if *count == 0 {
+                handles.remove(&ino);
+            }
+        }
+    }
+
+    fn has_handle(&self, ino: Ino) -> bool {
+        self.0.lock().contains_key(&ino)
+    }
+}
+
+/// The methods fail with those errors of [`DataFile`].
+#[allow(clippy::missing_errors_doc)] // said once, above
+impl DataFile {
+    /// Begins a change through this handle. `cuts`: the file is cut to nothing.
+    pub(crate) fn begin_change(&self, cuts: bool) -> Result<(), Errno> {
+        if !self.keeps_versions {
+            return Ok(());
+        }
+        let mut changes = self.changes.lock();
+        let before = *changes;
+        if before == HandleChanges::UnderWay {
+            return Ok(());
+        }
+        let handles = &self.access.client.changing_handles;
+        let is_only = handles.add_handle(self.ino());
+        *changes = HandleChanges::UnderWay;
+        let had_bytes = self.access.opened.is_none_or(|(_, size)| size > 0);
+        if before == HandleChanges::None && had_bytes && (is_only || cuts) {
+            self.seal(cuts).inspect_err(|_| {
+                handles.remove_handle(self.ino());
+                *changes = before;
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Records that all changes are flushed.
+    pub(crate) fn note_flush(&self) {
+        if self.keeps_versions {
+            self.leave_change(HandleChanges::Flushed);
+        }
+    }
+
+    /// Returns whether the handle had changes.
+    fn leave_change(&self, next: HandleChanges) -> bool {
+        let mut changes = self.changes.lock();
+        if *changes == HandleChanges::UnderWay {
+            self.access.client.changing_handles.remove_handle(self.ino());
+        }
+        let had_changes = *changes != HandleChanges::None;
+        if had_changes {
+            *changes = next;
+        }
+        had_changes
+    }
+
+    /// Ends the changes through this handle, before the close: a file that keeps versions has a
+    /// state now that the next writer does not replace without a version. Call
+    /// [`DataFile::flush`] before.
+    pub fn end_changes(&self) {
+        if self.keeps_versions
+            && self.leave_change(HandleChanges::None)
+            && !self.access.client.changing_handles.has_handle(self.ino())
+            && let Err(error) = self.seal(false)
+        {
+            // The node does so itself when the file is quiet for a while.
+            tracing::debug!(ino = %self.ino(), %error, "the end of changes was not told");
+        }
+    }
+
+    /// Ends the changes without a request: the handle goes away.
+    pub(crate) fn forget_changes(&self) {
+        if self.keeps_versions {
+            self.leave_change(HandleChanges::None);
+        }
+    }
+
+    fn seal(&self, all: bool) -> Result<(), Errno> {
+        self.versioned_object()?.request_state(&ObjectOp::Seal { all }).map(drop)
+    }
+
+    /// Returns the object, if it keeps versions; `EOPNOTSUPP` otherwise.
+    fn versioned_object(&self) -> Result<&ObjectHandle, Errno> {
+        let object = self.bytes.object();
+        object.filter(|object| object.piece.version_rule() > 0).ok_or(Errno::EOPNOTSUPP)
+    }
+
+    /// Returns the earlier states of the file that are kept, in the order of their numbers.
+    /// `EOPNOTSUPP` for a file that keeps none.
+    pub fn list_versions(&self) -> Result<Vec<ObjectVersion>, Errno> {
+        match self.versioned_object()?.send_object_op(&ObjectOp::ListVersions, &mut [])?.0 {
+            ObjectReply::Versions(versions) => Ok(versions),
+            _ => Err(Errno::EPROTO),
+        }
+    }
+
+    /// Reads bytes of an earlier state into `buf`; fewer only at its end. `ENOENT` if it is not
+    /// there.
+    pub fn read_version(&self, number: u32, buf: &mut [u8], offset: u64) -> Result<usize, Errno> {
+        let object = self.versioned_object()?;
+        let mut done = 0;
+        for chunk in buf.chunks_mut(tatami_wire::frame::PAYLOAD_MAX) {
+            let (offset, len) = (offset + done as u64, chunk.len() as u32);
+            let op = ObjectOp::ReadVersion { number, offset, len };
+            let got = object.send_object_op(&op, chunk)?.1;
+            done += got;
+            if got < chunk.len() {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
+    /// Makes an earlier state the present one. The caller must then report the size to the shard,
+    /// as after [`DataFile::truncate`]. `ENOENT` if there is no such state, `EFBIG` where the
+    /// object has become a file of the disk, which keeps its earlier states and gets no new ones.
+    pub fn restore_version(&self, number: u32) -> Result<ObjectState, Errno> {
+        let object = self.versioned_object()?;
+        self.flush()?;
+        // As a cut: until the shard hears of it, the length of the object proves nothing.
+        let cuts = &self.access.client.loss_tracker;
+        cuts.begin_cut(self.ino());
+        object
+            .request_state(&ObjectOp::RestoreVersion { number })
+            .inspect_err(|_| cuts.end_cut(self.ino()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_handle_in_the_middle_of_changes_is_the_only_one() {
+        let handles = ChangingHandles::default();
+        assert!(handles.add_handle(Ino(5)));
+        assert!(!handles.add_handle(Ino(5)) && handles.add_handle(Ino(6)));
+        handles.remove_handle(Ino(5));
+        assert!(handles.has_handle(Ino(5)) && !handles.add_handle(Ino(5)));
+        handles.remove_handle(Ino(5));
+        handles.remove_handle(Ino(5));
+        assert!(!handles.has_handle(Ino(5)) && handles.has_handle(Ino(6)));
+    }
+}
