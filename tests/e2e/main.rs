@@ -66,5 +66,6 @@ mod tls;
 mod two_sites;
 mod unlinked;
 mod upgrade;
+mod versions;
 mod visibility;
 mod waits;

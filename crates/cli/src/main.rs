@@ -97,12 +97,12 @@ mod up_token;
 mod usage_cmd;
 mod user_name;
 mod users;
+mod versions_cmd;
 mod volume_cmd;
 mod volume_dir;
 mod volume_layout;
 mod volume_path;
 mod wait_display;
-mod versions_cmd;
 mod where_cmd;
 
 use args::{Cli, CliCommand};

@@ -483,6 +483,9 @@ fn relayout_failure(any: &AnyPath, errno: Errno) -> CommandFailure {
                 "a program has it open for writing, or opened it meanwhile; the file is unchanged",
             )
             .try_this("repeat the command when the program has closed the file"),
+        Errno::EOPNOTSUPP => failure
+            .because("it keeps earlier versions, which a striped file cannot; it is unchanged")
+            .try_this(format!("tatami cp {any} COPY, and relayout the copy")),
         Errno::ENOSPC => failure.because("there is no room for the copy; the file is unchanged"),
         _ => failure,
     }

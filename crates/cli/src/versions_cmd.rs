@@ -69,7 +69,9 @@ fn open_versioned(
     let failed = |errno| any.operation_failure(what, errno);
     let found = tree.stat(&path, true).map_err(failed)?;
     if found.kind != InodeKind::File {
-        return Err(CommandFailure::usage(format!("{any} is no file, and only files have versions")));
+        return Err(CommandFailure::usage(format!(
+            "{any} is no file, and only files have versions"
+        )));
     }
     let (attr, cap) = tree.client().open(tree.cred(), found.ino, access).map_err(failed)?;
     let data = tree.client().open_data(&attr, cap).map_err(failed)?;
@@ -181,13 +183,16 @@ fn write_copy(
     bytes: &[u8],
 ) -> CommandResult {
     let exists = || {
-        CommandFailure::new(format!("{to} exists")).try_this("name another path, or remove it first")
+        CommandFailure::new(format!("{to} exists"))
+            .try_this("name another path, or remove it first")
     };
     match to {
-        AnyPath::Local(path) => write_local(path, mode, bytes).map_err(|error| match error.kind() {
-            std::io::ErrorKind::AlreadyExists => exists(),
-            _ => CommandFailure::new(format!("cannot write {to}: {error}")),
-        }),
+        AnyPath::Local(path) => {
+            write_local(path, mode, bytes).map_err(|error| match error.kind() {
+                std::io::ErrorKind::AlreadyExists => exists(),
+                _ => CommandFailure::new(format!("cannot write {to}: {error}")),
+            })
+        }
         _ => {
             let FoundPath { tree, path, .. } = sessions.find_path(to)?;
             let failed = |errno| to.operation_failure("cannot write", errno);
@@ -206,7 +211,6 @@ fn write_copy(
 }
 
 fn write_local(path: &Path, mode: u16, bytes: &[u8]) -> std::io::Result<()> {
-    let mut file =
-        OpenOptions::new().write(true).create_new(true).mode(mode.into()).open(path)?;
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(mode.into()).open(path)?;
     file.write_all(bytes)
 }

@@ -122,6 +122,11 @@ impl Relayout {
             return Err(Errno::EBUSY);
         }
         let source = client.open_data(&attr, cap)?;
+        // Only one object in a region keeps earlier states, and they must not be lost by the way.
+        let keeps_versions = attr.layout.base().version_rule() > 0;
+        if stripes.is_some() && keeps_versions && !source.list_versions()?.is_empty() {
+            return Err(Errno::EOPNOTSUPP);
+        }
         let mut numbered: Vec<(NodeId, u32)> = nodes.iter().copied().zip(first..).collect();
         // The base has the last number. The base of a striped file gets no byte before a client
         // appends.
@@ -148,12 +153,20 @@ impl Relayout {
         for (i, &(node, number)) in numbered.iter().enumerate() {
             let data = client.open_object(self.open.ino, node, Piece::of_bytes(number), cap)?;
             self.targets.push(RelayoutTarget { node, number, data });
+            if self.keeps_versions() {
+                self.targets[i].data.carry_versions(&self.source)?;
+            }
             let size = self.attr.size;
             let len = self.stripes.map_or(size, |stripes| stripes.piece_len(i as u64, size));
             // Each object gets its full length first, because trailing zeros are not written.
             self.targets[i].data.truncate_unrecorded(len)?;
         }
         Ok(())
+    }
+
+    /// Whether the file keeps earlier states, which go along.
+    fn keeps_versions(&self) -> bool {
+        self.stripes.is_none() && self.attr.layout.base().version_rule() > 0
     }
 
     /// Returns the size of the file in bytes.

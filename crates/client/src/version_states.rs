@@ -161,6 +161,28 @@ impl DataFile {
         Ok(done)
     }
 
+    /// Copies all earlier states of `source` to this file, which has none and is cut to nothing
+    /// afterwards.
+    pub(crate) fn carry_versions(&self, source: &DataFile) -> Result<(), Errno> {
+        let mut bytes = Vec::new();
+        for version in source.list_versions()? {
+            bytes.resize(version.size as usize, 0);
+            if source.read_version(version.number, &mut bytes, 0)? < bytes.len() {
+                return Err(Errno::EIO);
+            }
+            self.truncate_unrecorded(0)?;
+            self.bytes.write_at(&bytes, 0)?;
+            self.flush()?;
+            let op = ObjectOp::CarryVersion { version };
+            match self.versioned_object()?.request_state(&op) {
+                // A node without room, or without a device, keeps fewer versions.
+                Err(Errno::ENOSPC | Errno::ENOENT) => {}
+                carried => carried.map(drop)?,
+            }
+        }
+        self.truncate_unrecorded(0).map(drop)
+    }
+
     /// Makes an earlier state the present one. The caller must then report the size to the shard,
     /// as after [`DataFile::truncate`]. `ENOENT` if there is no such state, `EFBIG` where the
     /// object has become a file of the disk, which keeps its earlier states and gets no new ones.

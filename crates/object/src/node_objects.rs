@@ -471,6 +471,23 @@ impl NodeObjects {
         }
     }
 
+    /// Keeps the present state of an object as this version. `ENOENT` for an object that is in no
+    /// region, `ENOSPC` without room, `EEXIST` for a number that is not new.
+    pub fn carry_version(
+        &self,
+        ino: Ino,
+        piece: Piece,
+        version: &ObjectVersion,
+    ) -> Result<ObjectState, Errno> {
+        let store = self.version_store(piece)?.ok_or(Errno::ENOENT)?;
+        match store.carry_version((ino, piece), version) {
+            Ok(state) => Ok(state),
+            Err(ChangeError::Absent) => Err(Errno::ENOENT),
+            Err(ChangeError::NoRoom) => Err(Errno::ENOSPC),
+            Err(ChangeError::Failed(errno)) => Err(errno),
+        }
+    }
+
     /// Ends versions that are too old.
     pub fn expire_versions(&self) {
         if let RegionState::Open(store) = &*self.regions.read() {
@@ -579,7 +596,9 @@ impl NodeObjects {
                 trouble.extend(store.describe_trouble());
                 let space = store.space();
                 // Versions make room for new files.
-                if space.total - space.used.saturating_sub(space.versions) < space.total / NEARLY_FULL {
+                if space.total - space.used.saturating_sub(space.versions)
+                    < space.total / NEARLY_FULL
+                {
                     trouble.push(format!(
                         "the region device is nearly full, with {} of {} MiB in use: new small \
                          files go to the disk",

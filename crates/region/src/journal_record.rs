@@ -184,9 +184,7 @@ impl<'a> JournalRecord<'a> {
             (4, 0) => JournalChange::Remove,
             (5, 1..) => JournalChange::Replace { bytes: payload },
             (6, 0) => JournalChange::Leave,
-            (7, 0) if argument > 0 => {
-                JournalChange::Keep { number: u32::try_from(argument).ok()? }
-            }
+            (7, 0) if argument > 0 => JournalChange::Keep { number: u32::try_from(argument).ok()? },
             _ => return None,
         };
         let time = Timestamp { sec: u64_at(48)? as i64, nsec: u32_at(56)? };

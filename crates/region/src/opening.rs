@@ -9,8 +9,8 @@ use crate::class::{
 use crate::error::RegionOpenError;
 use crate::journal::{Journal, JournalStart, ReadJournal, read_journal};
 use crate::journal_record::JournalChange;
-use crate::region_head::{ExtentHead, FoundSuperblock, RegionHead, Superblock, sum_chunks};
 use crate::region_head::RegionKey;
+use crate::region_head::{ExtentHead, FoundSuperblock, RegionHead, Superblock, sum_chunks};
 use crate::region_store::{RegionStore, apply_change, current_time};
 use crate::store_parts::{EndedRegion, RegionLimits, StoreParts};
 use crate::stored_object::{ChunkSums, ObjectContent, RegionObject, StoredVersion};
@@ -273,6 +273,12 @@ fn find_objects(parts: &StoreParts, journal: &ReadJournal) -> io::Result<u64> {
         // A torn write leaves such heads as well, and the journal has those objects.
         tracing::warn!(damaged, "some heads on the region device cannot be read");
     }
+    for entry in parts.versions.lock().list_all() {
+        if let Some(object) = parts.table.read().get(&entry.object.key) {
+            let (mut content, seq) = (object.content.lock(), entry.object.content.lock().seq);
+            content.kept_seq = content.kept_seq.max(seq);
+        }
+    }
     Ok(last)
 }
 
@@ -314,15 +320,20 @@ fn add_stored(parts: &StoreParts, region: RegionNumber, head: RegionHead) {
 fn add_stored_version(parts: &StoreParts, region: RegionNumber, head: RegionHead) {
     let RegionHead { key, seq, size, sums, mtime, changed, number, .. } = head;
     let mut versions = parts.versions.lock();
-    if versions.get(key, number).is_some() {
-        // A write that failed has left a head, and its bytes.
+    // A write that failed has left a head, and its bytes. Or the object was removed and made again.
+    let known = versions.get(key, number).map(|known| known.object.content.lock().seq);
+    if known.is_some_and(|known| known >= seq) {
         parts.push_ended(EndedRegion { region, is_bad: false });
         return;
+    }
+    if let Some(old) = versions.take(key, number) {
+        parts.end_version(&old.object);
     }
     let stored = Some(StoredVersion { region, seq, size, sums: ChunkSums::new(&sums) });
     let content = ObjectContent { size, mtime, changed, seq, stored, ..ObjectContent::default() };
     let state = ObjectVersion { number, size, mtime, replaced: changed };
-    versions.insert(VersionEntry { object: RegionObject::new_version(key, number, content), state });
+    versions
+        .insert(VersionEntry { object: RegionObject::new_version(key, number, content), state });
 }
 
 /// Reserves regions for changed objects that have none, and returns how many have none still.
@@ -393,6 +404,7 @@ fn replay_journal(parts: &StoreParts, read: &ReadJournal) {
         }
         if let JournalChange::Keep { number } = change {
             content.last_number = content.last_number.max(number);
+            content.kept_seq = record.seq;
             if parts.versions.lock().get(record.key, number).is_none() {
                 let target = parts.reserve_region(content.size);
                 let at = (record.seq, record.time);

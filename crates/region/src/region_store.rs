@@ -21,12 +21,25 @@ use tatami_wire::{ClientId, Errno, Timestamp};
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)] // as the operations of `ObjectOp`
 pub enum RegionChange<'a> {
-    Write { offset: u64, bytes: &'a [u8] },
-    Append { bytes: &'a [u8] },
-    SetSize { size: u64 },
-    Allocate { mode: AllocMode, offset: u64, len: u64 },
+    Write {
+        offset: u64,
+        bytes: &'a [u8],
+    },
+    Append {
+        bytes: &'a [u8],
+    },
+    SetSize {
+        size: u64,
+    },
+    Allocate {
+        mode: AllocMode,
+        offset: u64,
+        len: u64,
+    },
     /// The object has these bytes from now on, and no others.
-    Replace { bytes: &'a [u8] },
+    Replace {
+        bytes: &'a [u8],
+    },
 }
 
 /// Why a change is not made.
@@ -399,11 +412,9 @@ impl RegionStore {
     ) -> Result<bool, Errno> {
         let journal = self.parts.journal()?;
         let room = journal.reserve_room(record_len(0))?;
-        self.with_object(key, |object, content| {
-            match content.is_sealed {
-                true => self.keep_state(journal, &room, object, content),
-                false => Ok(()),
-            }
+        self.with_object(key, |object, content| match content.is_sealed {
+            true => self.keep_state(journal, &room, object, content),
+            false => Ok(()),
         })
         // What has no room for one more version is full.
         .map_or(Ok(()), |kept| match kept {
@@ -539,10 +550,7 @@ fn size_after(change: &JournalChange<'_>, size: u64) -> u64 {
 /// Whether nothing of an object of `size` bytes is left after these changes.
 fn replaces_all(changes: &[JournalChange<'_>], size: u64) -> bool {
     matches!(changes, [JournalChange::Write { offset: 0, bytes }] if bytes.len() as u64 >= size)
-        || matches!(
-            changes,
-            [JournalChange::SetSize { size: 0 } | JournalChange::Replace { .. }]
-        )
+        || matches!(changes, [JournalChange::SetSize { size: 0 } | JournalChange::Replace { .. }])
 }
 
 /// Carries out a change of the bytes of an object.

@@ -377,6 +377,7 @@ impl StoreParts {
         };
         let (size, mtime) = (content.size, content.mtime);
         content.last_number = content.last_number.max(number);
+        content.kept_seq = seq;
         let version = RegionObject::new_version(object.key, number, state);
         if target.is_some() {
             self.count_dirty(&version, &mut version.content.lock());

@@ -74,6 +74,8 @@ pub(crate) struct ObjectContent {
     pub is_damaged: bool,
     /// The number of its last version.
     pub last_number: u32,
+    /// The number of the record that made it. An object without a later change is that version.
+    pub kept_seq: u64,
     /// The next change keeps this state as a version.
     pub is_sealed: bool,
     /// Clients that have changed the object since it was sealed, and have not ended that.

@@ -74,6 +74,12 @@ impl VersionTable {
         self.entries.range((key, 0)..=(key, u32::MAX)).next().is_some()
     }
 
+    /// Returns the number of an object's last version, or 0.
+    pub(crate) fn last_number(&self, key: RegionKey) -> u32 {
+        let mut all = self.entries.range((key, 0)..=(key, u32::MAX));
+        all.next_back().map_or(0, |((_, number), _)| *number)
+    }
+
     /// Returns all versions of an object, in order.
     pub(crate) fn of_object(&self, key: RegionKey) -> Vec<VersionEntry> {
         self.entries.range((key, 0)..=(key, u32::MAX)).map(|(_, entry)| entry.clone()).collect()

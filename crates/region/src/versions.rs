@@ -6,7 +6,7 @@
 
 use crate::class::{REGION_MAX, SizeClass};
 use crate::journal::{Journal, JournalRoom};
-use crate::journal_record::JournalChange;
+use crate::journal_record::{JournalChange, record_len};
 use crate::region_head::RegionKey;
 use crate::region_store::{ChangeError, RegionChange, RegionStore, current_time};
 use crate::stored_object::{ObjectContent, RegionObject};
@@ -53,6 +53,7 @@ impl RegionStore {
         // hold up a change that replaces it.
         let is_kept = !rule.is_none()
             && content.size > 0
+            && content.seq > content.kept_seq
             && self.parts.load_image(object, content).is_ok();
         if is_kept {
             let Some(target) = self.parts.reserve_region(content.size) else {
@@ -63,7 +64,8 @@ impl RegionStore {
                 return Ok(());
             };
             let now = current_time(content.changed);
-            let number = content.last_number.saturating_add(1);
+            let known = self.parts.versions.lock().last_number(object.key);
+            let number = content.last_number.max(known).saturating_add(1);
             let seq = match journal.append(room, object.key, now, JournalChange::Keep { number }) {
                 Ok(seq) => seq,
                 Err(errno) => {
@@ -174,6 +176,58 @@ impl RegionStore {
         let made = self.change(key, false, RegionChange::Replace { bytes: &bytes })?;
         self.with_object(key, |_, content| content.seal());
         Ok(Some(made.state))
+    }
+
+    /// Keeps the present state of an object as this version, for a copy of an object with its
+    /// versions. A version that the rule does not keep ends at once.
+    ///
+    /// # Errors
+    /// `EEXIST` unless the number is above those before; `EINVAL` for times and sizes that are
+    /// none; those of [`RegionStore::change`].
+    pub fn carry_version(
+        &self,
+        key: RegionKey,
+        version: &ObjectVersion,
+    ) -> Result<ObjectState, ChangeError> {
+        let ObjectVersion { number, size, mtime, replaced } = *version;
+        let is_time = |time: Timestamp| time.nsec < 1_000_000_000;
+        if !is_time(mtime) || !is_time(replaced) || VersionRule::of_object(key.1).is_none() {
+            return Err(Errno::EINVAL.into());
+        }
+        let journal = self.parts.journal()?;
+        let room = journal.reserve_room(2 * record_len(0))?;
+        let carried = self.with_object(key, |object, content| {
+            if size != content.size || size == 0 {
+                return Err(Errno::EINVAL.into());
+            }
+            if number <= content.last_number {
+                return Err(Errno::EEXIST.into());
+            }
+            self.parts.load_image(object, content)?;
+            let target = self.parts.reserve_region(size).ok_or(ChangeError::NoRoom)?;
+            // The first record gives the state its time, also for a start after a crash.
+            let records = [
+                (JournalChange::SetSize { size }, mtime),
+                (JournalChange::Keep { number }, replaced),
+            ];
+            let mut seq = 0;
+            for (record, time) in records {
+                seq = match journal.append(&room, key, time, record) {
+                    Ok(seq) => seq,
+                    Err(errno) => {
+                        self.parts.free_region(target);
+                        return Err(errno.into());
+                    }
+                };
+            }
+            content.mtime = mtime;
+            self.parts.add_version(object, content, number, (seq, replaced), Some(target));
+            content.is_sealed = false;
+            self.parts.thin_versions(key, current_time(Timestamp::default()));
+            Ok(self.state_of(content))
+        });
+        drop(room);
+        carried.unwrap_or(Err(ChangeError::Absent))
     }
 
     /// Ends versions that are too old. Returns whether any did.

@@ -95,6 +95,10 @@ pub enum ObjectOp {
     /// Makes an earlier state the present one, at once. The present one is kept. `ENOENT` if it is
     /// not there, `EFBIG` for an object that has left its region. → `State`
     RestoreVersion { number: u32 },
+    /// Keeps the present state as this version, for a copy of an object with its versions. The size
+    /// is that of the object. `EEXIST` unless the number is above those of all versions that the
+    /// object ever had. → `State`
+    CarryVersion { version: ObjectVersion },
 }
 
 /// An earlier state of an object.
@@ -134,7 +138,8 @@ impl ObjectOp {
             | ObjectOp::GetSpares { .. }
             | ObjectOp::OpenSeveral { .. }
             | ObjectOp::Seal { .. }
-            | ObjectOp::RestoreVersion { .. } => Access::WRITE,
+            | ObjectOp::RestoreVersion { .. }
+            | ObjectOp::CarryVersion { .. } => Access::WRITE,
             ObjectOp::OpenFd { create } => Access { read: false, write: *create },
             ObjectOp::Sync { .. } | ObjectOp::Stat | ObjectOp::FindEngine => {
                 Access { read: false, write: false }

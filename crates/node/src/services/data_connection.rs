@@ -182,11 +182,11 @@ impl DataConnection<'_> {
             ObjectOp::Truncate { size } => {
                 plain(objects.truncate(self.client, (ino, piece), size).map(ObjectReply::State))
             }
-            ObjectOp::Allocate { mode, offset, len } => {
-                plain(objects
+            ObjectOp::Allocate { mode, offset, len } => plain(
+                objects
                     .allocate(self.client, (ino, piece), mode, offset, len)
-                    .map(ObjectReply::State))
-            }
+                    .map(ObjectReply::State),
+            ),
             ObjectOp::Seek { what, offset } => {
                 plain(objects.seek(ino, piece, what, offset).map(ObjectReply::Offset))
             }
@@ -207,8 +207,8 @@ impl DataConnection<'_> {
             ObjectOp::GetSpares { ref slots } => self.renew_spares(slots),
             ObjectOp::CopyFrom { source, source_piece, source_offset, offset, len } => {
                 let from = (source.ino, source_piece);
-                let copied = objects
-                    .copy_range(self.client, from, source_offset, (ino, piece), offset, len);
+                let copied =
+                    objects.copy_range(self.client, from, source_offset, (ino, piece), offset, len);
                 plain(copied.map(|len| ObjectReply::Written { offset, len }))
             }
             ObjectOp::Seal { all } => {
@@ -222,6 +222,9 @@ impl DataConnection<'_> {
             }
             ObjectOp::RestoreVersion { number } => {
                 plain(objects.restore_version(ino, piece, number).map(ObjectReply::State))
+            }
+            ObjectOp::CarryVersion { ref version } => {
+                plain(objects.carry_version(ino, piece, version).map(ObjectReply::State))
             }
         })
     }
