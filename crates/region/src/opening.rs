@@ -273,7 +273,8 @@ fn find_objects(parts: &StoreParts, journal: &ReadJournal) -> io::Result<u64> {
         // A torn write leaves such heads as well, and the journal has those objects.
         tracing::warn!(damaged, "some heads on the region device cannot be read");
     }
-    for entry in parts.versions.lock().list_all() {
+    let versions = parts.versions.lock().list_all();
+    for entry in versions {
         if let Some(object) = parts.table.read().get(&entry.object.key) {
             let (mut content, seq) = (object.content.lock(), entry.object.content.lock().seq);
             content.kept_seq = content.kept_seq.max(seq);
@@ -338,7 +339,8 @@ fn add_stored_version(parts: &StoreParts, region: RegionNumber, head: RegionHead
 
 /// Reserves regions for changed objects that have none, and returns how many have none still.
 fn reserve_missing(parts: &StoreParts) -> usize {
-    for entry in parts.versions.lock().list_all() {
+    let versions = parts.versions.lock().list_all();
+    for entry in versions {
         let mut content = entry.object.content.lock();
         if content.target.is_none() && content.stored.is_none() && !content.is_gone {
             content.target = parts.reserve_region(content.size);
@@ -425,7 +427,8 @@ fn replay_journal(parts: &StoreParts, read: &ReadJournal) {
         parts.count_dirty(&object, &mut content);
     }
     let now = current_time(Timestamp::default());
-    for key in parts.versions.lock().list_objects() {
+    let versioned = parts.versions.lock().list_objects();
+    for key in versioned {
         parts.thin_versions(key, now);
     }
     if replayed > 0 {

@@ -13,7 +13,7 @@ use tatami_wire::object::{AllocMode, SeekTarget};
 use tatami_wire::{Errno, Ino, Piece};
 
 const DEVICE_LEN: u64 = 256 << 20;
-const PIECE: Piece = Piece(u32::MAX - 2);
+const PIECE: Piece = Piece(Piece::FIRST_REGION.0 + 2);
 
 fn limits() -> RegionLimits {
     RegionLimits { dirty: 128 << 10, cached: 64 << 10, journal_half: 512 << 10 }
@@ -180,6 +180,7 @@ fn apply(image: &mut Vec<u8>, change: RegionChange<'_>) {
         }
         RegionChange::Append { bytes } => image.extend_from_slice(bytes),
         RegionChange::SetSize { size } => image.resize(size as usize, 0),
+        RegionChange::Replace { bytes } => *image = bytes.to_vec(),
         RegionChange::Allocate { mode, offset, len } => {
             let end = (offset + len) as usize;
             if matches!(mode, AllocMode::Punch | AllocMode::Zero) && (offset as usize) < size {

@@ -319,6 +319,7 @@ fn the_death_of_the_process_loses_no_version() {
 fn write_all(store: &RegionStore, key: (Ino, Piece), bytes: &[u8]) -> Result<(), ChangeError> {
     store.seal(key, CLIENT, true);
     store.change(key, true, RegionChange::SetSize { size: 0 })?;
+    store.write_pending(false);
     store.change(key, true, RegionChange::Write { offset: 0, bytes }).map(drop)
 }
 
