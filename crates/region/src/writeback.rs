@@ -136,6 +136,10 @@ impl Writeback {
 
     /// Writes one batch. Returns what it took from the queue.
     fn write_batch(&mut self) -> Result<TakenJobs, DeviceFailed> {
+        // What a failed batch had taken never comes back, and later objects would wait for it.
+        if self.parts.journal.get().is_some_and(Journal::has_failed) {
+            return Err(DeviceFailed);
+        }
         self.discard_emptied();
         let ended: Vec<EndedRegion> = {
             let mut ended = self.parts.ended.lock();
