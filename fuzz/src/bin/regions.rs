@@ -8,10 +8,16 @@ use tatami_region::journal_record::{JournalRecord, decode_half_head};
 use tatami_region::power_cut::PowerCut;
 use tatami_region::region_head::{ExtentHead, RegionHead, Superblock};
 use tatami_region::{RegionChange, RegionLimits, RegionOptions, RegionStore, open_regions};
-use tatami_wire::{Ino, Piece};
+use tatami_wire::{ClientId, Ino, Piece};
 
 const DEVICE_LEN: u64 = 64 << 20;
 const KEY: (Ino, Piece) = (Ino(7), Piece::FIRST_REGION);
+const CLIENT: ClientId = ClientId([0; 16]);
+
+/// An object with at most three versions.
+fn versioned(ino: u64) -> (Ino, Piece) {
+    (Ino(ino), Piece::first_versioned(3 << 10))
+}
 
 fn open_machine(machine: &PowerCut, accept_loss: bool) -> Option<RegionStore> {
     open_regions(RegionOptions {
@@ -34,6 +40,17 @@ fn use_store(store: &RegionStore) {
         let _ = store.read_at(key, &mut bytes, 0);
     }
     let _ = store.change(KEY, true, RegionChange::Write { offset: 3, bytes: b"new" });
+    for ino in 4..6 {
+        let key = versioned(ino);
+        for version in store.list_versions(key) {
+            let mut bytes = vec![0; 8192];
+            let _ = store.read_version(key, version.number, &mut bytes, 0);
+            let _ = store.restore_version(key, version.number);
+        }
+        store.seal(key, CLIENT, true);
+        let _ = store.change(key, true, RegionChange::Write { offset: 3, bytes: b"new" });
+    }
+    let _ = store.remove(versioned(5));
     let _ = store.remove(KEY);
     store.write_pending(true);
     let _ = store.describe_trouble();
@@ -53,6 +70,12 @@ fuzz_target!(|bytes: &[u8]| {
         for ino in 0..4 {
             let change = RegionChange::Append { bytes: &[ino as u8; 5000] };
             let _ = store.change((Ino(ino), Piece::FIRST_REGION), true, change);
+        }
+        for round in 0..6u8 {
+            let key = versioned(4 + u64::from(round % 2));
+            store.seal(key, CLIENT, true);
+            let change = RegionChange::Append { bytes: &[round; 3000] };
+            let _ = store.change(key, true, change);
         }
         store.write_pending(bytes.len() % 2 == 0);
     }
