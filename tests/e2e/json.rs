@@ -124,6 +124,10 @@ fn the_output_of_every_command_fits_the_schema() {
     assert_recoverable(&found["files"][2], b"/inside");
     assert_recoverable(&run_of.check_line("get", &[in_volume])["directories"][0], LATIN);
     assert_recoverable(&run_of.check_line("dir", &[in_volume])["directories"][0], LATIN);
+    fs::create_dir(m.join("kept")).expect("made");
+    run_of.cluster.tatami("set", &["--engine", "region", "--versions", "3", ":/kept"]);
+    put(m.join("kept/f"), "bytes");
+    run_of.check_line("versions", &[":/kept/f"]);
     assert_recoverable(&run_of.check_line("recover", &[inside])["files"][0], b"/inside");
     assert_recoverable(&run_of.check_line("relayout", &[inside])["files"][0], b"/inside");
 
