@@ -330,7 +330,7 @@ fn only_files_in_regions_keep_versions() {
     // A file of the disk, a directory, and a file that is not there.
     put(one.join("plain"), b"bytes");
     for (path, words) in
-        [(":/plain", "keeps no versions"), (":/d", "is no file"), (":/x", "No such")]
+        [(":/plain", "keeps no versions"), (":/d", "is no file"), (":/x", "no such")]
     {
         let said = ask(cluster.command("versions").arg(path));
         assert!(said.code != Some(0) && said.err.contains(words), "{said:?}");
@@ -412,7 +412,7 @@ fn a_full_device_gives_up_versions_first() {
     assert!(left.len() < 40 && left.last() == Some(&(40, 1_000_000)), "{left:?}");
     assert!((0..25u8).all(|n| get(one.join(n.to_string())) == vec![n; 1_000_000]));
     assert!(in_regions("f") && get(one.join("f")) == vec![40; 1_000_000]);
-    assert!(!cluster.status().to_string().contains("nearly full"));
+    assert!(!cluster.status().to_string().contains("region device is nearly full"));
     // Without the file and its versions, there is room again.
     run(&mut shell(&one, "rm f [0-9] 1[0-9]"));
     cluster.kill_node(0);

@@ -4,6 +4,7 @@
 use crate::awaited_node::{AwaitedNode, WaitObserver};
 use crate::away_nodes::AwayNodes;
 use crate::cause::record_cause;
+use crate::changing_handles::ChangingHandles;
 use crate::connection::{Caller, ConnectError, Connection};
 use crate::delegations::DelegationCache;
 use crate::executor::ExecutorClient;
@@ -18,7 +19,6 @@ use crate::retry::Retry;
 use crate::room_cache::{RoomCache, WhenFull};
 use crate::tiled_files::TiledFiles;
 use crate::unsynced::UnsyncedNames;
-use crate::version_states::ChangingHandles;
 use crate::write_stream::WriteStreams;
 use parking_lot::{Condvar, Mutex, RwLock};
 use std::collections::BTreeSet;

@@ -1,12 +1,12 @@
 //! One open file: what holds wherever its bytes are. `open_data` chooses the implementation of
 //! [`FileBytes`] that reads and writes the bytes themselves.
 
+use crate::changing_handles::HandleChanges;
 use crate::connection::PayloadSink;
 use crate::file_bytes::FileBytes;
 use crate::local_object::{disk_error, write_fully};
 use crate::lost::ShortObject;
 use crate::object_handle::{FileAccess, ObjectHandle, is_same_base};
-use crate::version_states::HandleChanges;
 use parking_lot::Mutex;
 use rustix::fs::MemfdFlags;
 use std::os::fd::{AsFd, OwnedFd};

@@ -15,6 +15,7 @@ mod away_nodes;
 mod batch;
 mod cached_inode;
 mod cause;
+mod changing_handles;
 mod client;
 pub mod connection;
 mod data;

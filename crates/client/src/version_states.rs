@@ -11,52 +11,11 @@
 //! `fsync` seals at the node. A handle whose changes were flushed, as by close(2), does not count
 //! as one in the middle of changes: the kernel tells of the last close only later.
 
-use crate::DataFile;
+use crate::changing_handles::HandleChanges;
+use crate::data::DataFile;
 use crate::object_handle::ObjectHandle;
-use parking_lot::Mutex;
-use std::collections::HashMap;
+use tatami_wire::Errno;
 use tatami_wire::object::{ObjectOp, ObjectReply, ObjectState, ObjectVersion};
-use tatami_wire::{Errno, Ino};
-
-/// What a handle has done.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum HandleChanges {
-    /// No change yet.
-    #[default]
-    None,
-    /// Changes since the last flush.
-    UnderWay,
-    /// Changes that are flushed.
-    Flushed,
-}
-
-/// The handles of this client that are in the middle of changes, by inode.
-#[derive(Default)]
-pub(crate) struct ChangingHandles(Mutex<HashMap<Ino, u32>>);
-
-impl ChangingHandles {
-    /// Adds a handle. Returns whether it is the only one.
-    fn add_handle(&self, ino: Ino) -> bool {
-        let mut handles = self.0.lock();
-        let count = handles.entry(ino).or_default();
-        *count += 1;
-        *count == 1
-    }
-
-    fn remove_handle(&self, ino: Ino) {
-        let mut handles = self.0.lock();
-        if let Some(count) = handles.get_mut(&ino) {
-            *count -= 1;
-            if *count == 0 {
-                handles.remove(&ino);
-            }
-        }
-    }
-
-    fn has_handle(&self, ino: Ino) -> bool {
-        self.0.lock().contains_key(&ino)
-    }
-}
 
 /// The methods fail with those errors of [`DataFile`].
 #[allow(clippy::missing_errors_doc)] // said once, above
@@ -75,7 +34,8 @@ impl DataFile {
         let is_only = handles.add_handle(self.ino());
         *changes = HandleChanges::UnderWay;
         let had_bytes = self.access.opened.is_none_or(|(_, size)| size > 0);
-        if before == HandleChanges::None && had_bytes && (is_only || cuts) {
+        // The shard may not know of the bytes of a client that has died.
+        if before == HandleChanges::None && (cuts || had_bytes && is_only) {
             self.seal(cuts).inspect_err(|_| {
                 handles.remove_handle(self.ino());
                 *changes = before;
@@ -195,22 +155,5 @@ impl DataFile {
         object
             .request_state(&ObjectOp::RestoreVersion { number })
             .inspect_err(|_| cuts.end_cut(self.ino()))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_first_handle_in_the_middle_of_changes_is_the_only_one() {
-        let handles = ChangingHandles::default();
-        assert!(handles.add_handle(Ino(5)));
-        assert!(!handles.add_handle(Ino(5)) && handles.add_handle(Ino(6)));
-        handles.remove_handle(Ino(5));
-        assert!(handles.has_handle(Ino(5)) && !handles.add_handle(Ino(5)));
-        handles.remove_handle(Ino(5));
-        handles.remove_handle(Ino(5));
-        assert!(!handles.has_handle(Ino(5)) && handles.has_handle(Ino(6)));
     }
 }

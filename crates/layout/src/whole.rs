@@ -32,7 +32,8 @@ impl Piece {
     pub const TILED_MAX: u32 = (1 << 30) - 1;
     /// The bit of objects that lie in a region of a device, while they fit there.
     const REGION: u32 = 1 << 31;
-    /// The bit of objects in regions that keep their earlier states. The rule follows in the number.
+    /// The bit of objects in regions that keep their earlier states. The rule follows in the
+    /// number.
     const VERSIONS: u32 = 1 << 30;
     /// Bits behind the rule of such an object: the number that counts.
     const VERSIONED_BITS: u32 = 12;

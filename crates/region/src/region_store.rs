@@ -245,6 +245,7 @@ impl RegionStore {
         }
         loop {
             match self.try_change(key, writer, create, change, payload) {
+                Err(ChangeError::Failed(Errno::EFBIG)) => return Err(ChangeError::NoRoom),
                 // New bytes need the room more than old ones.
                 Err(ChangeError::NoRoom) if self.give_up_versions() => {}
                 made => return made,
@@ -318,9 +319,10 @@ impl RegionStore {
             records.push(JournalChange::SetSize { size: 0 });
         }
         let new_size = records.iter().fold(size, |size, record| size_after(record, size));
-        let Some(new_size) = Some(new_size).filter(|size| *size <= REGION_MAX) else {
-            return Err(ChangeError::NoRoom);
-        };
+        // No version makes room for an object that no region can hold.
+        if new_size > REGION_MAX {
+            return Err(ChangeError::Failed(Errno::EFBIG));
+        }
         if content.is_sealed || matches!(change, RegionChange::Replace { .. }) {
             self.keep_state(journal, room, object, content)?;
         }
