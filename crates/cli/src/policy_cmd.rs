@@ -287,7 +287,7 @@ pub fn get_policies(args: &GetArgs) -> CommandResult {
     for any in &args.dirs {
         let (tree, attr, path) = find_dir(&mut sessions, any)?;
         let mut values = serde_json::Map::new();
-        let policies = read_policies(&tree, &attr)
+        let policies = read_policies(&tree, attr.ino)
             .map_err(|e| any.operation_failure("cannot read the policies of", e))?;
         for row in &POLICIES {
             let value = policies.value_of(row.kind);

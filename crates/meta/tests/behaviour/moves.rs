@@ -32,7 +32,8 @@ impl Shard {
     /// Moves the file to an object of node 1, and returns its number, too.
     fn put_outside(&mut self, ino: Ino, in_region: bool, size: u64) -> Result<(Attr, u32), Errno> {
         let node = NodeId(1);
-        let start = self.begin(ino, MoveTarget::Object { node, region_rule: in_region.then_some(0) })?;
+        let start =
+            self.begin(ino, MoveTarget::Object { node, region_rule: in_region.then_some(0) })?;
         let MoveStart::Copies { number } = start else { panic!("{start:?}") };
         let time = Timestamp::from_sec(500);
         let state = DataState { size, blocks: 8, mtime: time, changed: time };
