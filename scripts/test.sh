@@ -2,7 +2,7 @@
 # Runs all checks and tests of the sources. `make test` installs the packages for
 # them. TATAMI_TEST_SCALE (1) multiplies the work of the end-to-end tests. A test
 # that cannot run here fails; with TATAMI_TEST_MUST_RUN=0 it is skipped. Tests that hang are ended
-# after TATAMI_TEST_SECONDS (3300; without a limit in long form).
+# after TATAMI_TEST_SECONDS (3900; without a limit in long form).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 start=$SECONDS
@@ -25,7 +25,7 @@ cargo build --quiet --locked --workspace --all-targets
 make --silent -C mpi IO=../target/debug tests
 export TATAMI_TEST_MUST_RUN=${TATAMI_TEST_MUST_RUN:-1}
 status=0
-limit=${TATAMI_TEST_SECONDS:-3300}
+limit=${TATAMI_TEST_SECONDS:-3900}
 if [ "${TATAMI_TEST_SCALE:-1}" -gt 1 ]; then limit=${TATAMI_TEST_SECONDS:-0}; fi
 # A test that hangs has been named by "has been running for over 60 seconds" before the end.
 run_tests() {

@@ -4,7 +4,7 @@ use crate::aligned::AlignedBuffer;
 use crate::allocator::ExtentClaim;
 use crate::block_device::{BlockDevice, LogFile, WritePart};
 use crate::class::{
-    BLOCK, DEVICE_MIN, EXTENT_LENGTHS, Geometry, RegionNumber, SizeClass, copy_offset,
+    BLOCK, DEVICE_MIN, EXTENT_LENGTHS, Geometry, REGION_MAX, RegionNumber, SizeClass, copy_offset,
 };
 use crate::error::RegionOpenError;
 use crate::journal::{Journal, JournalStart, ReadJournal, read_journal};
@@ -78,18 +78,26 @@ pub fn open_regions(options: RegionOptions) -> Result<RegionStore, RegionOpenErr
     // write failed waits for another region. The journal has it until then, so it begins anew only
     // when no object waits. Writes that keep failing end in an error.
     let mut passes = 0;
-    while passes < 2 || !parts.dirty.lock().objects.is_empty() {
+    loop {
         writeback.write_all().map_err(|_| {
             failed("write what the journal has")(io::Error::other("see the log for the cause"))
         })?;
-        reserve_missing(&parts);
+        let missing = reserve_missing(&parts);
         passes += 1;
+        if passes < 2 || !parts.dirty.lock().objects.is_empty() {
+            continue;
+        }
+        if missing == 0 {
+            break;
+        }
+        // Versions that were given up just before the end are on the device still. They give way
+        // once more: changes that were acknowledged need the room.
+        if parts.give_up_oldest(REGION_MAX) == 0 {
+            let cause = io::Error::from(io::ErrorKind::StorageFull);
+            return Err(failed("find room for what the journal has")(cause));
+        }
     }
     parts.drop_unplaced_versions();
-    if reserve_missing(&parts) > 0 {
-        let cause = io::Error::from(io::ErrorKind::StorageFull);
-        return Err(failed("find room for what the journal has")(cause));
-    }
     let must_write = parts.must_write.clone();
     let begun = JournalStart { device: superblock.device, last_seq, older_half };
     let journal = Journal::begin(journal, limits.journal_half, begun, must_write)
@@ -337,21 +345,11 @@ fn add_stored_version(parts: &StoreParts, region: RegionNumber, head: RegionHead
         .insert(VersionEntry { object: RegionObject::new_version(key, number, content), state });
 }
 
-/// Reserves regions for changed objects that have none, and returns how many have none still.
+/// Reserves regions for changed objects that have none, and then for versions. Returns how many
+/// objects have none still.
 fn reserve_missing(parts: &StoreParts) -> usize {
-    let versions = parts.versions.lock().list_all();
-    for entry in versions {
-        let mut content = entry.object.content.lock();
-        if content.target.is_none() && content.stored.is_none() && !content.is_gone {
-            content.target = parts.reserve_region(content.size);
-            if content.target.is_some() {
-                parts.count_dirty(&entry.object, &mut content);
-            }
-        }
-    }
-    let table = parts.table.read();
     let mut missing = 0;
-    for object in table.values() {
+    for object in parts.table.read().values() {
         let mut content = object.content.lock();
         let stored = content.stored.as_ref().map(|stored| stored.seq);
         if content.target.is_some() || content.is_damaged || stored == Some(content.seq) {
@@ -361,6 +359,16 @@ fn reserve_missing(parts: &StoreParts) -> usize {
         match content.target {
             Some(_) => parts.count_dirty(object, &mut content),
             None => missing += 1,
+        }
+    }
+    let versions = parts.versions.lock().list_all();
+    for entry in versions.iter().filter(|_| missing == 0) {
+        let mut content = entry.object.content.lock();
+        if content.target.is_none() && content.stored.is_none() && !content.is_gone {
+            content.target = parts.reserve_region(content.size);
+            if content.target.is_some() {
+                parts.count_dirty(&entry.object, &mut content);
+            }
         }
     }
     missing

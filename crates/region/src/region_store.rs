@@ -243,9 +243,15 @@ impl RegionStore {
         if payload as u64 > REGION_MAX {
             return Err(ChangeError::NoRoom);
         }
+        let mut has_waited = false;
         loop {
             match self.try_change(key, writer, create, change, payload) {
                 Err(ChangeError::Failed(Errno::EFBIG)) => return Err(ChangeError::NoRoom),
+                // Regions of former changes may be about to be free.
+                Err(ChangeError::NoRoom) if !has_waited && self.has_ended_regions() => {
+                    has_waited = true;
+                    self.wait_for_ended();
+                }
                 // New bytes need the room more than old ones.
                 Err(ChangeError::NoRoom) if self.give_up_versions() => {}
                 made => return made,

@@ -329,6 +329,18 @@ impl StoreParts {
         ended.iter().for_each(|entry| self.end_version(&entry.object));
     }
 
+    /// Ends the oldest versions of all objects until their regions have `wanted` bytes. Returns how
+    /// many these have. They are free when their heads have ended.
+    pub(crate) fn give_up_oldest(&self, wanted: u64) -> u64 {
+        let mut given = 0;
+        while given < wanted {
+            let Some(oldest) = self.versions.lock().take_oldest() else { break };
+            given += SizeClass::for_size(oldest.state.size).map_or(0, SizeClass::capacity);
+            self.end_version(&oldest.object);
+        }
+        given
+    }
+
     /// Gives up versions for which the device has no room.
     pub(crate) fn drop_unplaced_versions(&self) {
         let all = self.versions.lock().list_all();

@@ -4,7 +4,7 @@
 //! object keeps that state as a version: a record of the journal says so, and the bytes go to a
 //! region of their own. A start thus finds versions by their heads, as it finds objects.
 
-use crate::class::{REGION_MAX, SizeClass};
+use crate::class::REGION_MAX;
 use crate::journal::{Journal, JournalRoom};
 use crate::journal_record::{JournalChange, record_len};
 use crate::region_head::RegionKey;
@@ -87,12 +87,7 @@ impl RegionStore {
     /// there are none.
     pub(crate) fn give_up_versions(&self) -> bool {
         let wanted = (self.space().total / GIVE_UP_PART).max(REGION_MAX);
-        let mut given = 0;
-        while given < wanted {
-            let Some(oldest) = self.parts.versions.lock().take_oldest() else { break };
-            given += SizeClass::for_size(oldest.state.size).map_or(0, SizeClass::capacity);
-            self.parts.end_version(&oldest.object);
-        }
+        let given = self.parts.give_up_oldest(wanted);
         if given > 0 {
             tracing::debug!(bytes = given, "the region device is full: old versions are given up");
             self.wait_for_ended();
@@ -100,8 +95,14 @@ impl RegionStore {
         given > 0
     }
 
+    /// Whether regions have ended that are not free yet.
+    pub(crate) fn has_ended_regions(&self) -> bool {
+        let ended = self.parts.ended.lock();
+        ended.done < ended.added
+    }
+
     /// Waits until all regions that have ended are free. The caller holds nothing.
-    fn wait_for_ended(&self) {
+    pub(crate) fn wait_for_ended(&self) {
         if let Some(writeback) = &mut *self.idle.lock() {
             // A failure is reported by the next change.
             let _ = writeback.write_all();

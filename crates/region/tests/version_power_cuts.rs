@@ -14,6 +14,13 @@ const OBJECTS: u64 = 6;
 const CLIENT: ClientId = ClientId([1; 16]);
 
 fn open_device(machine: &PowerCut) -> Option<RegionStore> {
+    open_limited(
+        machine,
+        RegionLimits { dirty: 128 << 10, cached: 64 << 10, journal_half: 512 << 10 },
+    )
+}
+
+fn open_limited(machine: &PowerCut, limits: RegionLimits) -> Option<RegionStore> {
     open_regions(RegionOptions {
         device: machine.device(),
         path: PathBuf::from("device"),
@@ -23,7 +30,7 @@ fn open_device(machine: &PowerCut) -> Option<RegionStore> {
         node: 1,
         expected: None,
         accept_loss: false,
-        limits: RegionLimits { dirty: 128 << 10, cached: 64 << 10, journal_half: 512 << 10 },
+        limits,
     })
     .ok()
 }
@@ -324,6 +331,11 @@ fn write_all(store: &RegionStore, key: (Ino, Piece), bytes: &[u8]) -> Result<(),
 }
 
 /// The last change of all stays whole, and versions go before it, the oldest first.
+/// Makes an object with its bytes, without a write to the device.
+fn write_whole(store: &RegionStore, key: (Ino, Piece), bytes: &[u8]) -> Result<(), ChangeError> {
+    store.change(key, true, RegionChange::Replace { bytes }).map(drop)
+}
+
 fn fill_device(store: &RegionStore) {
     let bytes = |n: u64| vec![n as u8 | 1; 200_000];
     let key = |n: u64| (Ino(n), keep("3"));
@@ -364,6 +376,55 @@ fn new_bytes_beat_versions_on_a_full_device() {
         }
     };
     assert_eq!(full, ChangeError::NoRoom);
+}
+
+/// Versions that gave way to new bytes are on the device again after the death of the process. The
+/// new bytes win once more.
+#[test]
+fn a_start_on_a_full_device_has_room_for_the_journal() {
+    let machine = PowerCut::new(64 << 20);
+    let mut random = fastrand::Rng::with_seed(5);
+    // Much can wait in the journal, and nothing is written until it must be.
+    let open = || {
+        let limits = RegionLimits { dirty: 64 << 20, cached: 64 << 10, journal_half: 32 << 20 };
+        open_limited(&machine, limits).expect("opens")
+    };
+    let mut store = open();
+    let bytes = |n: u64| vec![n as u8 | 1; 200_000];
+    let key = |n: u64| (Ino(n), keep("9"));
+    for n in 0..25 {
+        for round in 0..8 {
+            write_all(&store, key(n), &bytes(n + round)).expect("written");
+            store.write_pending(false);
+        }
+    }
+    let (mut made, mut starts) = (25, 0);
+    loop {
+        if random.u8(..8) == 0 {
+            store.write_pending(false);
+        }
+        match write_whole(&store, key(made), &bytes(made)) {
+            Ok(()) => made += 1,
+            Err(error) => {
+                assert_eq!((error, store.count_versions()), (ChangeError::NoRoom, 0));
+                break;
+            }
+        }
+        if random.u8(..4) > 0 {
+            continue;
+        }
+        machine.kill_process();
+        drop(store);
+        store = open();
+        starts += 1;
+        for n in 0..made {
+            let expected = bytes(if n < 25 { n + 7 } else { n });
+            let mut read = vec![0; expected.len()];
+            assert_eq!(store.read_at(key(n), &mut read, 0), Ok(Some(expected.len())));
+            assert!(read == expected, "object {n} after {starts} starts");
+        }
+    }
+    assert!(starts > 10 && made > 100, "{starts} starts, {made} objects");
 }
 
 #[test]
