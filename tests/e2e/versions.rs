@@ -377,6 +377,36 @@ fn versions_go_along_and_stay() {
     cluster.finish();
 }
 
+/// A changed policy reaches files that are there, with the versions that they have.
+#[test]
+fn files_that_are_there_get_a_new_rule() {
+    let cluster = start("4");
+    let one = cluster.mount(0);
+    run(&mut shell(&one, "mkdir d && for i in 1 2 3; do echo state $i > d/f; done && echo > d/g"));
+    let set = |words: &[&str]| {
+        let said = cluster.tatami("set", &[&["-r", "--json"], words, &[":/d"]].concat());
+        json_of(&said.out)
+    };
+    let before = versions_of(&cluster, ":/d/f");
+    assert_eq!(before.len(), 2);
+    let said = set(&["--versions", "9"]);
+    assert!(said["moved"] == 2 && said["left"] == 0, "{said}");
+    assert_eq!(versions_of(&cluster, ":/d/f"), before);
+    assert_eq!(version_bytes(&cluster, ":/d/f", 1), b"state 1\n");
+    for n in 4..12 {
+        put(one.join("d/f"), format!("state {n}\n"));
+    }
+    assert_eq!(versions_of(&cluster, ":/d/f").len(), 9);
+    assert_eq!(set(&["--versions", "9"])["moved"], 0);
+    // What has versions stays in its region. What has none goes where the policy says.
+    let said = set(&["--versions", "0", "--engine", "file"]);
+    assert!(said["moved"] == 1 && said["left"] == 1, "{said}");
+    assert_eq!(said["left_files"][0]["reason"], "versions");
+    assert_eq!(versions_of(&cluster, ":/d/f").len(), 9);
+    assert_eq!(get(one.join("d/f")), b"state 11\n");
+    cluster.finish();
+}
+
 /// Versions give way to new files on a device that fills up, and a removed file frees theirs.
 #[test]
 fn a_full_device_gives_up_versions_first() {

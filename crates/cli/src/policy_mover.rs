@@ -44,7 +44,7 @@ struct MoveJob {
 struct LeftFile {
     #[serde(flatten)]
     path: NameFields,
-    /// `open`, `in-pieces`, `no-device`, `device-full` or `failed`.
+    /// `open`, `in-pieces`, `no-device`, `device-full`, `versions` or `failed`.
     reason: &'static str,
     /// The reason as a sentence.
     why: String,
@@ -243,6 +243,9 @@ impl<'a> PolicyMover<'a> {
             }
             LeftReason::DeviceFull(id) => {
                 ("device-full", format!("the region device of {} is full", node(id)))
+            }
+            LeftReason::HasVersions => {
+                ("versions", "it has earlier versions, which would end there".to_owned())
             }
         };
         let mut report = self.report.lock();

@@ -60,6 +60,8 @@ pub enum LeftReason {
     NoDevice(NodeId),
     /// The region device of the node is full.
     DeviceFull(NodeId),
+    /// It has earlier versions, which would end in its new place.
+    HasVersions,
 }
 
 /// What became of a file.
@@ -208,13 +210,20 @@ impl MovingFile<'_> {
             return Err(Errno::ESTALE);
         }
         let source = self.client.open_data(&now, cap)?;
+        // Earlier versions go along to a region that keeps some. Anywhere else they would end.
+        let has_versions =
+            now.layout.base().version_rule() > 0 && !source.list_versions()?.is_empty();
+        let keeps_some = matches!(target, MoveTarget::Object { region_rule: Some(1..), .. });
+        if has_versions && !keeps_some {
+            return Ok(PolicyMove::Left(LeftReason::HasVersions));
+        }
         let moved = match target {
             MoveTarget::Inode(terms) => {
                 MovedBytes::Inode { terms, bytes: read_all(&source, &now)? }
             }
             MoveTarget::Object { region_rule, .. } => {
                 let in_region = region_rule.is_some();
-                let copy = CopyTarget { node, number, in_region };
+                let copy = CopyTarget { node, number, in_region, carries: has_versions };
                 match self.copy_to_object(&source, &now, cap, copy)? {
                     Ok(state) => MovedBytes::Object { node, number, state },
                     Err(reason) => return Ok(PolicyMove::Left(reason)),
@@ -258,9 +267,11 @@ impl MovingFile<'_> {
         cap: Cap,
         copy: CopyTarget,
     ) -> Result<Result<DataState, LeftReason>, Errno> {
-        let CopyTarget { node, number, in_region } = copy;
+        let CopyTarget { node, number, in_region, carries } = copy;
         let object = self.client.open_object(self.ino, node, Piece::of_bytes(number), cap)?;
-        let copied = copy_bytes(source, &object, attr, in_region).and_then(|()| {
+        let carried = if carries { object.carry_versions(source) } else { Ok(()) };
+        let copied = carried.and_then(|()| copy_bytes(source, &object, attr, in_region));
+        let copied = copied.and_then(|()| {
             // The copy must be on its disk before the shard refers to it: what was acknowledged by
             // fsync lies there from now on.
             let state = object.sync(false)?;
@@ -299,6 +310,8 @@ struct CopyTarget {
     node: NodeId,
     number: u32,
     in_region: bool,
+    /// Earlier versions go along.
+    carries: bool,
 }
 
 /// Reads all bytes of a file that fit beside an inode.
