@@ -281,13 +281,15 @@ fn failures_at_the_other_site_are_named() {
     expect("tatami://alice@siteb/srv/data/x", &["alice@siteb: ", "ermission denied"]);
     two.run("mount -t tmpfs -o size=64k tmpfs /mnt");
     expect("tatami://siteb/mnt/x", &["siteb: ", "No space left on device"]);
-    two.run("umount /mnt && mount --bind /mnt /usr/local/bin");
+    two.unmount("/mnt");
+    two.run("mount --bind /mnt /usr/local/bin");
     expect("/site/x", &["siteb: ", "tatami is not found there"]);
     let other = r#"HELLO='{"version":"9.9.9","protocol":99,"name":""}';
         printf '#!/bin/sh\necho tatami-gateway %s\ncat >/dev/null\n' "'$HELLO'" > /mnt/tatami"#;
     two.run(&format!("{other}; chmod +x /mnt/tatami"));
     expect("/site/x", &["siteb: tatami 9.9.9 there speaks version 99"]);
-    two.run("umount /usr/local/bin && rm /mnt/tatami");
+    two.unmount("/usr/local/bin");
+    two.run("rm /mnt/tatami");
     one.run("cd ~/.ssh && cp known_hosts good");
     one.run(
         "cd ~/.ssh && k=$(awk '/^sitea/ { print $2, $3 }' good) && echo \"siteb $k\" > known_hosts",

@@ -195,9 +195,11 @@ fn the_back_end_in_force_is_reported_and_a_missing_one_is_refused() {
         let library = "/usr/local/bin/libtatami_gateway_openmpi.so";
         two.run(&format!("mount --bind /dev/null {library}"));
         refused("", "mpi:openmpi", &["tatami_backend is mpi", "openmpi is not installed there"]);
-        two.run(&format!("umount {library}; echo x > /mnt/x; mount --bind /mnt/x {library}"));
+        two.unmount(library);
+        two.run(&format!("echo x > /mnt/x; mount --bind /mnt/x {library}"));
         refused("", "mpi:openmpi", &["siteb: open /srv/data/f", "too short"]);
-        two.run(&format!("umount {library}; rm /mnt/x"));
+        two.unmount(library);
+        two.run("rm /mnt/x");
     }
 }
 

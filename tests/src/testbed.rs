@@ -424,6 +424,17 @@ impl TestHost {
         self.time_command(line, run)
     }
 
+    /// Unmounts, once no process that is ending has a file there open.
+    ///
+    /// # Panics
+    /// If one still has after a minute.
+    pub fn unmount(&self, path: &str) {
+        self.run(&format!(
+            "for i in $(seq 600); do umount {path} 2>/dev/null && exit 0; sleep 0.1; done; \
+             umount {path}"
+        ));
+    }
+
     /// Runs a command line as root.
     pub fn ask(&self, line: &str) -> Said {
         self.time_command(line, ask)
