@@ -128,6 +128,7 @@ fn the_output_of_every_command_fits_the_schema() {
     run_of.cluster.tatami("set", &["--engine", "region", "--versions", "3", ":/kept"]);
     put(m.join("kept/f"), "bytes");
     run_of.check_line("versions", &[":/kept/f"]);
+    fs::remove_dir_all(m.join("kept")).expect("removed");
     assert_recoverable(&run_of.check_line("recover", &[inside])["files"][0], b"/inside");
     assert_recoverable(&run_of.check_line("relayout", &[inside])["files"][0], b"/inside");
 

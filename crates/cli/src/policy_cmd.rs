@@ -4,7 +4,7 @@ use crate::background::{self, RelayoutNoteFile};
 use crate::error::{CommandFailure, CommandResult};
 use crate::json::NameFields;
 use crate::move_pace::{MovePace, PaceArgs};
-use crate::policy_mover::{PolicyMoveReport, PolicyMover, read_policies};
+use crate::policy_mover::{EnterFailure, PolicyMoveReport, PolicyMover, read_policies};
 use crate::session::{FoundPath, VolumeSessions};
 use crate::term::{DIM, HEAD, TermOutput, TextTable};
 use crate::volume_dir::VolumeArgs;
@@ -242,11 +242,15 @@ fn set_trees(
             changes.apply(&tree, attr.ino).map_err(|errno| set_failure(any, errno))?;
         }
         let mover = PolicyMover::new(&tree, &pace, &args.pace, Duration::ZERO, notes.as_ref());
-        mover.move_tree(&path, &|dir, policies| {
+        mover.move_tree(&path, &|any, dir, before| {
+            let after = changes.change_policies(before);
+            if !after.are_consistent() {
+                return Err(EnterFailure::Contradiction(inconsistent_policies(any, &after)));
+            }
             if !args.pace.dry_run {
                 changes.apply(&tree, dir)?;
             }
-            Ok(changes.change_policies(policies))
+            Ok(after)
         });
         let (report, failure) = mover.finish()?;
         sum.add(report);

@@ -19,6 +19,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 use tatami_client::policy_move::{LeftReason, PolicyMove, move_to_policy};
 use tatami_client::tree::{VolumeTree, join_path};
+use tatami_wire::meta::DirEntry;
 use tatami_wire::policy::{POLICIES, Policies};
 use tatami_wire::{Attr, Errno, Ino, InodeKind, NodeId};
 
@@ -72,7 +73,21 @@ pub struct PolicyMoveReport {
 
 /// Called for each directory with its policies, before it is listed. Returns those that hold for
 /// its files.
-pub type EnterDir<'a> = dyn Fn(Ino, Policies) -> Result<Policies, Errno> + 'a;
+pub type EnterDir<'a> = dyn Fn(&AnyPath, Ino, Policies) -> Result<Policies, EnterFailure> + 'a;
+
+/// Why a directory is left out, with all below it.
+pub enum EnterFailure {
+    /// A call failed.
+    System(Errno),
+    /// Its policies would contradict each other.
+    Contradiction(CommandFailure),
+}
+
+impl From<Errno> for EnterFailure {
+    fn from(errno: Errno) -> EnterFailure {
+        EnterFailure::System(errno)
+    }
+}
 
 /// A run over files of one volume.
 pub struct PolicyMover<'a> {
@@ -157,14 +172,15 @@ impl<'a> PolicyMover<'a> {
         while let Some(path) = todo.pop() {
             // The policies come first: what is made in the directory after that has them, and what
             // was made before is listed.
-            let listed = self.tree.stat(&path, true).and_then(|attr| {
-                let policies = enter(attr.ino, read_policies(&self.tree, attr.ino)?)?;
-                Ok((policies, self.tree.read_dir(&path, true)?))
-            });
-            let (policies, entries) = match listed {
+            let (policies, entries) = match self.enter_dir(&path, enter) {
                 Ok(listed) => listed,
-                Err(errno) => {
+                Err(EnterFailure::System(errno)) => {
                     self.record_error("cannot set or list", &path, errno);
+                    continue;
+                }
+                Err(EnterFailure::Contradiction(failure)) => {
+                    let why = failure.what.clone();
+                    self.record_failure(&path, failure, why);
                     continue;
                 }
             };
@@ -254,6 +270,18 @@ impl<'a> PolicyMover<'a> {
         report.name_file(path, word, why);
     }
 
+    /// Returns the policies of a directory, as they are from now on, and its entries.
+    fn enter_dir(
+        &self,
+        path: &[u8],
+        enter: &EnterDir<'_>,
+    ) -> Result<(Policies, Vec<DirEntry>), EnterFailure> {
+        let attr = self.tree.stat(path, true)?;
+        let before = read_policies(&self.tree, attr.ino)?;
+        let policies = enter(&AnyPath::Volume(path.to_vec()), attr.ino, before)?;
+        Ok((policies, self.tree.read_dir(path, true)?))
+    }
+
     fn record_error(&self, what: &str, path: &[u8], errno: Errno) {
         // Removed meanwhile.
         if matches!(errno, Errno::ENOENT | Errno::ESTALE) {
@@ -264,10 +292,14 @@ impl<'a> PolicyMover<'a> {
             Errno::ENOSPC => failure.because("there is no room for the copy; it is unchanged"),
             _ => failure,
         };
+        self.record_failure(path, failure, errno.to_string());
+    }
+
+    fn record_failure(&self, path: &[u8], failure: CommandFailure, why: String) {
         self.notes.iter().for_each(|notes| notes.record_failure(&failure));
         let mut report = self.report.lock();
         report.failed += 1;
-        report.name_file(path, "failed", errno.to_string());
+        report.name_file(path, "failed", why);
         self.failure.lock().get_or_insert(failure);
     }
 

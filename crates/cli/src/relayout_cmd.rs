@@ -356,7 +356,7 @@ fn move_by_policy(args: &RelayoutArgs, notes: Option<&RelayoutNoteFile>) -> Comm
         match found.map_err(|e| any.operation_failure("cannot look at", e)) {
             Ok(attr) if attr.kind == InodeKind::File => mover.move_file(&path, &attr)?,
             Ok(attr) if attr.kind == InodeKind::Dir && args.recursive => {
-                mover.move_tree(&path, &|_, policies| Ok(policies));
+                mover.move_tree(&path, &|_, _, policies| Ok(policies));
             }
             Ok(attr) if attr.kind == InodeKind::Dir => {
                 let what = format!("{any} is a directory");
