@@ -29,7 +29,7 @@ fn parse_bounded(text: &str, most: u64) -> Result<u64, String> {
 /// Options of `tatami bench regions`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct RegionsArgs {
-    /// Empty partition, loop device or file for the objects, all of which is overwritten (default:
+    /// Empty partition, loop device or file for the objects. The run overwrites all of it (default:
     /// a file below --work)
     #[arg(long, value_name = "PATH")]
     pub device: Option<PathBuf>,

@@ -248,8 +248,9 @@ int tio_look(const char *path, const char *const *hints);
 /* ---- Many small files ------------------------------------------------------------------------ */
 /*
  * Files of one directory, written or read as a whole. In a directory of a Tatami volume with the
- * policy "inline", up to 1,024 files share a request; elsewhere, and for larger files, the library
- * opens them one by one. Both calls return the number of files whose result is an error.
+ * policy "inline", up to 1,024 small files share a request. The library opens all other files one
+ * by one. Both calls return the number of files that failed; a negative errno (and tio_error) says
+ * that the directory or an argument was wrong.
  */
 typedef struct tio_content {
   const char *name; /* in the directory, without '/' */

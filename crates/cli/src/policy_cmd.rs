@@ -142,7 +142,7 @@ pub fn set_policies(args: &SetArgs) -> CommandResult {
         // Mistakes are reported here, and not in the background.
         for any in &args.dirs {
             let (tree, attr, _) = find_dir(&mut sessions, any)?;
-            changes.check(any, &tree, attr.ino)?;
+            changes.require_consistent(any, &tree, attr.ino)?;
         }
         return background::continue_in_background();
     }
@@ -151,7 +151,7 @@ pub fn set_policies(args: &SetArgs) -> CommandResult {
     }
     for any in &args.dirs {
         let (tree, attr, _) = find_dir(&mut sessions, any)?;
-        changes.check(any, &tree, attr.ino)?;
+        changes.require_consistent(any, &tree, attr.ino)?;
         changes.apply(&tree, attr.ino).map_err(|errno| set_failure(any, errno))?;
     }
     Ok(())
@@ -201,7 +201,7 @@ impl PolicyChanges<'_> {
     }
 
     /// Checks that the policies of a directory do not contradict each other after the changes.
-    fn check(&self, any: &AnyPath, tree: &VolumeTree, dir: Ino) -> CommandResult {
+    fn require_consistent(&self, any: &AnyPath, tree: &VolumeTree, dir: Ino) -> CommandResult {
         let before = read_policies(tree, dir).map_err(|errno| set_failure(any, errno))?;
         let after = self.change_policies(before);
         match after.are_consistent() {
@@ -237,7 +237,7 @@ fn set_trees(
     for any in &args.dirs {
         let (tree, attr, path) = find_dir(sessions, any)?;
         // The first one tells what would fail for all.
-        changes.check(any, &tree, attr.ino)?;
+        changes.require_consistent(any, &tree, attr.ino)?;
         if !args.pace.dry_run {
             changes.apply(&tree, attr.ino).map_err(|errno| set_failure(any, errno))?;
         }

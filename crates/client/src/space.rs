@@ -46,7 +46,8 @@ impl Client {
         self.node_spaces.sum_spaces(nodes())
     }
 
-    /// Asks for the region device, of which no term reports.
+    /// Asks a node for the room of its region device. The regular reports of a node have only that
+    /// of its disk.
     fn fetch_regions(&self, node: NodeId) {
         if self.away_nodes.is_away(node) {
             return;

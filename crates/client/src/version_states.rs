@@ -8,8 +8,9 @@
 //!   state: a program opens the file with `O_TRUNC`;
 //! - at the close of its last handle with changes.
 //!
-//! `fsync` seals at the node. A handle whose changes were flushed, as by close(2), does not count
-//! as one in the middle of changes: the kernel tells of the last close only later.
+//! At an `fsync` the node seals by itself. After a flush, which the kernel sends at each close(2),
+//! a handle does not count as one in the middle of changes. The kernel reports the last close
+//! later.
 
 use crate::changing_handles::HandleChanges;
 use crate::data::DataFile;

@@ -15,7 +15,7 @@ const KEY: (Ino, Piece) = (Ino(7), Piece::FIRST_REGION);
 const CLIENT: ClientId = ClientId([0; 16]);
 
 /// An object with at most three versions.
-fn versioned(ino: u64) -> (Ino, Piece) {
+fn versioned_key(ino: u64) -> (Ino, Piece) {
     (Ino(ino), Piece::first_versioned(3 << 10))
 }
 
@@ -41,7 +41,7 @@ fn use_store(store: &RegionStore) {
     }
     let _ = store.change(KEY, true, RegionChange::Write { offset: 3, bytes: b"new" });
     for ino in 4..6 {
-        let key = versioned(ino);
+        let key = versioned_key(ino);
         for version in store.list_versions(key) {
             let mut bytes = vec![0; 8192];
             let _ = store.read_version(key, version.number, &mut bytes, 0);
@@ -50,7 +50,7 @@ fn use_store(store: &RegionStore) {
         store.seal(key, CLIENT, true);
         let _ = store.change(key, true, RegionChange::Write { offset: 3, bytes: b"new" });
     }
-    let _ = store.remove(versioned(5));
+    let _ = store.remove(versioned_key(5));
     let _ = store.remove(KEY);
     store.write_pending(true);
     let _ = store.describe_trouble();
@@ -72,7 +72,7 @@ fuzz_target!(|bytes: &[u8]| {
             let _ = store.change((Ino(ino), Piece::FIRST_REGION), true, change);
         }
         for round in 0..6u8 {
-            let key = versioned(4 + u64::from(round % 2));
+            let key = versioned_key(4 + u64::from(round % 2));
             store.seal(key, CLIENT, true);
             let change = RegionChange::Append { bytes: &[round; 3000] };
             let _ = store.change(key, true, change);

@@ -54,7 +54,7 @@ enum RegionOperation {
     Write(u64),
     /// Does so and syncs.
     SyncedWrite(u64),
-    /// Reads the object, whose version has this number.
+    /// Reads the object. It must have the bytes of the change with this number.
     Read(u64),
 }
 

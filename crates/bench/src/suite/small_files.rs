@@ -6,8 +6,8 @@
 //! have a directory each. All sides take turns, phase by phase, once: each phase has thousands of
 //! files. A peer that is missing has one figure that says why.
 //!
-//! Other figures are the rates of creates by several clients of the library, in a directory whose
-//! files begin in regions, against one without a policy.
+//! Other figures are rates of creates: several clients of the library make files in a directory
+//! with the policy `engine=region`, and in one without a policy.
 
 use super::context::SuiteContext;
 use super::mounts::MOUNTS;
