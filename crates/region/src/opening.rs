@@ -379,14 +379,15 @@ fn replay_journal(parts: &StoreParts, read: &ReadJournal) {
     let (mut replayed, mut lost) = (0u64, 0u64);
     for record in &read.records {
         let Some(change) = read.change_of(record) else { continue };
+        if change == JournalChange::Remove {
+            // Also if the object was made again and is in a region: heads of its former versions
+            // may not have ended.
+            end_versions_before(parts, record.key, record.seq);
+        }
         let found = parts.table.read().get(&record.key).cloned();
         let object = match found {
             Some(object) => object,
-            None if change == JournalChange::Remove => {
-                end_versions_before(parts, record.key, record.seq);
-                continue;
-            }
-            None if change == JournalChange::Leave => continue,
+            None if matches!(change, JournalChange::Remove | JournalChange::Leave) => continue,
             None => {
                 let object = RegionObject::new(record.key);
                 parts.table.write().insert(record.key, object.clone());
@@ -398,9 +399,6 @@ fn replay_journal(parts: &StoreParts, read: &ReadJournal) {
             continue;
         }
         replayed += 1;
-        if change == JournalChange::Remove {
-            end_versions_before(parts, record.key, record.seq);
-        }
         if matches!(change, JournalChange::Remove | JournalChange::Leave) {
             parts.end_object(&object, &mut content);
             continue;

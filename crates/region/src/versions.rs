@@ -108,10 +108,11 @@ impl RegionStore {
             let _ = writeback.write_all();
             return;
         }
-        self.parts.must_end.store(true, Ordering::Release);
-        self.parts.must_write.raise();
         let mut ended = self.parts.ended.lock();
         let upto = ended.added;
+        // Under the lock: the writer then takes all regions up to here.
+        self.parts.must_end.store(true, Ordering::Release);
+        self.parts.must_write.raise();
         while ended.done < upto
             && !self.parts.must_stop.load(Ordering::Acquire)
             && !self.parts.journal.get().is_none_or(Journal::has_failed)

@@ -5,9 +5,10 @@
 //! power cut before the flush leaves the older region and the journal. The steps of each batch:
 //!
 //! 1. The journal is synced. So no region ever has a change that the journal could lose.
-//! 2. Bytes, heads and the heads of new extents are written. So are zeros in place of heads that
-//!    ended before: those of removed objects, and of the older regions of objects that earlier
-//!    batches wrote.
+//! 2. Bytes, heads and the heads of new extents are written. Some batches also write zeros in place
+//!    of heads that ended before: those of removed objects, and of the older regions of objects that
+//!    earlier batches wrote. Ended heads lie anywhere on the device, so they wait until many share a
+//!    block: until their journal or their regions are needed, or many wait.
 //! 3. The device is flushed. From here on the new regions count, and ended ones are free.
 //!
 //! A half of the journal is free when all objects that had changed are written, and all heads that
@@ -20,15 +21,21 @@ use crate::journal::Journal;
 use crate::region_head::{ExtentHead, RegionHead, sum_chunks};
 use crate::store_parts::{EndedRegion, StoreParts};
 use crate::stored_object::{ChunkSums, RegionObject, StoredVersion};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Room for bytes of objects in one batch.
-const BYTES_ROOM: usize = 2 * REGION_MAX as usize;
-/// Most heads that one batch writes or ends.
-const HEADS_MAX: usize = 512;
+const BYTES_ROOM: usize = 3 * REGION_MAX as usize;
+/// Most objects that one batch writes.
+const JOBS_MAX: usize = 2048;
+/// Most blocks with heads that one batch writes for its objects, and as many for ended heads.
+const HEAD_BLOCKS_MAX: usize = 512;
+/// So many ended heads wait for each other, unless their journal or their regions are needed.
+/// Heads of one block then end by one write.
+const ENDED_MAX: usize = 16 * 1024;
 /// Most extents that one batch begins.
 const CLAIMS_MAX: usize = 64;
 /// After so many batches in a row with a failed write, the device counts as broken.
@@ -59,6 +66,24 @@ struct TakenJobs {
 #[derive(Debug)]
 pub(crate) struct DeviceFailed;
 
+/// Makes one part of blocks that are neighbours on the device and in the memory.
+fn join_blocks(blocks: impl Iterator<Item = (u64, usize)>) -> Vec<WritePart> {
+    let mut parts: Vec<WritePart> = Vec::new();
+    for (to, from) in blocks {
+        match parts.last_mut() {
+            Some(p) if p.to + p.len as u64 == to && p.from + p.len == from => p.len += BLOCK,
+            _ => parts.push(WritePart { from, len: BLOCK, to }),
+        }
+    }
+    parts
+}
+
+/// Returns the blocks of a part.
+fn split_blocks(part: WritePart) -> Vec<WritePart> {
+    let block = |at| WritePart { from: part.from + at, len: BLOCK, to: part.to + at as u64 };
+    (0..part.len).step_by(BLOCK).map(block).collect()
+}
+
 /// See the module.
 pub(crate) struct Writeback {
     parts: Arc<StoreParts>,
@@ -68,7 +93,7 @@ pub(crate) struct Writeback {
 
 impl Writeback {
     pub(crate) fn new(parts: Arc<StoreParts>) -> io::Result<Writeback> {
-        let len = BYTES_ROOM + (2 * HEADS_MAX + CLAIMS_MAX) * BLOCK;
+        let len = BYTES_ROOM + (2 * HEAD_BLOCKS_MAX + CLAIMS_MAX) * BLOCK;
         let writer = parts.device.make_writer(len)?;
         Ok(Writeback { parts, writer, failures: 0 })
     }
@@ -101,7 +126,10 @@ impl Writeback {
             self.end_regions()?;
         }
         while self.parts.dirty.lock().bytes > self.parts.limits.dirty / 2 {
-            self.write_batch()?;
+            self.write_batch(Vec::new())?;
+        }
+        if self.parts.ended.lock().regions.len() > ENDED_MAX {
+            self.end_regions()?;
         }
         Ok(())
     }
@@ -113,39 +141,44 @@ impl Writeback {
             (dirty.objects.len(), dirty.versions.len())
         };
         while objects > 0 || versions > 0 {
-            let taken = self.write_batch()?;
+            let taken = self.write_batch(Vec::new())?;
             objects = objects.saturating_sub(taken.objects);
             versions = versions.saturating_sub(taken.versions);
         }
         self.end_regions()
     }
 
-    /// Ends all heads that have ended before the call.
+    /// Ends all heads that have ended before the call, in the order of their blocks.
     fn end_regions(&mut self) -> Result<(), DeviceFailed> {
-        let upto = self.parts.ended.lock().added;
-        loop {
-            {
-                let ended = self.parts.ended.lock();
-                if ended.done >= upto || ended.regions.is_empty() {
-                    return Ok(());
-                }
-            }
-            self.write_batch()?;
+        let mut ended: Vec<(u64, EndedRegion)> = {
+            let mut queue = self.parts.ended.lock();
+            let regions: Vec<EndedRegion> = queue.regions.drain(..).collect();
+            drop(queue);
+            regions.into_iter().map(|ended| (self.find_head_block(ended.region), ended)).collect()
+        };
+        ended.sort_by_key(|(block, _)| *block);
+        let blocks: Vec<&[(u64, EndedRegion)]> = ended.chunk_by(|a, b| a.0 == b.0).collect();
+        for some in blocks.chunks(HEAD_BLOCKS_MAX) {
+            let batch = some.iter().flat_map(|block| block.iter().map(|(_, ended)| *ended));
+            self.write_batch(batch.collect())?;
         }
+        Ok(())
     }
 
-    /// Writes one batch. Returns what it took from the queue.
-    fn write_batch(&mut self) -> Result<TakenJobs, DeviceFailed> {
+    /// Returns where the block with the head of a region is; 0 for an extent without a class.
+    fn find_head_block(&self, region: RegionNumber) -> u64 {
+        let class = self.parts.allocator.lock().class_of(region.extent);
+        class.map_or(0, |(class, _)| self.parts.superblock.geometry.head_place(class, region).0)
+    }
+
+    /// Writes one batch of objects, and ends these heads: of at most [`HEAD_BLOCKS_MAX`] blocks.
+    /// Returns what it took from the queue of objects.
+    fn write_batch(&mut self, ended: Vec<EndedRegion>) -> Result<TakenJobs, DeviceFailed> {
         // What a failed batch had taken never comes back, and later objects would wait for it.
         if self.parts.journal.get().is_some_and(Journal::has_failed) {
             return Err(DeviceFailed);
         }
         self.discard_emptied();
-        let ended: Vec<EndedRegion> = {
-            let mut ended = self.parts.ended.lock();
-            let count = ended.regions.len().min(HEADS_MAX);
-            ended.regions.drain(..count).collect()
-        };
         let (jobs, mut parts, taken) = self.collect_jobs();
         if jobs.is_empty() && ended.is_empty() {
             return Ok(taken);
@@ -159,20 +192,12 @@ impl Writeback {
         let later = claims.split_off(claims.len().min(CLAIMS_MAX));
         self.parts.allocator.lock().put_back_claims(later);
         let blocks = self.prepare_heads(&jobs, &ended);
-        parts.extend(
-            blocks.iter().filter(|(_, block)| block.is_readable).map(|(to, block)| WritePart {
-                from: block.at,
-                len: BLOCK,
-                to: *to,
-            }),
-        );
+        let of_bytes = parts.len();
+        let readable = blocks.iter().filter(|(_, block)| block.is_readable);
+        parts.extend(join_blocks(readable.map(|(to, block)| (*to, block.at))));
+        let of_heads = of_bytes..parts.len();
         parts.extend(self.prepare_claims(&claims));
-        let written = self.writer.write_parts(&parts);
-        let failed: Vec<WritePart> =
-            parts.iter().zip(&written).filter(|(_, w)| w.is_err()).map(|(part, _)| *part).collect();
-        if let Some(error) = written.iter().find_map(|w| w.as_ref().err()) {
-            tracing::error!(%error, parts = failed.len(), "the region device could not be written");
-        }
+        let failed = self.write_parts(&parts, of_heads);
         if self.parts.device.flush().is_err() {
             return Err(self.give_up("the region device cannot be flushed"));
         }
@@ -180,6 +205,25 @@ impl Writeback {
         self.finish_jobs(jobs, &blocks, &failed, &claims)?;
         self.parts.cache.drop_images(self.parts.limits.cached);
         Ok(taken)
+    }
+
+    /// Writes all parts. Returns those that failed: of the parts `of_heads`, the single blocks. A
+    /// block that cannot be written is no reason to give up the heads beside it.
+    fn write_parts(&mut self, parts: &[WritePart], of_heads: Range<usize>) -> Vec<WritePart> {
+        let written = self.writer.write_parts(parts);
+        let Some(error) = written.iter().find_map(|w| w.as_ref().err()) else { return Vec::new() };
+        tracing::error!(%error, "the region device could not be written");
+        let mut failed = Vec::new();
+        for (number, _) in written.iter().enumerate().filter(|(_, w)| w.is_err()) {
+            if of_heads.contains(&number) {
+                let blocks = split_blocks(parts[number]);
+                let again = self.writer.write_parts(&blocks);
+                failed.extend(blocks.iter().zip(again).filter(|(_, w)| w.is_err()).map(|(b, _)| *b));
+            } else {
+                failed.push(parts[number]);
+            }
+        }
+        failed
     }
 
     fn give_up(&self, cause: &str) -> DeviceFailed {
@@ -214,7 +258,11 @@ impl Writeback {
     fn collect_jobs(&mut self) -> (Vec<WriteJob>, Vec<WritePart>, TakenJobs) {
         let (mut jobs, mut parts, mut at) = (Vec::new(), Vec::<WritePart>::new(), 0);
         let mut taken = TakenJobs::default();
-        while jobs.len() < HEADS_MAX && at + REGION_MAX as usize <= BYTES_ROOM {
+        let mut blocks = BTreeSet::new();
+        while jobs.len() < JOBS_MAX
+            && blocks.len() < HEAD_BLOCKS_MAX
+            && at + REGION_MAX as usize <= BYTES_ROOM
+        {
             let next = {
                 let mut dirty = self.parts.dirty.lock();
                 let version = dirty.versions.pop_front();
@@ -259,6 +307,7 @@ impl Writeback {
                 _ => {}
             }
             at += len;
+            blocks.insert(self.parts.superblock.geometry.head_place(class, region).0);
             jobs.push(WriteJob { object, class, head, region });
         }
         (jobs, parts, taken)
@@ -277,20 +326,23 @@ impl Writeback {
         });
         let new = jobs.iter().map(|job| (job.class, job.region, Some(&job.head)));
         let heads: Vec<_> = old.chain(new).collect();
-        let mut blocks = BTreeMap::new();
-        let mut reads = Vec::new();
-        for (class, region, _) in &heads {
-            let (to, _) = geometry.head_place(*class, *region);
-            let at = BYTES_ROOM + blocks.len() * BLOCK;
-            blocks.entry(to).or_insert_with(|| {
-                reads.push(WritePart { from: at, len: BLOCK, to });
-                HeadBlock { at, is_readable: true }
-            });
-        }
-        // Side by side: heads that end lie anywhere on the device, most in a block of their own.
-        for (part, read) in reads.iter().zip(self.writer.read_parts(&reads)) {
-            if let Some(block) = blocks.get_mut(&part.to).filter(|_| read.is_err()) {
-                block.is_readable = false;
+        // In their order on the device, so that neighbours share a read and a write.
+        let places: BTreeSet<u64> =
+            heads.iter().map(|(class, region, _)| geometry.head_place(*class, *region).0).collect();
+        let at = |number: usize| BYTES_ROOM + number * BLOCK;
+        let mut blocks: BTreeMap<u64, HeadBlock> = places
+            .into_iter()
+            .enumerate()
+            .map(|(number, to)| (to, HeadBlock { at: at(number), is_readable: true }))
+            .collect();
+        let reads = join_blocks(blocks.iter().map(|(to, block)| (*to, block.at)));
+        let results = self.writer.read_parts(&reads);
+        for (part, _) in reads.into_iter().zip(results).filter(|(_, read)| read.is_err()) {
+            let single = split_blocks(part);
+            for (part, read) in single.iter().zip(self.writer.read_parts(&single)) {
+                if let Some(block) = blocks.get_mut(&part.to) {
+                    block.is_readable = read.is_ok();
+                }
             }
         }
         for (class, region, head) in heads {
@@ -309,7 +361,7 @@ impl Writeback {
         for (number, claim) in claims.iter().enumerate() {
             let ExtentClaim { extent, class, generation } = *claim;
             let block = ExtentHead { superblock, extent, class, generation }.encode();
-            let from = BYTES_ROOM + (2 * HEADS_MAX + number) * BLOCK;
+            let from = BYTES_ROOM + (2 * HEAD_BLOCKS_MAX + number) * BLOCK;
             self.writer.memory_mut()[from..from + BLOCK].copy_from_slice(&block);
             let copies = superblock.geometry.extent_heads(extent);
             parts.extend(copies.map(|to| WritePart { from, len: BLOCK, to }));
