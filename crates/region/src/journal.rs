@@ -12,7 +12,7 @@ use crate::generation::make_generation;
 use crate::journal_record::{JournalChange, JournalRecord, decode_half_head, encode_half_head};
 use crate::region_head::RegionKey;
 use crate::signal::Signal;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::io;
 use std::sync::Arc;
 use tatami_wire::{Errno, Timestamp};
@@ -48,8 +48,26 @@ struct JournalState {
     halves: [Half; 2],
     active: usize,
     seq: u64,
+    /// A sync of the file is under way.
+    is_syncing: bool,
     /// A write or sync failed: what the file has is not known any more.
     failed: bool,
+}
+
+impl JournalState {
+    /// Returns generation and end of both halves.
+    fn find_ends(&self) -> [(u64, u64); 2] {
+        [0, 1].map(|half| (self.halves[half].generation, self.halves[half].end))
+    }
+
+    /// Whether the halves are on disk up to these ends. One that was begun anew meanwhile is:
+    /// regions have what it had.
+    fn has_synced(&self, ends: [(u64, u64); 2]) -> bool {
+        let is_synced = |(half, (generation, end)): (&Half, (u64, u64))| {
+            half.generation != generation || half.synced >= end
+        };
+        self.halves.iter().zip(ends).all(is_synced)
+    }
 }
 
 /// See the module.
@@ -59,6 +77,7 @@ pub struct Journal {
     half_len: u64,
     state: Mutex<JournalState>,
     room: Condvar,
+    sync_ended: Condvar,
     /// Raised when the objects of a half must be written.
     must_write: Arc<Signal>,
 }
@@ -219,8 +238,10 @@ impl Journal {
             file.sync()?;
         }
         halves[0].state = HalfState::Active;
-        let state = Mutex::new(JournalState { halves, active: 0, seq: last_seq, failed: false });
-        Ok(Journal { file, device, half_len, state, room: Condvar::new(), must_write })
+        let (is_syncing, failed) = (false, false);
+        let state = JournalState { halves, active: 0, seq: last_seq, is_syncing, failed };
+        let (state, room, sync_ended) = (Mutex::new(state), Condvar::new(), Condvar::new());
+        Ok(Journal { file, device, half_len, state, room, sync_ended, must_write })
     }
 
     fn write_half_head(&self, half: usize, generation: u64) -> io::Result<()> {
@@ -301,40 +322,40 @@ impl Journal {
         Ok(seq)
     }
 
-    /// Makes all records that were appended survive a power cut.
+    /// Makes all records that were appended survive a power cut. Callers at the same time share a
+    /// sync of the file: one calls it, and those that come meanwhile wait for the next one.
     ///
     /// # Errors
     /// Those of the file, from the first failure on.
     pub fn sync(&self) -> Result<(), Errno> {
-        let ends = {
-            let state = self.state.lock();
+        let mut state = self.state.lock();
+        let wanted = state.find_ends();
+        while !state.has_synced(wanted) {
             if state.failed {
                 return Err(Errno::EIO);
             }
-            let ends = [0, 1].map(|half| (state.halves[half].generation, state.halves[half].end));
-            if ends.iter().zip(&state.halves).all(|((_, end), half)| half.synced >= *end) {
-                return Ok(());
+            if state.is_syncing {
+                self.sync_ended.wait(&mut state);
+                continue;
             }
-            ends
-        };
-        let synced = self.file.sync();
-        let mut state = self.state.lock();
-        match synced {
-            Ok(()) => {
-                for (half, (generation, end)) in state.halves.iter_mut().zip(ends) {
-                    if half.generation == generation {
-                        half.synced = half.synced.max(end);
-                    }
-                }
-                Ok(())
-            }
-            Err(error) => {
+            let ends = state.find_ends();
+            state.is_syncing = true;
+            let synced = MutexGuard::unlocked(&mut state, || self.file.sync());
+            state.is_syncing = false;
+            self.sync_ended.notify_all();
+            if let Err(error) = synced {
                 tracing::error!(%error, "the journal of regions could not be synced");
                 state.failed = true;
                 self.room.notify_all();
-                Err(error.into())
+                return Err(error.into());
+            }
+            for (half, (generation, end)) in state.halves.iter_mut().zip(ends) {
+                if half.generation == generation {
+                    half.synced = half.synced.max(end);
+                }
             }
         }
+        if state.failed { Err(Errno::EIO) } else { Ok(()) }
     }
 
     /// Returns the half that must be freed, once all changes that reserved room in it are there.
