@@ -46,6 +46,7 @@ mod names;
 mod overlay;
 mod packages;
 mod permissions;
+mod placement;
 mod policy_moves;
 mod posix;
 mod preload;

@@ -34,7 +34,15 @@ pub struct SetArgs {
     /// replaced longer ago than AGE, such as 90s, 12h or 7d. Needs `--engine region`
     #[arg(long, value_name = "COUNT[,AGE]", value_parser = parse_versions)]
     versions: Option<u64>,
-    /// Remove a policy: `inline`, `engine` or `versions`
+    /// The bytes of a new file go to the node of the program that makes it, and to the next one if
+    /// that is full. So it is without a policy
+    #[arg(long, conflicts_with = "spread")]
+    local_first: bool,
+    /// The bytes of new files go to all nodes, by a hash of their names: one node makes a data set
+    /// that all will read
+    #[arg(long)]
+    spread: bool,
+    /// Remove a policy: `inline`, `engine`, `versions` or `placement`
     #[arg(long, value_name = "POLICY", value_parser = parse_name)]
     unset: Vec<&'static PolicyRow>,
     /// Also all directories below, and move the files that are there to where the policies want
@@ -58,6 +66,14 @@ pub struct SetArgs {
     /// Directories on a mount, or in the volume with a colon in front
     #[arg(required = true)]
     dirs: Vec<AnyPath>,
+}
+
+impl SetArgs {
+    /// Returns the wanted value of [`PolicyKind::Placement`].
+    fn placement(&self) -> Option<u64> {
+        let chosen = [self.local_first, self.spread].into_iter().position(|is_chosen| is_chosen);
+        chosen.map(|value| value as u64)
+    }
 }
 
 /// `tatami get`
@@ -124,6 +140,7 @@ pub fn set_policies(args: &SetArgs) -> CommandResult {
         (PolicyKind::Inline, args.inline),
         (PolicyKind::Engine, args.engine),
         (PolicyKind::Versions, args.versions),
+        (PolicyKind::Placement, args.placement()),
     ];
     let said: Vec<(&PolicyRow, u64)> =
         said.into_iter().filter_map(|(kind, value)| Some((row_of(kind)?, value?))).collect();
@@ -300,7 +317,9 @@ pub fn get_policies(args: &GetArgs) -> CommandResult {
             table.add_row([(any.to_string(), HEAD), (row.name.to_owned(), plain), (shown, style)]);
             let shown = match row.kind {
                 PolicyKind::Inline => value.into(),
-                PolicyKind::Engine | PolicyKind::Versions => value.map(row.format).into(),
+                PolicyKind::Engine | PolicyKind::Versions | PolicyKind::Placement => {
+                    value.map(row.format).into()
+                }
             };
             values.insert(row.name.to_owned(), shown);
         }

@@ -190,8 +190,8 @@ fn execute_batch_op<S: Store>(
         BatchOp::GetAttr { ino } => attr::get_attr(txn, *ino),
         BatchOp::SetAttr { ino, set } => attr::set_attr(txn, *ino, set),
         BatchOp::Create { parent, name, node, mode, umask, exclusive, open } => {
-            let new = entry::NewInode { node, mode: *mode, umask: *umask };
-            entry::create(txn, key, *parent, name, &new, *exclusive, *open)
+            let new = entry::NewInode { name, node, mode: *mode, umask: *umask };
+            entry::create(txn, key, *parent, &new, *exclusive, *open)
         }
         BatchOp::Commit { ino, state, close } => {
             attr::commit_data(txn, *ino, state.as_ref(), *close)
@@ -207,8 +207,8 @@ fn execute_batch_op<S: Store>(
         BatchOp::Link { ino, parent, name } => entry::link(txn, *ino, *parent, name),
         BatchOp::CreateFilled { parent, name, layout, mode, umask, bytes, set } => {
             let node = &InodeTemplate::File(*layout);
-            let new = entry::NewInode { node, mode: *mode, umask: *umask };
-            whole_file::create_filled(txn, key, (*parent, name), &new, bytes, set.as_ref())
+            let new = entry::NewInode { name, node, mode: *mode, umask: *umask };
+            whole_file::create_filled(txn, key, *parent, &new, bytes, set.as_ref())
         }
         BatchOp::ReadInline { ino } => whole_file::read_file(txn, *ino),
     }

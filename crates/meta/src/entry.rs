@@ -13,13 +13,32 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use tatami_wire::meta::{Bytes, DirEntry, InodeTemplate, MetaReply};
 use tatami_wire::partition::HashRange;
-use tatami_wire::{Access, Errno, Ino, InodeKind, Layout, PATH_MAX, READDIR_MAX, VolumeKey};
+use tatami_wire::{
+    Access, Errno, Ino, InodeKind, Layout, NodeId, PATH_MAX, READDIR_MAX, VolumeKey,
+};
+use xxhash_rust::xxh3::xxh3_64;
 
 /// The properties of a new inode.
 pub(crate) struct NewInode<'a> {
+    /// Empty for a file without a name.
+    pub name: &'a [u8],
     pub node: &'a InodeTemplate,
     pub mode: u16,
     pub umask: u16,
+}
+
+/// Returns the node for the bytes of a new file: the one that its client asks for, or with the
+/// policy `placement=spread` one of all that serve, by a hash of its name.
+fn choose_node<S: Store>(txn: &Txn<'_, S>, dir: &Inode, name: &[u8], asked: NodeId) -> NodeId {
+    if !dir.policies.spreads_files() {
+        return asked;
+    }
+    let map = txn.state.cluster();
+    let serving = || map.members().filter(|node| map.is_serving(node.id));
+    // A file without a name has only its time.
+    let hash = if name.is_empty() { txn.now().nsec.into() } else { xxh3_64(name) };
+    let at = hash.checked_rem(serving().count() as u64).unwrap_or(0);
+    serving().nth(at as usize).map_or(asked, |node| node.id)
 }
 
 pub(crate) fn lookup<S: Store>(
@@ -78,12 +97,11 @@ pub(crate) fn create<S: Store>(
     txn: &mut Txn<'_, S>,
     key: &VolumeKey,
     parent: Ino,
-    name: &[u8],
     new: &NewInode<'_>,
     exclusive: bool,
     open: Option<Access>,
 ) -> MetaOutcome<MetaReply> {
-    let name = permission::parse_name(name)?;
+    let name = permission::parse_name(new.name)?;
     let dir = txn.load_inode(parent)?;
     permission::check_dir(&dir)?;
     permission::check_access(&dir, txn.cred, want::EXEC)?;
@@ -170,12 +188,13 @@ fn build_inode<S: Store>(
             inode.inline_limit = dir.policies.inline_limit();
             let in_region = dir.policies.uses_regions();
             inode.leaves_to_region = in_region && inode.inline_limit > 0;
+            let node = choose_node(txn, dir, new.name, layout.node());
             inode.layout = match inode.inline_limit {
                 0 if in_region => {
-                    Layout::in_region_keeping(layout.node(), dir.policies.version_rule().code())
+                    Layout::in_region_keeping(node, dir.policies.version_rule().code())
                 }
-                0 => *layout,
-                _ => Layout::inline(layout.node()),
+                0 => Layout::whole(node),
+                _ => Layout::inline(node),
             };
         }
         // A file becomes tiled with its first piece, and is re-laid out when it has bytes.
@@ -228,8 +247,8 @@ pub(crate) fn tmpfile<S: Store>(
     let dir = txn.load_inode(parent)?;
     permission::check_insert(&dir, txn.cred)?;
     txn.require_room()?;
-    let mut inode =
-        build_inode(txn, &dir, &NewInode { node: &InodeTemplate::File(layout), mode, umask })?;
+    let node = &InodeTemplate::File(layout);
+    let mut inode = build_inode(txn, &dir, &NewInode { name: b"", node, mode, umask })?;
     inode.linkable = true;
     let ino = txn.allocate_ino(parent.owner_shard(), false)?;
     txn.add_inode(ino, inode);

@@ -32,13 +32,13 @@ fn run_operation<S: Store>(
         MetaOp::GetOwnAttr { ino } => attr::get_own_attr(txn, *ino),
         MetaOp::SetAttr { ino, set } => attr::set_attr(txn, *ino, set),
         MetaOp::Create { parent, name, node, mode, umask, exclusive, open } => {
-            let new = entry::NewInode { node, mode: *mode, umask: *umask };
-            entry::create(txn, key, *parent, name, &new, *exclusive, *open)
+            let new = entry::NewInode { name, node, mode: *mode, umask: *umask };
+            entry::create(txn, key, *parent, &new, *exclusive, *open)
         }
         MetaOp::CreateFilled { parent, name, layout, mode, umask, bytes, set } => {
             let node = &InodeTemplate::File(*layout);
-            let new = entry::NewInode { node, mode: *mode, umask: *umask };
-            whole_file::create_filled(txn, key, (*parent, name), &new, bytes, set.as_ref())
+            let new = entry::NewInode { name, node, mode: *mode, umask: *umask };
+            whole_file::create_filled(txn, key, *parent, &new, bytes, set.as_ref())
         }
         MetaOp::Tmpfile { parent, layout, mode, umask, open } => {
             entry::tmpfile(txn, key, *parent, *layout, *mode, *umask, *open)

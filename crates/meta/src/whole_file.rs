@@ -17,12 +17,12 @@ use tatami_wire::{Access, Errno, Ino, SetAttr, VolumeKey};
 pub(crate) fn create_filled<S: Store>(
     txn: &mut Txn<'_, S>,
     key: &VolumeKey,
-    (parent, name): (Ino, &[u8]),
+    parent: Ino,
     new: &entry::NewInode<'_>,
     bytes: &[u8],
     set: Option<&SetAttr>,
 ) -> MetaOutcome<MetaReply> {
-    let made = entry::create(txn, key, parent, name, new, true, None)?;
+    let made = entry::create(txn, key, parent, new, true, None)?;
     let MetaReply::Created { attr: made, .. } = made else {
         return Err(Errno::EPROTO.into());
     };

@@ -22,6 +22,9 @@ pub enum PolicyKind {
     /// How many earlier states of a file are kept, and for how long: a
     /// [`VersionRule`](crate::version_rule::VersionRule). 0: none.
     Versions,
+    /// Which node gets the bytes of a new file: 0, the one of the program that makes it; 1, the
+    /// nodes in turn, by a hash of its name.
+    Placement,
 }
 
 /// What is known of a policy.
@@ -42,7 +45,7 @@ pub struct PolicyRow {
 }
 
 /// All known policies, ordered by [`PolicyRow::id`]. A policy is added by a row.
-pub const POLICIES: [PolicyRow; 3] = [
+pub const POLICIES: [PolicyRow; 4] = [
     PolicyRow {
         kind: PolicyKind::Inline,
         name: "inline",
@@ -56,7 +59,7 @@ pub const POLICIES: [PolicyRow; 3] = [
         name: "engine",
         id: 2,
         values: "file or region",
-        parse: |text| ENGINES.iter().position(|name| *name == text).map(|at| at as u64),
+        parse: |text| find_name(&ENGINES, text),
         format: |value| ENGINES.get(value as usize).copied().unwrap_or_default().to_owned(),
     },
     PolicyRow {
@@ -67,10 +70,24 @@ pub const POLICIES: [PolicyRow; 3] = [
         parse: |text| VersionRule::parse(text).map(|rule| rule.code().into()),
         format: |value| VersionRule::from_code(value as u32).to_string(),
     },
+    PolicyRow {
+        kind: PolicyKind::Placement,
+        name: "placement",
+        id: 4,
+        values: "local-first or spread",
+        parse: |text| find_name(&PLACEMENTS, text),
+        format: |value| PLACEMENTS.get(value as usize).copied().unwrap_or_default().to_owned(),
+    },
 ];
 
 /// The values of [`PolicyKind::Engine`], in the order of their numbers.
 pub const ENGINES: [&str; 2] = ["file", "region"];
+/// The values of [`PolicyKind::Placement`], in the order of their numbers.
+pub const PLACEMENTS: [&str; 2] = ["local-first", "spread"];
+
+fn find_name(names: &[&str], text: &str) -> Option<u64> {
+    names.iter().position(|name| *name == text).map(|at| at as u64)
+}
 
 /// Reads a number of bytes, with `k` for 1024 or without.
 fn parse_size(text: &str) -> Option<u64> {
@@ -105,6 +122,7 @@ impl PolicyRow {
             PolicyKind::Inline => 0,
             PolicyKind::Engine => 1,
             PolicyKind::Versions => 2,
+            PolicyKind::Placement => 3,
         }
     }
 }
@@ -138,6 +156,11 @@ impl Policies {
     /// Whether new files lie in regions of devices.
     pub fn uses_regions(&self) -> bool {
         self.value_of(PolicyKind::Engine) == Some(1)
+    }
+
+    /// Whether new files go to all nodes, wherever the programs run that make them.
+    pub fn spreads_files(&self) -> bool {
+        self.value_of(PolicyKind::Placement) == Some(1)
     }
 
     /// Returns the rule by which new files keep earlier states.
@@ -185,6 +208,9 @@ mod tests {
         }
         let engine = POLICIES[1].parse;
         assert_eq!((engine("file"), engine("region"), engine("tape")), (Some(0), Some(1), None));
+        let placement = POLICIES[3].parse;
+        let read = ["local-first", "spread", "far"].map(placement);
+        assert_eq!(read, [Some(0), Some(1), None]);
         assert!(matches!(PolicyRow::of_attribute(b"user.tatami.colour"), Some(None)));
         assert!(PolicyRow::of_attribute(b"user.other").is_none());
     }
