@@ -177,7 +177,8 @@ fn new_files_go_to_the_node_that_is_named() {
     let cluster = Cluster::start(3);
     let data = cluster.dir().join("data");
     fs::create_dir(&data).expect("made");
-    put(data.join("f"), "bytes");
+    // More than any policy keeps beside an inode.
+    put(data.join("f"), [7; 70_000]);
     for (verb, args, to) in [
         ("cp", vec!["-r", "--node", "2", text(&data)], ":/copied"),
         ("sync", vec!["--node", "node2", text(&data)], ":/synced"),
@@ -196,7 +197,7 @@ fn new_files_go_to_the_node_that_is_named() {
 #[test]
 fn advice_leads_to_the_volume_in_use() {
     let cluster = Cluster::start(2);
-    put(cluster.mount(1).join("f"), "bytes");
+    put(cluster.mount(1).join("f"), [7; 70_000]);
     cluster.kill_node(1);
     let mut command = cluster.command("cat");
     let said = ask(command.args(["--client-patience-sec", "1", ":/f"]));

@@ -181,10 +181,10 @@ fn who_had_it_open_reads_on_and_new_writers_are_heard() {
     }
     // A mapping would show the old file, so the open is refused with an error.
     let both = OpenOptions::new().read(true).write(true).open(mounts[0].join("f"));
-    if let Err(error) = both {
+    if let Err(error) = &both {
         assert_eq!(error.raw_os_error(), Some(libc::EBUSY));
     }
-    drop(readers);
+    drop((both, readers));
     // The mount learns of a close a moment later; an open does not notice.
     let file = OpenOptions::new().read(true).write(true).open(mounts[0].join("f"));
     let file = file.expect("open, with nobody else there");

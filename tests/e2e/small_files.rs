@@ -1,11 +1,14 @@
 //! The benchmarks of small files, on volumes that they start themselves: each kind of file is read
 //! as it was written, and nothing is left. Speed is not tested.
 
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use serde_json::Value;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 use tatami_tests::command::{ask, tatami_bin};
-use tatami_tests::process::{mounts_below, processes_of};
+use tatami_tests::process::{mounts_below, pause, processes_of};
 
 fn text(path: &Path) -> &str {
     path.to_str().expect("UTF-8")
@@ -46,6 +49,41 @@ fn a_data_set_of_each_kind_has_a_volume_of_its_own() {
     // the log of the metadata, which has room for so few from the beginning.
     let bytes = |side: usize| sides[side]["bytes_per_file"].as_f64();
     assert!(bytes(1) >= Some(4096.0) && bytes(2) >= Some(4096.0 + 128.0), "{}", sides[2]);
+}
+
+/// Ctrl-C reaches the benchmark and its processes, and a signal of a batch system the benchmark
+/// alone: both end it without a trace.
+#[test]
+fn an_interrupted_benchmark_leaves_nothing() {
+    for (signal, to_all) in [(Signal::INT, true), (Signal::TERM, false)] {
+        let dir = tempfile::tempdir().expect("a directory");
+        let work = dir.path().join("work");
+        let mut command = Command::new(tatami_bin());
+        command.args(["bench", "smallfiles", "--work", text(&work)]).process_group(0);
+        let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("started");
+        let begun = Instant::now();
+        while has_no_files(&work) {
+            assert!(begun.elapsed() < Duration::from_secs(60), "it begins");
+            pause();
+        }
+        let pid = Pid::from_child(&child);
+        match to_all {
+            true => kill_process_group(pid, signal).expect("sent"),
+            false => kill_process(pid, signal).expect("sent"),
+        }
+        let ended = child.wait_with_output().expect("it ends");
+        let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert!(ended.status.code() == Some(130) && said.contains("interrupted"), "{ended:?}");
+        assert!(mounts_below(dir.path()).is_empty(), "{:?}", mounts_below(dir.path()));
+        assert!(processes_of(dir.path()).is_empty(), "{:?}", processes_of(dir.path()));
+        assert!(!work.exists(), "{said}");
+    }
+}
+
+/// Whether no file of the data set is there yet.
+fn has_no_files(work: &Path) -> bool {
+    let mount = work.join("tatami-smallfiles/region/mnt/node0");
+    std::fs::read_dir(mount).map_or(true, |entries| entries.count() == 0)
 }
 
 #[test]

@@ -25,6 +25,8 @@ pub enum BenchError {
     Unmount(#[from] tatami_fuse::UnmountError),
     #[error("{0}")]
     Usage(String),
+    #[error("it was interrupted, and has removed what it made")]
+    Interrupted,
     #[error("process {rank} of the workload: {message}")]
     Worker { rank: usize, message: String },
     #[error(

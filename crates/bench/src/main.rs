@@ -19,6 +19,7 @@ mod caches;
 mod clock;
 mod error;
 mod figure;
+mod interrupt;
 mod ior;
 mod loop_disk;
 mod machine;
@@ -96,7 +97,8 @@ enum BenchCommand {
 fn main() -> ExitCode {
     let failed = match run(BenchCli::parse()) {
         Ok(()) => return ExitCode::SUCCESS,
-        Err(failed) => failed,
+        // What an interruption ended has failed for this reason.
+        Err(failed) => interrupt::check_interruption().err().unwrap_or(failed),
     };
     let (text, code) = match &failed {
         // The reader of the output has gone: no message, as after SIGPIPE.
@@ -104,6 +106,7 @@ fn main() -> ExitCode {
             return ExitCode::from(128 + 13);
         }
         BenchError::Usage(text) => (text.clone(), 2),
+        BenchError::Interrupted => (format!("the workload did not finish: {failed}"), 128 + 2),
         failed => (format!("the workload did not finish\n  cause: {failed}"), 1),
     };
     progress::print_progress(&format!("tatami: {text}"));
@@ -113,6 +116,9 @@ fn main() -> ExitCode {
 fn run(cli: BenchCli) -> Result<(), BenchError> {
     let out = &mut io::stdout().lock();
     let access = || VolumeAccess::from_args(&cli.at);
+    if matches!(cli.command, BenchCommand::Workload(_)) {
+        interrupt::watch_interruptions()?;
+    }
     match cli.command {
         BenchCommand::Worker => worker::main(out),
         BenchCommand::NullMount { paths, file } => {

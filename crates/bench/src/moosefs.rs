@@ -97,12 +97,19 @@ impl MooseVolume {
             // Before the start: a mount that fails half-way is removed, too.
             self.mounts.push(at.clone());
             self.start_process(&name, command)?;
-            self.wait_until("it is mounted and has a disk", |_| {
+            self.wait_until("it is mounted and its disk has room", |_| {
                 let mounted = fs::metadata(&at).is_ok_and(|found| found.dev() != parent);
-                mounted && rustix::fs::statvfs(&at).is_ok_and(|space| space.f_blocks > 0)
+                mounted && rustix::fs::statvfs(&at).is_ok_and(|space| space.f_bavail > 0)
             })?;
         }
-        Ok(())
+        // Files that are removed keep their room for a day otherwise.
+        let first = self.mounts.first().cloned().unwrap_or_default();
+        let mut command = self.enter_namespace("mfssettrashtime");
+        let said = command.args(["-r", "0"]).arg(first).stdin(Stdio::null()).output()?;
+        match said.status.success() {
+            true => Ok(()),
+            false => Err(io::Error::other(String::from_utf8_lossy(&said.stderr).into_owned())),
+        }
     }
 
     /// Returns a command that runs `program` in the namespace of the master.

@@ -90,6 +90,7 @@ impl BenchVolume {
         options: &[&str],
         region_len: Option<u64>,
     ) -> Result<BenchVolume, BenchError> {
+        crate::interrupt::check_interruption()?;
         std::fs::create_dir_all(dir).map_err(path_error("creating", dir))?;
         // Daemons of an interrupted run may still run, and their files would be taken for this
         // volume's.

@@ -8,6 +8,7 @@
 //! IOR.
 
 use crate::error::{BenchError, io_error};
+use crate::interrupt::check_interruption;
 use crate::worker::{WorkerMessage, WorkerOrder, WorkerReport, WorkerTask};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -117,6 +118,7 @@ impl WorkerGroup {
                 tasks.len()
             )));
         }
+        check_interruption()?;
         let mut gang = WorkerGroup { processes: Vec::with_capacity(tasks.len()) };
         for (rank, task) in tasks.into_iter().enumerate() {
             let mut child = Command::new(&launcher.program)
@@ -146,6 +148,7 @@ impl WorkerGroup {
     /// # Errors
     /// The first process that fails.
     pub fn prepare_phase(&mut self, phase: &str) -> Result<Vec<String>, BenchError> {
+        check_interruption()?;
         for process in &mut self.processes {
             process.send_order(&WorkerOrder::Prepare(phase.to_owned()))?;
         }

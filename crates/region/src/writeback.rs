@@ -5,10 +5,10 @@
 //! power cut before the flush leaves the older region and the journal. The steps of each batch:
 //!
 //! 1. The journal is synced. So no region ever has a change that the journal could lose.
-//! 2. Bytes, heads and the heads of new extents are written. Some batches also write zeros in place
-//!    of heads that ended before: those of removed objects, and of the older regions of objects that
-//!    earlier batches wrote. Ended heads lie anywhere on the device, so they wait until many share a
-//!    block: until their journal or their regions are needed, or many wait.
+//! 2. Bytes, heads and the heads of new extents are written. Some batches also write zeros in
+//!    place of heads that ended before: those of removed objects, and of the older regions of
+//!    objects that earlier batches wrote. Ended heads lie anywhere on the device. So they wait for
+//!    each other, to share blocks, until their journal or their regions are needed, or many wait.
 //! 3. The device is flushed. From here on the new regions count, and ended ones are free.
 //!
 //! A half of the journal is free when all objects that had changed are written, and all heads that
@@ -218,7 +218,8 @@ impl Writeback {
             if of_heads.contains(&number) {
                 let blocks = split_blocks(parts[number]);
                 let again = self.writer.write_parts(&blocks);
-                failed.extend(blocks.iter().zip(again).filter(|(_, w)| w.is_err()).map(|(b, _)| *b));
+                failed
+                    .extend(blocks.iter().zip(again).filter(|(_, w)| w.is_err()).map(|(b, _)| *b));
             } else {
                 failed.push(parts[number]);
             }

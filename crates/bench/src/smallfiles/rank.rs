@@ -17,6 +17,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
+use tatami_client::FilledFile;
 use tatami_client::tree::VolumeTree;
 use tatami_wire::meta::InodeTemplate;
 use tatami_wire::{Access, Errno, Ino};
@@ -40,6 +41,8 @@ pub struct SmallFilesPart {
     pub procs: usize,
     /// The data set.
     pub set: SmallFileSet,
+    /// The library makes each file with all its bytes by one call.
+    pub as_whole: bool,
 }
 
 /// A data set.
@@ -109,7 +112,7 @@ struct SmallFile {
 /// How the process reaches the directory.
 enum SmallFilesAccess {
     Path(PathBuf),
-    Library { tree: VolumeTree, dir: String, inodes: HashMap<u64, Ino> },
+    Library { tree: VolumeTree, dir: String, inodes: HashMap<u64, Ino>, as_whole: bool },
 }
 
 /// See the module.
@@ -135,6 +138,7 @@ impl SmallFilesRank {
                 tree: VolumeTree::new(Arc::new(reach.connect_client()?), own_cred()),
                 dir: dir.clone(),
                 inodes: HashMap::new(),
+                as_whole: part.as_whole,
             },
         };
         let buffer = vec![0; part.set.size as usize + 1];
@@ -174,7 +178,7 @@ impl SmallFilesRank {
 
     /// Looks up the directories of the phase's files, through the library.
     fn find_directories(&mut self) -> Result<(), BenchError> {
-        let SmallFilesAccess::Library { tree, dir, inodes } = &mut self.access else {
+        let SmallFilesAccess::Library { tree, dir, inodes, .. } = &mut self.access else {
             return Ok(());
         };
         for file in &self.files {
@@ -206,11 +210,17 @@ fn make_file(access: &SmallFilesAccess, file: &SmallFile, bytes: &[u8]) -> Resul
             let made = options.open(&file.path).and_then(|mut file| file.write_all(bytes));
             made.map_err(path_error("writing", &file.path))
         }
-        SmallFilesAccess::Library { tree, inodes, .. } => {
+        SmallFilesAccess::Library { tree, inodes, as_whole, .. } => {
             let name = file.path.as_os_str().as_encoded_bytes();
             let make = || -> Result<(), Errno> {
                 let (client, cred) = (tree.client(), tree.cred());
                 let parent = inodes.get(&file.directory).copied().unwrap_or(Ino::ROOT);
+                if *as_whole {
+                    let (name, bytes) = (name.to_vec(), bytes.to_vec());
+                    let file = FilledFile { name, mode: FILE_MODE, bytes, set: None };
+                    let made = client.create_filled_many(cred, parent, vec![file], UMASK);
+                    return made.into_iter().try_for_each(|made| made.map(drop));
+                }
                 let node = InodeTemplate::File(client.new_layout());
                 let open = Some(Access::WRITE);
                 let made = client.create(cred, parent, name, node, FILE_MODE, UMASK, true, open)?;
@@ -391,6 +401,7 @@ mod tests {
             rank,
             procs: 3,
             set: SET,
+            as_whole: false,
         };
         (0..3).map(|rank| SmallFilesRank::new(part(rank)).expect("a path needs nothing")).collect()
     }

@@ -13,7 +13,11 @@ use crate::worker::WorkerTask;
 use crate::worker_group::{Launcher, PhaseOutcome, WorkerGroup};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use tatami_client::tree::VolumeTree;
+
+/// Sides that this process has started.
+static SIDES: AtomicU64 = AtomicU64::new(0);
 
 /// The processes that serve a file system.
 #[derive(Clone, Debug, Default)]
@@ -48,6 +52,8 @@ pub enum SideReach {
     Paths(Vec<PathBuf>),
     /// A directory of a volume, by the client library.
     Library(VolumeAccess, String),
+    /// As before, but each file is made with all its bytes by one call.
+    WholeFiles(VolumeAccess, String),
 }
 
 /// The result of a phase on one side.
@@ -87,7 +93,7 @@ impl SideDirectory {
                 std::fs::create_dir(&dir).map_err(path_error("creating", &dir))?;
                 Ok(SideDirectory::Path(dir))
             }
-            SideReach::Library(access, parent) => {
+            SideReach::Library(access, parent) | SideReach::WholeFiles(access, parent) => {
                 let tree = VolumeTree::new(Arc::new(access.connect_client()?), own_cred());
                 let dir = format!("{}/{name}", parent.trim_end_matches('/'));
                 let made = tree.mkdir(dir.as_bytes(), 0o755, 0);
@@ -131,19 +137,22 @@ impl SmallFilesSide {
         servers: ServingProcesses,
         (set, procs): (SmallFileSet, usize),
     ) -> Result<SmallFilesSide, BenchError> {
-        let name = format!("tatami-smallfiles.{}.{name}", std::process::id());
+        // No name comes twice: another mount may remember that an earlier one was removed.
+        let number = SIDES.fetch_add(1, Ordering::Relaxed);
+        let name = format!("tatami-smallfiles.{}.{number}.{name}", std::process::id());
         let directory = SideDirectory::make(reach, &name)?;
         let place = |rank: usize| match reach {
             SideReach::Paths(paths) => {
                 let dir = paths[rank % paths.len()].join(&name);
                 WorkloadPlace::Path { dir, relative: false }
             }
-            SideReach::Library(access, parent) => {
+            SideReach::Library(access, parent) | SideReach::WholeFiles(access, parent) => {
                 let dir = format!("{}/{name}", parent.trim_end_matches('/'));
                 WorkloadPlace::Library { reach: access.clone(), dir }
             }
         };
-        let part = |rank| SmallFilesPart { place: place(rank), rank, procs, set };
+        let as_whole = matches!(reach, SideReach::WholeFiles(..));
+        let part = |rank| SmallFilesPart { place: place(rank), rank, procs, set, as_whole };
         let tasks = (0..procs).map(|rank| WorkerTask::SmallFiles(part(rank))).collect();
         let group = WorkerGroup::start(launcher, tasks)?;
         Ok(SmallFilesSide { group, servers, directory })

@@ -6,8 +6,12 @@
 //! have a directory each. All sides take turns, phase by phase, once: each phase has thousands of
 //! files. A peer that is missing has one figure that says why.
 //!
+//! The FUSE file system that does nothing stands beside all of them where files are made: no file
+//! system with a mount can be faster.
+//!
 //! Other figures are rates of creates: several clients of the library make files in a directory
-//! with the policy `engine=region`, and in one without a policy.
+//! with the policy `engine=region`, and in one without a policy. And they make files with all their
+//! bytes beside the inode, against empty files.
 
 use super::context::SuiteContext;
 use super::mounts::MOUNTS;
@@ -19,6 +23,7 @@ use crate::loop_disk::{DiskKind, LoopDisk};
 use crate::mdtest::MdtestSite;
 use crate::mdtest::names::{MdtestOp, WorkloadPlace};
 use crate::moosefs::MooseVolume;
+use crate::null_mount::NullMountProcess;
 use crate::smallfiles::rank::{PHASES, SmallFileSet};
 use crate::smallfiles::side::{ServingProcesses, SideReach, SmallFilesCost, SmallFilesSide};
 use crate::smallfiles::{policy_options, region_device_len};
@@ -41,13 +46,17 @@ const PATHS_SIZE: u64 = 4 << 10;
 const OPERATIONS: [(&str, &str); 3] =
     [("make", "write"), ("read", "read cold"), ("read again", "read warm")];
 /// GiB of the disks of both local file systems, and of small ones for a quick run.
-const EXT4_GIB: [u64; 2] = [6, 2];
+const EXT4_GIB: [u64; 2] = [16, 4];
 const XFS_GIB: [u64; 2] = [2, 1];
 
 /// Numbers of clients that create, and the files of all together.
 const CLIENTS: [usize; 5] = [1, 4, 16, 64, 128];
 const CREATES: u64 = 8000;
 const CREATE_GOAL: f64 = 0.98;
+/// Clients that make files with all their bytes, and the goal: at most 1.2 times the time of an
+/// empty file.
+const FILLING_CLIENTS: usize = 4;
+const FILLED_GOAL: f64 = 1.0 / 1.2;
 const CREATE_RUNS_MAX: usize = 7;
 
 /// How the processes reach a volume.
@@ -56,6 +65,8 @@ enum SmallFilesPath {
     Mounts,
     OneMount,
     Library,
+    /// By the library, each file with all its bytes by one call.
+    WholeFiles,
 }
 
 /// A side of Tatami.
@@ -73,6 +84,7 @@ impl OwnSide {
         if size == PATHS_SIZE {
             all.extend(SmallFileKind::ALL.map(own(SmallFilesPath::OneMount)));
             all.extend(SmallFileKind::ALL.map(own(SmallFilesPath::Library)));
+            all.push(own(SmallFilesPath::WholeFiles)(SmallFileKind::Inline));
         }
         all
     }
@@ -83,6 +95,7 @@ impl OwnSide {
             SmallFilesPath::Mounts => kind.into(),
             SmallFilesPath::OneMount => format!("{kind} by one mount"),
             SmallFilesPath::Library => format!("{kind} by the library"),
+            SmallFilesPath::WholeFiles => format!("{kind} by the library at once"),
         }
     }
 
@@ -95,11 +108,16 @@ impl OwnSide {
 
 const EXT4: &str = "ext4";
 const MOOSE: &str = "MooseFS";
-const PEERS: [&str; 3] = [EXT4, "XFS", MOOSE];
+const NULL: &str = "FUSE alone";
+const PEERS: [&str; 4] = [EXT4, "XFS", MOOSE, NULL];
 
 fn create_name(clients: usize) -> String {
     let clients = if clients == 1 { "1 client".into() } else { format!("{clients} clients") };
     format!("smallfiles create, {clients}")
+}
+
+fn filled_name() -> String {
+    format!("smallfiles create with {}, inline", size::format_size(PATHS_SIZE))
 }
 
 /// Returns the name of the figure that says that a peer is missing.
@@ -131,6 +149,13 @@ struct SmallFilesPeer {
     paths: Vec<PathBuf>,
 }
 
+impl SmallFilesPeer {
+    /// Whether it keeps the bytes of files, so that they can be read.
+    fn keeps_bytes(&self) -> bool {
+        self.name != NULL
+    }
+}
+
 /// Takes all figures of this module.
 ///
 /// # Errors
@@ -154,6 +179,7 @@ pub fn take_figures(bench: &SuiteContext) -> Result<Vec<Figure>, BenchError> {
         volume.set_policy(&format!("/{}", kind.name()), options)?;
     }
     measure_creates(bench, &volume, &mut figures)?;
+    measure_filled_creates(bench, &volume, &mut figures)?;
     let sizes: Vec<u64> = SIZES.into_iter().filter(|size| wants_size(bench, *size)).collect();
     if sizes.is_empty() {
         return Ok(figures);
@@ -176,6 +202,11 @@ pub fn take_figures(bench: &SuiteContext) -> Result<Vec<Figure>, BenchError> {
             }
         }
     }
+    let null_paths: Vec<PathBuf> =
+        (0..MOUNTS).map(|node| disks.join(format!("null{node}"))).collect();
+    // It lives as long as the measurements.
+    let _null = NullMountProcess::start_several(&bench.launcher, null_paths.clone())?;
+    peers.push(SmallFilesPeer { name: NULL, paths: null_paths });
     for size in sizes {
         measure_size(bench, &volume, &peers, size, ext4.as_ref().err(), &mut figures)?;
     }
@@ -208,22 +239,29 @@ fn measure_size(
             SmallFilesPath::Mounts => SideReach::Paths((0..MOUNTS).map(mount).collect()),
             SmallFilesPath::OneMount => SideReach::Paths(vec![mount(0)]),
             SmallFilesPath::Library => SideReach::Library(volume.access(), format!("/{dir}")),
+            SmallFilesPath::WholeFiles => SideReach::WholeFiles(volume.access(), format!("/{dir}")),
         };
         sides.push(start(&reach, &side.name(), ServingProcesses::of_volume(volume)?)?);
     }
     for phase in PHASES {
         let mut costs = Vec::with_capacity(sides.len());
         let mut is_cold = true;
-        for side in &mut sides {
+        for (number, side) in sides.iter_mut().enumerate() {
+            let has_bytes = peers.get(number).is_none_or(SmallFilesPeer::keeps_bytes);
+            if phase.starts_with("read") && !has_bytes {
+                costs.push(None);
+                continue;
+            }
             if phase == "read" {
                 is_cold &= drop_machine_caches();
             }
-            costs.push(side.run_phase(phase)?);
+            costs.push(Some(side.run_phase(phase)?));
         }
         let Some((_, operation)) = OPERATIONS.iter().find(|(of, _)| *of == phase) else { continue };
         let (peer_costs, own_costs) = costs.split_at(peers.len());
-        for (side, cost) in own.iter().zip(own_costs) {
+        for (side, cost) in own.iter().zip(own_costs.iter().flatten()) {
             for (peer, floor) in peers.iter().zip(peer_costs) {
+                let Some(floor) = floor else { continue };
                 // The other paths are for a look at what a path costs: one baseline is enough.
                 if side.through != SmallFilesPath::Mounts && peer.name != EXT4 {
                     continue;
@@ -297,6 +335,44 @@ fn measure_creates(
     Ok(())
 }
 
+/// Measures creates of files with all their bytes, against empty files.
+fn measure_filled_creates(
+    bench: &SuiteContext,
+    volume: &BenchVolume,
+    figures: &mut Vec<Figure>,
+) -> Result<(), BenchError> {
+    let name = filled_name();
+    if !bench.wants_figure(&name) {
+        return Ok(());
+    }
+    let pairs = run_alternating(
+        bench.runs.min(CREATE_RUNS_MAX),
+        || fill_files(bench, volume),
+        || create_files(bench, volume, SmallFileKind::File, FILLING_CLIENTS),
+    )?;
+    let better = (GoalDirection::Higher, Some(FILLED_GOAL));
+    let figure =
+        Figure::new(name, "files/s", "an empty file", better, &pairs.figure_runs(|rate| *rate));
+    bench.add_figure(figures, figure);
+    Ok(())
+}
+
+/// Makes files with all their bytes beside their inodes, each by one call, and returns how many a
+/// second.
+fn fill_files(bench: &SuiteContext, volume: &BenchVolume) -> Result<f64, BenchError> {
+    let files = if bench.quick { 256 } else { CREATES };
+    let set =
+        SmallFileSet { files, directories: FILLING_CLIENTS as u64, size: PATHS_SIZE, seed: 1 };
+    let kind = SmallFileKind::Inline.name();
+    let reach = SideReach::WholeFiles(volume.access(), format!("/{kind}"));
+    let servers = ServingProcesses::default();
+    let (launcher, part) = (&bench.launcher, (set, FILLING_CLIENTS));
+    let mut side = SmallFilesSide::start(launcher, &reach, "filled", servers, part)?;
+    let made = side.run_phase("make")?;
+    side.run_phase("remove")?;
+    Ok(made.outcome.ops_per_sec())
+}
+
 /// Creates files in new directories, one for each client, and returns how many a second.
 fn create_files(
     bench: &SuiteContext,
@@ -327,6 +403,7 @@ mod tests {
     fn every_figure_has_a_name_of_its_own() {
         let mut names: Vec<String> = CLIENTS.iter().map(|clients| create_name(*clients)).collect();
         names.extend(PEERS.map(missing_name));
+        names.push(filled_name());
         for bytes in SIZES {
             for side in OwnSide::all_with_size(bytes) {
                 for (_, operation) in OPERATIONS {
