@@ -127,7 +127,7 @@ Examples:
   tatami set -r --inline 4k --rate 200 :/run-17     and move the files that are there
   tatami set -r --engine file --background :/run-17
   tatami set --engine region --versions 10,7d :/run-17    keep earlier versions
-  tatami set --spread :/dataset          new files on all nodes, whichever makes them
+  tatami set --spread :/run-17           new files on all nodes, whichever makes them
 
 A policy holds for files that are made later, in the directory and in directories that are
 made in it later. It is an extended attribute, which cp -a, rsync -X and tar --xattrs carry.
