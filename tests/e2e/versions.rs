@@ -404,7 +404,7 @@ fn files_that_are_there_get_a_new_rule() {
     assert_eq!(said["left_files"][0]["reason"], "versions");
     assert_eq!(versions_of(&cluster, ":/d/f").len(), 9);
     assert_eq!(get(one.join("d/f")), b"state 11\n");
-    // A directory below whose policies would contradict each other is named.
+    // The command names a directory below if its policies would contradict each other.
     run(&mut shell(&one, "mkdir d/sub"));
     cluster.tatami("set", &["--engine", "region", "--versions", "3", ":/d/sub"]);
     let said = ask(cluster.command("set").args(["-r", "--inline", "1k", ":/d"]));

@@ -70,7 +70,7 @@ pub struct SetArgs {
 
 impl SetArgs {
     /// Returns the wanted value of [`PolicyKind::Placement`].
-    fn placement(&self) -> Option<u64> {
+    fn wanted_placement(&self) -> Option<u64> {
         let chosen = [self.local_first, self.spread].into_iter().position(|is_chosen| is_chosen);
         chosen.map(|value| value as u64)
     }
@@ -140,7 +140,7 @@ pub fn set_policies(args: &SetArgs) -> CommandResult {
         (PolicyKind::Inline, args.inline),
         (PolicyKind::Engine, args.engine),
         (PolicyKind::Versions, args.versions),
-        (PolicyKind::Placement, args.placement()),
+        (PolicyKind::Placement, args.wanted_placement()),
     ];
     let said: Vec<(&PolicyRow, u64)> =
         said.into_iter().filter_map(|(kind, value)| Some((row_of(kind)?, value?))).collect();

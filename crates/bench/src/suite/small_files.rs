@@ -315,22 +315,11 @@ fn measure_creates(
     volume: &BenchVolume,
     figures: &mut Vec<Figure>,
 ) -> Result<(), BenchError> {
-    let runs = bench.runs.min(CREATE_RUNS_MAX);
     for clients in CLIENTS {
-        let name = create_name(clients);
-        if !bench.wants_figure(&name) {
-            continue;
-        }
         let create = |kind: SmallFileKind| create_files(bench, volume, kind, clients);
-        let pairs = run_alternating(
-            runs,
-            || create(SmallFileKind::Region),
-            || create(SmallFileKind::File),
-        )?;
-        let better = (GoalDirection::Higher, Some(CREATE_GOAL));
-        let figure =
-            Figure::new(name, "op/s", "without a policy", better, &pairs.figure_runs(|rate| *rate));
-        bench.add_figure(figures, figure);
+        let (with, without) = (|| create(SmallFileKind::Region), || create(SmallFileKind::File));
+        let goal = ("without a policy", CREATE_GOAL);
+        measure_rates(bench, create_name(clients), goal, (with, without), figures)?;
     }
     Ok(())
 }
@@ -341,19 +330,30 @@ fn measure_filled_creates(
     volume: &BenchVolume,
     figures: &mut Vec<Figure>,
 ) -> Result<(), BenchError> {
-    let name = filled_name();
+    let fill = || fill_files(bench, volume);
+    let create = || create_files(bench, volume, SmallFileKind::File, FILLING_CLIENTS);
+    measure_rates(bench, filled_name(), ("an empty file", FILLED_GOAL), (fill, create), figures)
+}
+
+/// Measures two rates of files a second in turn, if the figure is wanted. The goal is one of their
+/// ratio.
+fn measure_rates(
+    bench: &SuiteContext,
+    name: String,
+    (against, goal): (&str, f64),
+    (ours, baseline): (
+        impl FnMut() -> Result<f64, BenchError>,
+        impl FnMut() -> Result<f64, BenchError>,
+    ),
+    figures: &mut Vec<Figure>,
+) -> Result<(), BenchError> {
     if !bench.wants_figure(&name) {
         return Ok(());
     }
-    let pairs = run_alternating(
-        bench.runs.min(CREATE_RUNS_MAX),
-        || fill_files(bench, volume),
-        || create_files(bench, volume, SmallFileKind::File, FILLING_CLIENTS),
-    )?;
-    let better = (GoalDirection::Higher, Some(FILLED_GOAL));
-    let figure =
-        Figure::new(name, "files/s", "an empty file", better, &pairs.figure_runs(|rate| *rate));
-    bench.add_figure(figures, figure);
+    let pairs = run_alternating(bench.runs.min(CREATE_RUNS_MAX), ours, baseline)?;
+    let better = (GoalDirection::Higher, Some(goal));
+    let runs = pairs.figure_runs(|rate| *rate);
+    bench.add_figure(figures, Figure::new(name, "files/s", against, better, &runs));
     Ok(())
 }
 
