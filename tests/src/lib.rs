@@ -15,6 +15,7 @@ pub mod model;
 pub mod mpi;
 pub mod policies;
 pub mod process;
+pub mod request_count;
 pub mod schema;
 pub mod seed;
 pub mod slurm;

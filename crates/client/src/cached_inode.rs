@@ -1,9 +1,11 @@
 //! What the cache knows of one inode that is delegated to this client.
 
-use crate::operation_effects::CachedEntry;
+use crate::operation_effects::{CachedEntry, is_inline_write};
 use std::collections::HashMap;
 use std::sync::Arc;
 use tatami_wire::delegation::PartitionAttr;
+use tatami_wire::meta::MetaOp;
+use tatami_wire::object::ObjectState;
 use tatami_wire::{Attr, Ino, hash};
 
 /// The cached facts of an inode that is delegated to this client.
@@ -13,6 +15,8 @@ pub(crate) struct CachedInode {
     /// that led to the inode then still does, because a rename or a removal recalls all of them.
     pub(crate) since: u64,
     pub(crate) attr: Option<Attr>,
+    /// The attributes before the one write of bytes beside the inode that is in flight.
+    pub(crate) before_write: Option<Attr>,
     /// The path delegation of a directory. Mode, owner and ACL in it are current. Size and times
     /// may be old, because other clients change entries without a recall of it.
     pub(crate) path: Option<Box<Attr>>,
@@ -43,6 +47,37 @@ pub(crate) struct CachedDir {
 }
 
 impl CachedInode {
+    /// Forgets the attributes, because this client is about to send the change `op`.
+    pub(crate) fn begin_attr_change(&mut self, op: &MetaOp) {
+        // With a second write in flight there are no attributes, and so nothing is kept: which of
+        // both writes the shard carries out first is not known.
+        self.before_write = self.attr.take().filter(|_| is_inline_write(op));
+        self.part = None;
+    }
+
+    /// Forgets the attributes, because the change `op` has returned.
+    pub(crate) fn end_attr_change(&mut self, op: &MetaOp) {
+        if !is_inline_write(op) {
+            self.before_write = None;
+        }
+        (self.attr, self.part) = (None, None);
+    }
+
+    /// Returns the attributes after a write of bytes beside the inode, if they were cached before
+    /// it and no other change of this client has begun since. The shard returned `state`. It
+    /// records one time as that of the bytes and that of the inode.
+    pub(crate) fn take_attr_after_write(&mut self, state: &ObjectState) -> Option<Attr> {
+        let before = self.before_write.take()?;
+        Some(Attr {
+            size: state.size,
+            blocks: state.blocks,
+            mtime: state.mtime,
+            ctime: state.mtime,
+            version: before.version.wrapping_add(1),
+            ..before
+        })
+    }
+
     /// Returns the path of a directory that others are changing.
     pub(crate) fn busy_path(&self) -> Option<&Attr> {
         self.path.as_deref().filter(|_| self.is_busy)

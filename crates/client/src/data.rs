@@ -75,6 +75,13 @@ impl DataFile {
         self.bytes.shows_all_writes()
     }
 
+    /// Returns whether the shard has recorded size and times of each change that has returned, so
+    /// that the client need not commit them. From the moment at which the bytes leave their inode
+    /// this is false: ask after the change.
+    pub fn records_changes(&self) -> bool {
+        self.bytes.records_changes()
+    }
+
     /// Returns the same file in its present layout, if it was re-laid out since it was opened and
     /// its bytes at `offset` can be missing for that reason: its old objects are removed, and a
     /// removed object reads as empty.

@@ -12,6 +12,7 @@ use crate::kernel_table::{KernelCache, KernelTable, revoke_attrs};
 use crate::lent_names::{KernelName, LentName, LentNames};
 use crate::operation_effects::{
     CachedEntry, affected_inodes, entry_after, is_entry_name, keeps_path, operation_entries,
+    recorded_write,
 };
 use crate::uptime::uptime;
 use parking_lot::Mutex;
@@ -524,7 +525,10 @@ impl DelegationCache {
         let last =
             std::mem::replace(&mut shard.attrs[self.attr_event_index(ino)], self.next_moment());
         if let Some(known) = shard.inodes.get_mut(&ino) {
-            (known.attr, known.part) = (None, None);
+            match asked {
+                CacheMoment(u64::MAX) => known.begin_attr_change(op),
+                _ => known.end_attr_change(op),
+            }
             if !keeps_path(op, ino) {
                 known.path = None;
             }
@@ -635,6 +639,14 @@ impl DelegationCache {
         // included.
         let own = CacheMoment(self.next_moment());
         let own = if op.is_mutation() { own } else { asked };
+        if let Some((ino, state)) = recorded_write(op, result).filter(|w| !disturbed.contains(&w.0))
+        {
+            let mut shard = self.shard_of_inode(ino).lock();
+            let written = shard.inodes.get_mut(&ino).and_then(|i| i.take_attr_after_write(state));
+            drop(shard);
+            // The shard has spared the delegation of the client that writes.
+            written.iter().for_each(|attr| self.cache_attr(attr, asked, own, false));
+        }
         let attrs = [reported, granted.dir.as_deref()].into_iter().flatten();
         for attr in attrs.filter(|attr| delegated(attr.ino) && !disturbed.contains(&attr.ino)) {
             let fresh = matches!(result, Ok(MetaReply::Created { created: true, .. }))

@@ -47,6 +47,11 @@ pub(crate) trait FileBytes: Send + Sync {
         true
     }
 
+    /// Returns whether the shard stores the bytes, and records size and times with each change.
+    fn records_changes(&self) -> bool {
+        false
+    }
+
     fn has_local_file(&self) -> bool {
         false
     }

@@ -181,6 +181,10 @@ impl FileBytes for InlineBytes {
         self.find_moved()?.stat()
     }
 
+    fn records_changes(&self) -> bool {
+        self.moved.get().is_none()
+    }
+
     /// A time that a user sets is all that orders two states.
     fn shows_all_writes(&self) -> bool {
         false

@@ -1,7 +1,9 @@
 //! What an operation does to names and attributes, as far as its request and its reply show it.
 
 use tatami_wire::batch::BatchOp;
+use tatami_wire::inline::InlineReply;
 use tatami_wire::meta::{Bytes, MetaOp, MetaReply};
+use tatami_wire::object::ObjectState;
 use tatami_wire::{Errno, Ino};
 
 /// The inode that a name leads to, if any.
@@ -76,6 +78,26 @@ pub(crate) fn entry_after(op: &MetaOp, result: Result<&MetaReply, Errno>) -> Opt
             | MetaOp::Rmdir { .. },
             Err(Errno::ENOENT),
         ) => Some(CachedEntry::Absent),
+        _ => None,
+    }
+}
+
+/// Returns whether the operation changes bytes beside an inode.
+pub(crate) fn is_inline_write(op: &MetaOp) -> bool {
+    matches!(op, MetaOp::Inline { op, .. } if op.is_change())
+}
+
+/// Returns the inode, and the state that the shard has recorded for it, after a write of bytes
+/// beside it.
+pub(crate) fn recorded_write<'a>(
+    op: &MetaOp,
+    result: Result<&'a MetaReply, Errno>,
+) -> Option<(Ino, &'a ObjectState)> {
+    match (op, result) {
+        (
+            MetaOp::Inline { ino, op, .. },
+            Ok(MetaReply::Inline(InlineReply::Done { state, .. })),
+        ) if op.is_change() => Some((*ino, state)),
         _ => None,
     }
 }

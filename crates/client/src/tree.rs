@@ -374,7 +374,8 @@ impl FileHandle {
         self.writable = false;
         let mut flushed = self.data.flush();
         self.data.end_changes();
-        let state = match self.wrote.then(|| self.data.stat()) {
+        let reports = self.wrote && !self.data.records_changes();
+        let state = match reports.then(|| self.data.stat()) {
             Some(Ok(now)) => Some(DataState::from(now)),
             Some(Err(e)) => {
                 flushed = flushed.and(Err(e));
@@ -392,7 +393,7 @@ impl FileHandle {
         }
         let flushed = self.data.flush();
         self.data.end_changes();
-        let state = if self.wrote {
+        let state = if self.wrote && !self.data.records_changes() {
             let now = self.data.stat()?;
             Some(DataState::from(now))
         } else {

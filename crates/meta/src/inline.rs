@@ -172,6 +172,7 @@ fn put_bytes<S: Store>(
     let now = txn.now();
     let inode = txn.edit_inode(ino)?;
     (inode.size, inode.blocks) = (size, (bytes.len() as u64).div_ceil(512));
+    // One time for both: clients take the time in the reply as both.
     inode.ctime = inode.ctime.advanced_to(now);
     inode.mtime = inode.ctime;
     // A copy that is under way to an object is not current any more.

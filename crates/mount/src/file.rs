@@ -625,8 +625,7 @@ impl FileSystem {
         } else {
             file.data.write_at(write.data, write.offset)
         };
-        // Counted after a failure, too, because a part may have been written.
-        inode.count_write();
+        file.note_write();
         result
     }
 
@@ -656,7 +655,7 @@ impl FileSystem {
         };
         file.data.check_changeable()?;
         let result = file.data.allocate(mode, offset, len);
-        file.inode.count_write();
+        file.note_write();
         result.map(|_| ())
     }
 
@@ -687,7 +686,7 @@ impl FileSystem {
         let (source, target) = (self.get_file(from.0)?, self.get_file(to.0)?);
         target.data.check_changeable()?;
         let copied = target.data.copy_from(&source.data, from.1, to.1, len.min(COPY_MAX));
-        target.inode.count_write();
+        target.note_write();
         copied
     }
 

@@ -16,6 +16,16 @@ pub(crate) struct OpenFile {
     pub(crate) lock_state: FileLockState,
 }
 
+impl OpenFile {
+    /// Counts a change of the bytes for the next commit. Also after a failure, because a part may
+    /// have been written. What the shard has recorded itself needs no commit.
+    pub(crate) fn note_write(&self) {
+        if !self.data.records_changes() {
+            self.inode.count_write();
+        }
+    }
+}
+
 /// The locks of an open file.
 #[derive(Debug, Default)]
 pub(crate) struct FileLockState {

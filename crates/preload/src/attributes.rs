@@ -21,7 +21,7 @@ pub(crate) fn with_present_state(session: &Session, attr: Attr) -> Attr {
         return attr;
     }
     if let Some((fd, file)) = writer_of(attr.ino)
-        && (file.is_native.load(Relaxed) || file.data.lock().is_some())
+        && (file.is_native.load(Relaxed) || file.data.lock().is_some() && !file.is_recorded())
         && let Ok(state) = current_state(session, fd, &file)
     {
         return merge_object_state(attr, &state);

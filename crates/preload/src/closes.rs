@@ -1,5 +1,6 @@
-//! Files that were created, opened for writing and closed without a byte: the shard hears of their
-//! close in batches.
+//! Closes of which the shard hears in batches: of files that were created, opened for writing and
+//! closed without a byte, and of files with their bytes beside the inode, where the shard has
+//! recorded each write.
 
 use crate::session::{Session, generation, session};
 use parking_lot::Mutex;
@@ -15,11 +16,13 @@ struct PendingCloses {
     generation: u32,
     since: Option<Instant>,
     inos: Vec<Ino>,
+    /// Those of `inos` without a byte.
+    empty: Vec<Ino>,
 }
 
 /// The lock is held during the request, so that no open overtakes the report of an earlier close.
 static PENDING: Mutex<PendingCloses> =
-    Mutex::new(PendingCloses { generation: 0, since: None, inos: Vec::new() });
+    Mutex::new(PendingCloses { generation: 0, since: None, inos: Vec::new(), empty: Vec::new() });
 
 impl PendingCloses {
     /// Drops those of the parent process.
@@ -27,25 +30,29 @@ impl PendingCloses {
         if self.generation != generation() {
             (self.generation, self.since) = (generation(), None);
             self.inos.clear();
+            self.empty.clear();
         }
     }
 
     fn send(&mut self, session: &Session) {
-        let inos = std::mem::take(&mut self.inos);
+        let (inos, empty) = (std::mem::take(&mut self.inos), std::mem::take(&mut self.empty));
         self.since = None;
         if !inos.is_empty() {
             // If this request is lost, the daemon closes the files when this process ends.
-            let _ = session.client.report_closed(inos.clone(), inos, Vec::new());
+            let _ = session.client.report_closed(inos, empty, Vec::new());
         }
     }
 }
 
-/// Adds a file whose last writer has closed it.
-pub(crate) fn add_close(session: &Session, ino: Ino) {
+/// Adds a file that its last writer has closed. `is_empty`: it had no byte.
+pub(crate) fn add_close(session: &Session, ino: Ino, is_empty: bool) {
     let mut pending = PENDING.lock();
     pending.renew();
     pending.since.get_or_insert_with(Instant::now);
     pending.inos.push(ino);
+    if is_empty {
+        pending.empty.push(ino);
+    }
     if pending.inos.len() >= BATCH {
         pending.send(session);
     }
@@ -55,6 +62,7 @@ pub(crate) fn add_close(session: &Session, ino: Ino) {
 pub(crate) fn withdraw_close(ino: Ino) {
     let mut pending = PENDING.lock();
     pending.inos.retain(|other| *other != ino);
+    pending.empty.retain(|other| *other != ino);
 }
 
 /// Sends the batch if it has waited for long.

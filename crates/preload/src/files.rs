@@ -409,11 +409,13 @@ pub(crate) fn report_state(fd: RawFd, file: &ProgramFile, close: bool) -> Result
     let session = session()?;
     let ino = file.ino;
     if !changed {
-        // Nothing was written, or all was reported.
-        let was_empty = native.is_none() && file.opened.lock().as_ref().is_some_and(is_empty);
+        // Nothing was written, or all was reported or recorded.
+        let is_recorded = file.is_recorded();
+        let was_empty =
+            native.is_none() && !is_recorded && file.opened.lock().as_ref().is_some_and(is_empty);
         file.writer.store(0, Relaxed);
-        if was_empty {
-            closes::add_close(&session, ino);
+        if is_recorded || was_empty {
+            closes::add_close(&session, ino, was_empty);
             return Ok(());
         }
         return session.client.report_closed(vec![ino], Vec::new(), Vec::new());

@@ -333,6 +333,7 @@ pub(crate) fn set_inode_attrs(session: &Session, attr: &Attr, set: &SetAttr) -> 
     // A time that is set overrides the writes before it.
     if set.mtime.is_some() && attr.kind == InodeKind::File {
         let written = table::writer_of(attr.ino)
+            .filter(|(_, file)| !file.is_recorded())
             .and_then(|(fd, file)| crate::files::current_state(session, fd, &file).ok())
             .filter(|state| state.exists);
         let elsewhere = || session.client.fetch_change_time(attr);

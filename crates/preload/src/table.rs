@@ -79,7 +79,8 @@ pub(crate) struct ProgramFile {
     pub(crate) is_native: AtomicBool,
     /// No further attempt to make it native.
     pub(crate) stays_virtual: AtomicBool,
-    /// Bytes were written through the library since the last report.
+    /// Bytes were written through the library since the last report, and the shard has not
+    /// recorded that itself.
     pub(crate) wrote: AtomicBool,
     /// The client, by its number, that the shard knows as a writer; 0 for none.
     pub(crate) writer: AtomicU32,
@@ -117,6 +118,11 @@ impl ProgramFile {
     /// Returns whether the present client is registered as a writer.
     pub(crate) fn is_registered(&self) -> bool {
         self.writer.load(Relaxed) == generation()
+    }
+
+    /// Returns whether the shard has recorded size and times of all changes by this process.
+    pub(crate) fn is_recorded(&self) -> bool {
+        self.data.lock().as_ref().is_some_and(|(_, data)| data.records_changes())
     }
 
     /// Returns the kind of its descriptors.

@@ -128,7 +128,10 @@ impl VirtualFile {
                     true => data.append(part),
                     false => data.write_at(part, offset.saturating_add(done as u64)),
                 };
-                self.file.wrote.store(true, Relaxed);
+                // Also after a failure, because a part may have been written.
+                if !data.records_changes() {
+                    self.file.wrote.store(true, Relaxed);
+                }
                 match written {
                     Ok(n) => done += n,
                     Err(_) if done > 0 => return Ok(done),
