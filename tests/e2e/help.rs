@@ -77,7 +77,7 @@ test -d $W/scratch/checkpoint.h5 || { rm -rf $W/scratch/checkpoint.h5
 ";
 
 /// What comes before some examples besides: those whose text begins with the first part.
-const FIRST: [(&str, &str); 20] = [
+const FIRST: [(&str, &str); 22] = [
     ("tatami mv :/a :/b :/dir/", "tatami cp :/a :/b"),
     ("tatami up --dir ~/fs", "rm -rf ~/fs"),
     ("tatami up", "remove_volume"),
@@ -97,6 +97,8 @@ const FIRST: [(&str, &str); 20] = [
     ("tatami mount", "unmount $W/mnt/tatami"),
     ("tatami exec", "mountpoint -q $W/mnt/two || tatami mount --node node2 $W/mnt/two"),
     ("tatami mkdir -p :/a/b/c", "tatami rm :/a"),
+    ("tatami untar", "tar cf $W/here/data.tar -C $W/here run-17"),
+    ("gzip -dc", "tar czf $W/here/data.tar.gz -C $W/here run-17"),
     ("tatami du -sh :/run-17 :/run-18", "tatami mkdir :/run-18"),
     ("tatami fsck --offline", "tatami down"),
     ("tatami node rebalance node2 node3", "tatami node drain node2 node3"),
@@ -104,7 +106,7 @@ const FIRST: [(&str, &str); 20] = [
 ];
 
 /// What comes after some examples: the effect of the example, or its end.
-const THEN: [(&str, &str); 22] = [
+const THEN: [(&str, &str); 24] = [
     ("tatami sync results :/run-17", "test \"$(tatami cat :/run-17/part)\" = result"),
     (
         "tatami mv results :/run-18",
@@ -136,6 +138,8 @@ const THEN: [(&str, &str); 22] = [
     ("tatami node stop", "refute tatami status"),
     ("tatami node forget", "tatami status; remove_volume"),
     ("tatami node remove", "tatami status; test ! -e $W/volume/node3; remove_volume"),
+    ("tatami untar data.tar :/run-18", "test \"$(tatami cat :/run-18/run-17/log)\" = log"),
+    ("gzip -dc", "test \"$(tatami cat :/run-18/run-17/log)\" = log"),
     ("tatami rm -r :/run-17", "refute tatami stat :/run-17"),
 ];
 
@@ -303,7 +307,8 @@ fn examples_of_every_command_run() {
 #[test]
 fn examples_run_for_an_ordinary_user() {
     let scratch = Scratch::new(Some(USER));
-    let some = ["ls", "cp", "cat", "rm", "mkdir", "stat", "du", "df", "where", "status", "fsck"];
+    let some =
+        ["ls", "cp", "cat", "rm", "mkdir", "stat", "du", "df", "where", "status", "fsck", "untar"];
     let is_wanted = |command: &str, example: &str| {
         some.iter().any(|name| command == format!("tatami {name}")) && !example.contains("/mnt/")
     };

@@ -132,6 +132,9 @@ fn the_output_of_every_command_fits_the_schema() {
     assert_recoverable(&run_of.check_line("recover", &[inside])["files"][0], b"/inside");
     assert_recoverable(&run_of.check_line("relayout", &[inside])["files"][0], b"/inside");
 
+    let archive = local.path().join("archive.tar");
+    run(&mut shell(local.path(), "echo bytes > f && tar cf archive.tar f"));
+    run_of.check_line("untar", &[archive.as_os_str(), OsStr::new(":/unpacked")]);
     run_of.check_line("set", &["-r", "--inline", "1k", ":/"]);
     let args = ["--json", "--to", "policy", "-r", ":/"];
     let mut command = run_of.cluster.command("relayout");

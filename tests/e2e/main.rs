@@ -66,6 +66,7 @@ mod tiled;
 mod tls;
 mod two_sites;
 mod unlinked;
+mod untar;
 mod upgrade;
 mod versions;
 mod visibility;

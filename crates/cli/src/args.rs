@@ -3,7 +3,7 @@
 use crate::{
     completion, config_cmd, copy, dir_cmd, down, exec, files, fsck_cmd, gateway_cmd, host_serve,
     job_cmd, manual, mount_cmd, move_cmd, mpi_cmd, node_cmd, policy_cmd, recover_cmd, relayout_cmd,
-    run_cmd, status, sync_cmd, up, usage_cmd, versions_cmd, volume_cmd, where_cmd,
+    run_cmd, status, sync_cmd, untar_cmd, up, usage_cmd, versions_cmd, volume_cmd, where_cmd,
 };
 
 /// A parallel file system from the local disks of a job's nodes
@@ -241,6 +241,21 @@ The entries of a source directory get the same names below the destination, and 
 modes and times. (As rsync -rlpt SOURCE/ DESTINATION.) Nothing is removed without --delete.
 After Ctrl-C, no file is incomplete, and the same command copies the rest.")]
     Sync(sync_cmd::SyncArgs),
+    /// Unpack a tar archive into the volume, without a mount
+    #[command(after_help = "\
+Examples:
+  tatami untar data.tar :/run-18
+  gzip -dc data.tar.gz | tatami untar - :/run-18
+  tatami untar --json data.tar :/run-18 | jq .members
+
+Small files are made by few requests. A compressed archive comes through a pipe: from
+zstd -dc, xz -dc and so on. Members get the modes, times and extended attributes of the
+archive, policies included, and from root their owners by number. A file that exists is
+replaced in one step.
+
+No member leaves the directory: one with an absolute name or with .., or behind a
+symbolic link, ends the command. So does a damaged archive, or one that is cut off.")]
+    Untar(untar_cmd::UntarArgs),
     /// Rename or move files of the volume, into it or out of it
     #[command(after_help = "\
 Examples:

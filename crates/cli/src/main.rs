@@ -2,6 +2,7 @@
 //! libraries and prints. The logic of the file system is in the libraries.
 
 mod absence;
+mod archive_input;
 mod args;
 mod background;
 mod bench_cmd;
@@ -92,6 +93,10 @@ mod status;
 mod stopping;
 mod sync_cmd;
 mod term;
+mod unpack_batch;
+mod unpack_dirs;
+mod untar_cmd;
+mod untar_job;
 mod up;
 mod up_token;
 mod usage_cmd;
@@ -163,6 +168,7 @@ fn run(command: &CliCommand) -> CommandResult {
         CliCommand::Ls(args) => files::ls(args),
         CliCommand::Cp(args) => copy::cp(args),
         CliCommand::Sync(args) => sync_cmd::run(args),
+        CliCommand::Untar(args) => untar_cmd::run(args),
         CliCommand::Mv(args) => move_cmd::run(args),
         CliCommand::Cat(args) => files::cat(args),
         CliCommand::Rm(args) => files::rm(args),

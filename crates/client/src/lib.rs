@@ -101,7 +101,7 @@ pub use spares::{BorrowedSpares, SpareFile};
 pub use tatami_net::{TlsTrust, TlsTrustError};
 pub use tatami_tables::ClaimCount;
 pub use tiled_files::{PlacedPiece, Tiles};
-pub use unnamed::UnnamedFile;
+pub use unnamed::{NameTarget, UnnamedFile};
 pub use usage::{Usage, UsageSum};
 pub use waiting::{IsEnding, OperationScope, TICK, is_asker_ending, lock_interruptibly};
 pub use whole_files::FilledFile;
