@@ -12,6 +12,7 @@ use crate::error::{BenchError, path_error};
 use crate::figure::{Figure, GoalDirection};
 use crate::null_mount::NullMountProcess;
 use crate::stats::{median, ratio_or_zero};
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -31,6 +32,11 @@ const SOURCE: &str = "SOURCE";
 const ARCHIVE: &str = "ARCHIVE";
 const REPOSITORY: &str = "REPOSITORY";
 const TREE: &str = "TREE";
+/// The same for commands that use the volume without its mount: the program `tatami`, the directory
+/// of the volume, and the path of the tree in the volume.
+const PROGRAM: &str = "PROGRAM";
+const VOLUME: &str = "VOLUME";
+const VOLUME_TREE: &str = "VOLUME_TREE";
 
 /// A measured command.
 struct TreeCommand {
@@ -38,24 +44,39 @@ struct TreeCommand {
     /// The tree of a round: that of this name.
     tree: &'static str,
     words: &'static [&'static str],
+    /// What runs on the disk, if it is another command.
+    on_disk: Option<&'static [&'static str]>,
+    /// The policy of the tree on the volume: the length up to which files lie beside their inodes.
+    inline: Option<&'static str>,
+}
+
+const UNPACK: &[&str] =
+    &["sh", "-c", "mkdir \"$0\" && exec tar xf \"$1\" -C \"$0\"", TREE, ARCHIVE];
+const UNTAR: &[&str] = &[PROGRAM, "untar", "--dir", VOLUME, ARCHIVE, VOLUME_TREE];
+
+const fn tree_command(
+    name: &'static str,
+    tree: &'static str,
+    words: &'static [&'static str],
+) -> TreeCommand {
+    TreeCommand { name, tree, words, on_disk: None, inline: None }
 }
 
 /// The commands, in the order in which they can run.
-const COMMANDS: [TreeCommand; 6] = [
-    TreeCommand { name: "cp -r", tree: "cp", words: &["cp", "-r", SOURCE, TREE] },
+const COMMANDS: [TreeCommand; 9] = [
+    tree_command("cp -r", "cp", &["cp", "-r", SOURCE, TREE]),
+    tree_command("tar x", "tar", UNPACK),
+    TreeCommand { inline: Some("4k"), ..tree_command("tar x, inline", "tar-inline", UNPACK) },
+    TreeCommand { on_disk: Some(UNPACK), ..tree_command("tatami untar", "untar", UNTAR) },
     TreeCommand {
-        name: "tar x",
-        tree: "tar",
-        words: &["sh", "-c", "mkdir \"$0\" && exec tar xf \"$1\" -C \"$0\"", TREE, ARCHIVE],
+        on_disk: Some(UNPACK),
+        inline: Some("4k"),
+        ..tree_command("tatami untar, inline", "untar-inline", UNTAR)
     },
-    TreeCommand {
-        name: "git clone",
-        tree: "git",
-        words: &["git", "clone", "--quiet", REPOSITORY, TREE],
-    },
-    TreeCommand { name: "ls -lR", tree: "cp", words: &["ls", "-lR", TREE] },
-    TreeCommand { name: "find", tree: "cp", words: &["find", TREE, "-name", "*7"] },
-    TreeCommand { name: "rm -r", tree: "cp", words: &["rm", "-r", TREE] },
+    tree_command("git clone", "git", &["git", "clone", "--quiet", REPOSITORY, TREE]),
+    tree_command("ls -lR", "cp", &["ls", "-lR", TREE]),
+    tree_command("find", "cp", &["find", TREE, "-name", "*7"]),
+    tree_command("rm -r", "cp", &["rm", "-r", TREE]),
 ];
 
 impl TreeCommand {
@@ -126,29 +147,67 @@ impl TreeSource {
         &'a self,
         bench: &'a SuiteContext,
         command: &'a TreeCommand,
-        dir: &'a Path,
+        dir: PathBuf,
     ) -> impl FnMut() -> Result<CommandCost, BenchError> + 'a {
         let mut round = 0;
         move || {
             let tree = dir.join(format!("{}.{round}", command.tree));
             round += 1;
-            measure_command(bench, self.build_command(command, &tree))
+            measure_command(bench, self.build_command(command, &tree, volume_of(bench, &tree)))
         }
     }
 
-    /// Returns the command line for this tree of a round.
-    fn build_command(&self, command: &TreeCommand, tree: &Path) -> Command {
-        let mut words = command.words.iter().map(|word| match *word {
+    /// Returns the command line for this tree of a round, which may be in a volume.
+    fn build_command(
+        &self,
+        command: &TreeCommand,
+        tree: &Path,
+        volume: Option<TreeVolume<'_>>,
+    ) -> Command {
+        let of_disk = command.on_disk.filter(|_| volume.is_none());
+        let none = || OsStr::new("");
+        let words = of_disk.unwrap_or(command.words);
+        let mut words = words.iter().map(|word| match *word {
             SOURCE => self.tree.as_os_str(),
             ARCHIVE => self.archive.as_os_str(),
             REPOSITORY => self.repository.as_os_str(),
             TREE => tree.as_os_str(),
+            PROGRAM => volume.as_ref().map_or_else(none, |volume| volume.program.as_os_str()),
+            VOLUME => volume.as_ref().map_or_else(none, |volume| volume.dir.as_os_str()),
+            VOLUME_TREE => volume.as_ref().map_or_else(none, |volume| &volume.tree),
             word => word.as_ref(),
         });
         let mut built = Command::new(words.next().unwrap_or_default());
         built.args(words).env("GIT_CONFIG_GLOBAL", "/dev/null");
         built
     }
+}
+
+/// A tree of a round in the volume, for a command without its mount.
+struct TreeVolume<'a> {
+    program: &'a Path,
+    dir: &'a Path,
+    /// Its path, with a colon in front.
+    tree: OsString,
+}
+
+/// Returns the place of a tree in the volume; `None` for one on the disk.
+fn volume_of<'a>(bench: &'a SuiteContext, tree: &Path) -> Option<TreeVolume<'a>> {
+    let path = tree.strip_prefix(bench.volume.mount_path(0)).ok()?;
+    let mut tree = OsString::from(":/");
+    tree.push(path);
+    Some(TreeVolume { program: &bench.program, dir: bench.volume.dir(), tree })
+}
+
+/// Returns the directory for the trees of a command on the volume, with its policy.
+fn dir_with_policy(
+    bench: &SuiteContext,
+    command: &TreeCommand,
+    dir: &Path,
+) -> Result<PathBuf, BenchError> {
+    let Some(limit) = command.inline else { return Ok(dir.to_owned()) };
+    bench.volume.set_policy("/commands/inline", &["--inline", limit])?;
+    Ok(dir.join("inline"))
 }
 
 /// Runs a command, without its output, to its end.
@@ -199,7 +258,9 @@ pub fn take_figures(bench: &SuiteContext) -> Result<Vec<Figure>, BenchError> {
         }
         let source = TreeSource::create(&bench.plain, bench.command_files())?;
         for command in COMMANDS.iter().filter(|command| wanted(command.tree)) {
-            let [ours, disk] = sides.each_ref().map(|dir| source.rounds_of(bench, command, dir));
+            let dir = dir_with_policy(bench, command, &sides[0])?;
+            let ours = source.rounds_of(bench, command, dir);
+            let disk = source.rounds_of(bench, command, sides[1].clone());
             let costs = run_alternating(bench.runs, ours, disk)?;
             let per = ("file", source.files);
             let figure = build_figure(command.figure_name(), "the local disk", per, &costs);
@@ -279,7 +340,7 @@ mod tests {
         let source = TreeSource::create(dir.path(), 30).expect("tar and git are there");
         for command in COMMANDS {
             let tree = dir.path().join(command.tree);
-            run_command(source.build_command(&command, &tree)).expect(command.name);
+            run_command(source.build_command(&command, &tree, None)).expect(command.name);
             let file = tree.join("dir0/file29");
             let text = fs::read_to_string(file).unwrap_or_default();
             let removed = command.name == "rm -r";
