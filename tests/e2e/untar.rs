@@ -119,7 +119,7 @@ fn small_members_share_requests() {
     const FILES: usize = 2000;
     let cluster = Cluster::start(2);
     let work = work_dir(&cluster);
-    for (policy, most) in [("0", 150), ("4k", 70)] {
+    for (policy, most) in [("0", 200), ("4k", 70)] {
         let members = format!(
             "add('t', DIR, mode=0o755, **{{'SCHILY.xattr.user.tatami.inline': '{policy}'}})\n\
              for n in range({FILES}):\n    \

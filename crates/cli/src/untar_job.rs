@@ -30,7 +30,7 @@ const SMALL_MAX: u64 = 256 << 10;
 /// are open at a time because they do not lie beside their inodes.
 const MEMBERS_MAX: usize = 1024;
 const BYTES_MAX: usize = 8 << 20;
-const FILES_MAX: usize = 512;
+const FILES_MAX: usize = 256;
 /// Bytes of a large file that are read at a time.
 const CHUNK: usize = 1 << 20;
 /// Directories that get their attributes together.
