@@ -48,3 +48,13 @@ fn long_lives_keep_what_a_namespace_promises() {
 fn worlds_of_several_daemons_keep_what_a_namespace_promises() {
     pass(scaled(1500), SimOptions::several_daemons);
 }
+
+/// Files have their bytes beside the inode: one daemon and several, in turn.
+#[test]
+fn worlds_with_small_files_keep_what_a_file_promises() {
+    let world = |seed: u64| match seed.is_multiple_of(2) {
+        true => SimOptions::new(seed / 2).with_small_files(),
+        false => SimOptions::several_daemons(seed / 2).with_small_files(),
+    };
+    pass(scaled(1000), world);
+}

@@ -1,6 +1,10 @@
 //! Clients: each slot has one operation under way, and repeats it until there is a reply.
 
 use crate::entry_names::{NAMES, NameNumber, hash_seed, name_bytes};
+use crate::file_client::{
+    FileMove, choose_bytes, choose_file_call, lacks_bytes, to_file_answer, to_file_op,
+    to_other_read,
+};
 use crate::history::ProcessNumber;
 use crate::spec::{SpecAnswer, SpecCall};
 use fastrand::Rng;
@@ -52,8 +56,10 @@ pub(crate) struct ClientSlot {
     pub forgotten: bool,
     /// A batch did not do the operation, so it is sent alone.
     pub alone: bool,
-    /// The continuation of the listing that it has begun.
+    /// The continuation of the listing, or of the move of a file, that it has begun.
     pub next_call: Option<SpecCall>,
+    /// The move of a file that is under way.
+    pub file_move: Option<FileMove>,
     pub process: ProcessNumber,
     pub client: ClientId,
     pub number: u32,
@@ -84,7 +90,11 @@ impl ClientSlot {
             self.directories.locate_op(map, hash_seed(), &mut op);
             // A batch operation must have the same effect, so half of the operations are sent as
             // one.
-            if self.seq.is_multiple_of(2) && !self.alone { to_batch(op) } else { op }
+            match self.alone {
+                true => op,
+                false if self.seq.is_multiple_of(2) => to_batch(op),
+                false => to_other_read(op, self.seq / 2),
+            }
         });
         let op = op.clone();
         let ClientSlot { process, client, number, seq, connection, .. } = *self;
@@ -102,6 +112,10 @@ fn to_batch(op: MetaOp) -> MetaOp {
         MetaOp::Rmdir { parent, name, keep } => BatchOp::Rmdir { parent, name, keep },
         MetaOp::GetAttr { ino } => BatchOp::GetAttr { ino },
         MetaOp::Link { ino, parent, name } => BatchOp::Link { ino, parent, name },
+        MetaOp::CreateFilled { parent, name, layout, mode, umask, bytes, set } => {
+            BatchOp::CreateFilled { parent, name, layout, mode, umask, bytes, set }
+        }
+        MetaOp::ReadInline { ino } => BatchOp::ReadInline { ino },
         op => return op,
     };
     // The second operation sees the effect of the first one.
@@ -121,10 +135,13 @@ fn single_op(sent: &MetaOp) -> MetaOp {
     }
 }
 
-/// Returns the reply to the single operation. `None` if the batch did not do it, since it must be
-/// sent alone.
-pub(crate) fn single_result(result: &MetaResult) -> Option<MetaResult> {
+/// Returns the reply to the single operation. `None` if the operation must be sent alone: the batch
+/// did not do it, or an open did not come with the bytes.
+pub(crate) fn single_result(call: &SpecCall, result: &MetaResult) -> Option<MetaResult> {
     match result {
+        Ok(reply) if matches!(call, SpecCall::File { call, .. } if lacks_bytes(call, reply)) => {
+            None
+        }
         Ok(MetaReply::BatchResults(all)) => match all.first()?.clone() {
             BatchResult::WrongPartition { part, range } => {
                 Some(Ok(MetaReply::WrongPartition { part, range }))
@@ -173,6 +190,16 @@ pub(crate) fn to_meta_op(call: &SpecCall) -> MetaOp {
             exclusive: true,
             open: None,
         },
+        SpecCall::Fill { dir, name, bytes } => MetaOp::CreateFilled {
+            parent: *dir,
+            name: name_bytes(*name),
+            layout: Layout::whole(NodeId(0)),
+            mode: 0o755,
+            umask: 0,
+            bytes: bytes.clone().into(),
+            set: None,
+        },
+        SpecCall::File { ino, call } => to_file_op(*ino, call),
         SpecCall::Lookup { dir, name } => MetaOp::Lookup { parent: *dir, name: name_bytes(*name) },
         SpecCall::GetAttr { ino } => MetaOp::GetAttr { ino: *ino },
         SpecCall::Unlink { dir, name } => {
@@ -200,15 +227,25 @@ pub(crate) fn to_meta_op(call: &SpecCall) -> MetaOp {
 
 /// Converts the shard's reply into the terms of the specification. `None` for a reply that makes no
 /// sense.
-pub(crate) fn to_answer(result: &MetaResult) -> Option<SpecAnswer> {
+pub(crate) fn to_answer(call: &SpecCall, result: &MetaResult) -> Option<SpecAnswer> {
     let node = |attr: &Attr| SpecAnswer::Node {
         ino: attr.ino,
         links: attr.nlink,
         is_dir: attr.kind == InodeKind::Dir,
+        size: if attr.kind == InodeKind::Dir { 0 } else { attr.size },
     };
+    if let (SpecCall::File { call, .. }, Ok(reply)) = (call, result)
+        && let Some(answer) = to_file_answer(call, reply)
+    {
+        return Some(SpecAnswer::File(answer));
+    }
     Some(match result {
         Err(errno) => SpecAnswer::Failed(*errno),
-        Ok(MetaReply::Attr(attr) | MetaReply::Created { attr, .. }) => node(attr),
+        Ok(
+            MetaReply::Attr(attr)
+            | MetaReply::Created { attr, .. }
+            | MetaReply::Opened { attr, .. },
+        ) => node(attr),
         Ok(MetaReply::Removed { ino, last } | MetaReply::Renamed { ino, last, .. }) => {
             SpecAnswer::Removed { ino: *ino, last: *last }
         }
@@ -234,6 +271,8 @@ pub(crate) struct KnownInodes {
     grows: bool,
     /// Names in a directory.
     names: NameNumber,
+    /// Whether the clients use the bytes of files, which are small ones.
+    small_files: bool,
 }
 
 /// Returns whether the inode lies with this executor, has lain there, or may.
@@ -244,21 +283,22 @@ pub(crate) fn concerns_executor(map: &ShardMap, executor: ExecutorId, ino: Ino) 
 }
 
 impl KnownInodes {
-    pub fn new(names: NameNumber) -> KnownInodes {
+    pub fn new(names: NameNumber, small_files: bool) -> KnownInodes {
         KnownInodes {
             dirs: vec![Ino::ROOT],
             files: Vec::new(),
             first: Ino::ROOT,
             grows: true,
             names,
+            small_files,
         }
     }
 
     /// Returns a part of the tree for some clients only. They create no directories, because these
     /// could lie on any node, and no more files than a directory has that does not split.
-    pub fn from_island(dirs: Vec<Ino>) -> KnownInodes {
+    pub fn from_island(dirs: Vec<Ino>, small_files: bool) -> KnownInodes {
         let first = dirs.first().copied().unwrap_or(Ino::ROOT);
-        KnownInodes { dirs, files: Vec::new(), first, grows: false, names: NAMES }
+        KnownInodes { dirs, files: Vec::new(), first, grows: false, names: NAMES, small_files }
     }
 
     /// Adds the inode of a reply.
@@ -281,8 +321,21 @@ impl KnownInodes {
         if rng.u32(..3) == 0 { self.first } else { self.choose_inode(rng, &self.dirs) }
     }
 
-    /// Chooses the next call.
-    pub fn choose_call(&self, rng: &mut Rng) -> SpecCall {
+    /// Returns the files that were seen, also those that are gone.
+    pub fn all_files(&self) -> &[Ino] {
+        &self.files
+    }
+
+    /// Chooses the next call of a process.
+    pub fn choose_call(&self, rng: &mut Rng, process: ProcessNumber) -> SpecCall {
+        if self.small_files && rng.u32(..100) < 60 {
+            if self.files.is_empty() || rng.u32(..4) == 0 {
+                let (dir, name) = (self.choose_dir(rng), rng.u8(..self.names));
+                return SpecCall::Fill { dir, name, bytes: choose_bytes(rng) };
+            }
+            let ino = self.choose_inode(rng, &self.files);
+            return SpecCall::File { ino, call: choose_file_call(rng, process) };
+        }
         let (dir, name) = (self.choose_dir(rng), rng.u8(..self.names));
         match rng.u32(..100) {
             0..14 => SpecCall::Create { dir, name, is_dir: false },

@@ -132,10 +132,23 @@ impl SimCluster {
         now: VirtualTime,
         request: ClientRequest,
     ) -> Result<MetaResult, String> {
+        let to = self.target_daemon(&request.op);
+        self.run_request_at(to, now, request)
+    }
+
+    /// As [`SimCluster::run_request`], for a request to this daemon.
+    ///
+    /// # Errors
+    /// There is no reply.
+    pub fn run_request_at(
+        &mut self,
+        to: usize,
+        now: VirtualTime,
+        request: ClientRequest,
+    ) -> Result<MetaResult, String> {
         // Without deaths a round draws no random numbers that matter.
         let mut rng = Rng::with_seed(0);
         self.asked = self.asked.max(now);
-        let to = self.target_daemon(&request.op);
         let question = format!("{:?}", request.op);
         let mut arriving = VecDeque::from([(to, DaemonInput::Request(request))]);
         let mut answer = None;

@@ -3,7 +3,9 @@
 //! at any step.
 
 use crate::client::{ClientReply, ClientRequest};
-use crate::entry_names::VOLUME;
+use crate::entry_names::{VOLUME, volume_key};
+use crate::file_client::to_file_op;
+use crate::file_spec::FileCall;
 use fastrand::Rng;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -12,9 +14,9 @@ use tatami_meta::{
     Applied, FaultyStore, FinishedOperation, Meta, MetaConfig, OperationContext, OutgoingMessage,
     SplitLimits, Store, Ticket,
 };
-use tatami_wire::meta::{MetaOp, MetaReply};
+use tatami_wire::meta::{InodeTemplate, MetaOp, MetaReply, MetaResult};
 use tatami_wire::transaction::PeerMessage;
-use tatami_wire::{ClientId, Cred, ExecutorId, Ino, ShardMap, Timestamp, VolumeKey};
+use tatami_wire::{ClientId, Cred, ExecutorId, Ino, ShardMap, Timestamp};
 
 /// The promise of an acknowledgement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +46,12 @@ pub enum SimDefect {
     TakesRefusalForVote,
     /// A participant takes exclusive locks as shared ones.
     SharesLocks,
+    /// A file that is made with its bytes is made first, and gets the bytes in the next commit.
+    FillsInTwoSteps,
+    /// The bytes that come with an open are those of the first open of the file.
+    KeepsOldBytes,
+    /// A client that moves a file to an object copies the bytes before it reserves the object.
+    CopiesBeforeReserving,
 }
 
 /// The step of a round at which a daemon dies.
@@ -114,6 +122,8 @@ pub(crate) struct Daemon {
     split_above: Option<u64>,
     /// The last slot number that no client has, for [`SimDefect::ForgetsReplies`].
     unused_slot: u32,
+    /// The replies to first opens, for [`SimDefect::KeepsOldBytes`].
+    first_opens: BTreeMap<Ino, MetaReply>,
 }
 
 impl Daemon {
@@ -139,6 +149,7 @@ impl Daemon {
             defect,
             split_above,
             unused_slot: 1 << 20,
+            first_opens: BTreeMap::new(),
         };
         daemon.open_meta(Timestamp::from_sec(0))?;
         Ok(daemon)
@@ -267,13 +278,56 @@ impl Daemon {
         }
         let ClientRequest { client, seq, .. } = request;
         let context = OperationContext { now, client, slot, seq, trusted: true };
+        if self.defect == Some(SimDefect::FillsInTwoSteps)
+            && let Some((create, bytes)) = split_fill(&request.op)
+        {
+            let made = meta.apply(&context, &Cred::ROOT, &create).into_result();
+            if let Ok(MetaReply::Created { attr, .. }) = &made
+                && meta.commit().is_ok()
+            {
+                self.unused_slot += 1;
+                let apart = OperationContext { slot: self.unused_slot, ..context };
+                // Its reply is that of the whole request.
+                let _ = meta.apply(&apart, &Cred::ROOT, &to_file_op(attr.ino, &bytes));
+            }
+            return Some(request.to_reply(made));
+        }
         match meta.apply(&context, &Cred::ROOT, &request.op) {
-            Applied::Done(result) => Some(request.to_reply(result)),
+            Applied::Done(result) => {
+                let result = self.attach_bytes(meta, &request.op, result);
+                Some(request.to_reply(result))
+            }
             Applied::Pending(ticket) => {
                 self.waiting.entry(ticket).or_default().push(request);
                 None
             }
         }
+    }
+
+    /// Adds the bytes beside the inode to the reply to an open for reading, as the daemon of
+    /// `crates/node` does.
+    fn attach_bytes(
+        &mut self,
+        meta: &mut Meta<FaultyStore>,
+        op: &MetaOp,
+        result: MetaResult,
+    ) -> MetaResult {
+        if let (MetaOp::Open { access, .. }, Ok(MetaReply::Opened { attr, cap })) = (op, &result)
+            && access.read
+            && attr.layout.is_inline()
+            && let Some(bytes) = meta.inline_bytes(attr.ino)
+        {
+            let ino = attr.ino;
+            let (attr, bytes) = (Box::new(attr.clone()), bytes.into());
+            let reply = MetaReply::OpenedInline { attr, cap: *cap, bytes };
+            return Ok(match self.defect {
+                Some(SimDefect::KeepsOldBytes) => {
+                    self.first_opens.entry(ino).or_insert(reply).clone()
+                }
+                _ => reply,
+            });
+        }
+        result
     }
 
     /// Changes a message the way the built-in mistake understands it.
@@ -354,7 +408,7 @@ impl Daemon {
             executor: self.executor,
             map: self.map.clone(),
             volume: VOLUME,
-            key: VolumeKey::new([1; 32]),
+            key: volume_key(),
         };
         if let Some(DaemonState::Down(store)) = self.state.take() {
             let mut meta = Meta::open(store, config, now).map_err(|e| e.to_string())?;
@@ -394,6 +448,24 @@ impl Daemon {
         debug_assert!(scanned.is_ok());
         (records, meta.inode_count())
     }
+}
+
+/// Returns the two steps that make a file without bytes and then write them. `None` for any other
+/// operation.
+fn split_fill(op: &MetaOp) -> Option<(MetaOp, FileCall)> {
+    let MetaOp::CreateFilled { parent, name, layout, mode, umask, bytes, .. } = op else {
+        return None;
+    };
+    let create = MetaOp::Create {
+        parent: *parent,
+        name: name.clone(),
+        node: InodeTemplate::File(*layout),
+        mode: *mode,
+        umask: *umask,
+        exclusive: true,
+        open: None,
+    };
+    Some((create, FileCall::Append { bytes: bytes.to_vec() }))
 }
 
 fn to_output(OutgoingMessage { to, message, .. }: OutgoingMessage) -> DaemonOutput {

@@ -1,11 +1,16 @@
 //! The names that the clients give to entries, and the hashes of them.
 
-use tatami_wire::VolumeId;
 use tatami_wire::meta::Bytes;
 use tatami_wire::partition::{name_hash, name_seed};
+use tatami_wire::{VolumeId, VolumeKey};
 
 /// The volume.
 pub(crate) const VOLUME: VolumeId = VolumeId([1; 16]);
+
+/// Returns the key of the volume.
+pub(crate) fn volume_key() -> VolumeKey {
+    VolumeKey::new([1; 32])
+}
 
 /// A name.
 pub(crate) type NameNumber = u8;

@@ -7,15 +7,18 @@ use crate::client::{
 use crate::cluster::{SimCluster, daemon_number, executor_id};
 use crate::daemon::{CrashPoint, DaemonInput, DaemonOutput, SimDefect, SimDurability};
 use crate::entry_names::{NAMES, hash_seed};
+use crate::file_client::{FileMove, inline_policy};
+use crate::file_spec::{FileAnswer, FileCall};
 use crate::history::History;
 use crate::inspect::{NamespaceWalk, make_island};
 use crate::network::{EventQueue, NetworkFaults, VirtualTime};
 use crate::spec::{SpecAnswer, SpecCall};
 use fastrand::Rng;
 use std::fmt::Debug;
+use tatami_wire::meta::MetaOp;
 use tatami_wire::partition_map::PartitionMaps;
 use tatami_wire::transaction::PeerMessage;
-use tatami_wire::{ClientId, Errno, Timestamp};
+use tatami_wire::{ClientId, Errno, Ino, Timestamp};
 
 /// Longest extra delay of some messages between daemons.
 const LATE: VirtualTime = 400_000;
@@ -60,6 +63,8 @@ pub struct SimOptions {
     pub durability: SimDurability,
     /// Partitions of directories with more entries than this are split.
     pub split_above: Option<u64>,
+    /// Files are small ones with their bytes beside the inode, and clients use the bytes.
+    pub small_files: bool,
     /// The mistake that is built in.
     pub defect: Option<SimDefect>,
 }
@@ -82,6 +87,7 @@ impl SimOptions {
             operations: 12,
             durability,
             split_above: None,
+            small_files: false,
             defect: None,
         }
     }
@@ -113,6 +119,14 @@ impl SimOptions {
             ..usual
         }
     }
+
+    /// Returns the same options with small files: clients make files with their bytes, change and
+    /// read these, and move files that outgrow their limit to objects. Each client has one
+    /// operation under way, because clients and processes have files open.
+    pub fn with_small_files(self) -> SimOptions {
+        let clients = self.clients.max(4);
+        SimOptions { small_files: true, slots: 1, clients, ..self }
+    }
 }
 
 /// The report of a run.
@@ -128,6 +142,12 @@ pub struct SimReport {
     pub messages: u32,
     /// Requests to a partition that did not have the name.
     pub corrected: u32,
+    /// Reads that returned bytes of a file.
+    pub reads: u32,
+    /// Small files that moved to an object.
+    pub moves: u32,
+    /// Moves that were refused, because the file had changed.
+    pub refused_moves: u32,
     /// Virtual time, in microseconds.
     pub time: u64,
     /// A hash of all events: equal for equal runs.
@@ -195,9 +215,12 @@ struct SimWorld {
     /// The daemon that stays away, while it does.
     absent: Option<usize>,
     pairs: bool,
+    small_files: bool,
     history: History,
     processes: usize,
     deaths: usize,
+    /// The clients that died.
+    dead: Vec<ClientId>,
     /// Faults have stopped.
     calm: bool,
     report: SimReport,
@@ -223,26 +246,31 @@ impl SimWorld {
             defect,
             belated: options.belated,
             pairs: options.pairs,
+            small_files: options.small_files,
             ways: if nodes == 1 { FaultTimes::ALONE } else { FaultTimes::SPREAD },
             rng: Rng::with_seed(options.seed),
             agenda: EventQueue::new(),
             cluster: SimCluster::start(nodes, shards, durability, split_above, defect)?,
             slots: Vec::new(),
-            known: KnownInodes::new(names),
-            island: KnownInodes::new(NAMES),
+            known: KnownInodes::new(names, options.small_files),
+            island: KnownInodes::new(NAMES, options.small_files),
             absent: None,
             history: History::default(),
             processes: 0,
             deaths: 0,
+            dead: Vec::new(),
             calm: false,
             report: SimReport::default(),
         };
+        if options.small_files {
+            world.send_quietly(0, inline_policy(Ino::ROOT))?;
+        }
         if options.absence && nodes > 1 {
             let absent = usize::from(nodes) - 1;
             world.absent = Some(absent);
             let map = world.cluster.map.clone();
             let island = make_island(&map, executor_id(absent), &mut world.new_asker())?;
-            world.island = KnownInodes::from_island(island);
+            world.island = KnownInodes::from_island(island, options.small_files);
         }
         for client in 0..options.clients {
             let id = world.new_client();
@@ -253,6 +281,7 @@ impl SimWorld {
                     sent: None,
                     alone: false,
                     next_call: None,
+                    file_move: None,
                     forgotten: false,
                     process,
                     client: id,
@@ -465,7 +494,7 @@ impl SimWorld {
         let known = if slot.on_island { &self.island } else { &self.known };
         let call = match slot.next_call.take() {
             Some(next) => next,
-            None => known.choose_call(&mut self.rng),
+            None => known.choose_call(&mut self.rng, slot.process),
         };
         slot.left -= 1;
         slot.seq += 1;
@@ -559,7 +588,8 @@ impl SimWorld {
             self.send_request(number);
             return Ok(());
         }
-        let Some(result) = single_result(&reply.result) else {
+        let Some(asked) = &slot.pending else { return Ok(()) };
+        let Some(result) = single_result(asked, &reply.result) else {
             (slot.sent, slot.alone) = (None, true);
             slot.seq += 1;
             self.send_request(number);
@@ -576,8 +606,8 @@ impl SimWorld {
             return Ok(());
         }
         let Some(call) = slot.pending.take() else { return Ok(()) };
-        let answer =
-            to_answer(&result).ok_or_else(|| format!("{call:?} was answered by {result:?}"))?;
+        let answer = to_answer(&call, &result)
+            .ok_or_else(|| format!("{call:?} was answered by {result:?}"))?;
         if !slot.on_island {
             self.known.add_answer(&answer);
         } else if matches!(answer, SpecAnswer::Node { is_dir: false, .. }) {
@@ -587,8 +617,13 @@ impl SimWorld {
             (SpecCall::List { dir, .. }, SpecAnswer::Names { upto, end: false, .. }) => {
                 Some(SpecCall::List { dir: *dir, after: *upto })
             }
+            (SpecCall::File { ino, call }, answer) => {
+                let copies_first = self.defect == Some(SimDefect::CopiesBeforeReserving);
+                continue_move(slot, copies_first, (*ino, call), answer)
+            }
             _ => None,
         };
+        count_file_answer(&mut self.report, &call, &answer);
         self.history.record_answer(slot.process, call, answer);
         if let Some(next) = next {
             slot.left += 1;
@@ -609,8 +644,9 @@ impl SimWorld {
         let slot = &mut self.slots[number];
         self.history.record_death(slot.process);
         // A new process in the history: the checker allows one operation of a process at a time.
-        (slot.process, slot.client, slot.seq, slot.pending) = (process, id, 0, None);
-        (slot.sent, slot.next_call) = (None, None);
+        (slot.process, slot.seq, slot.pending) = (process, 0, None);
+        self.dead.push(std::mem::replace(&mut slot.client, id));
+        (slot.sent, slot.next_call, slot.file_move) = (None, None, None);
         self.agenda.schedule(0, SimEvent::Begin(number));
     }
 
@@ -636,11 +672,42 @@ impl SimWorld {
                     break result;
                 }
             };
-            let answer =
-                to_answer(&result).ok_or_else(|| format!("{call:?} was answered by {result:?}"))?;
+            let answer = to_answer(&call, &result)
+                .ok_or_else(|| format!("{call:?} was answered by {result:?}"))?;
             self.history.record_answer(process, call, answer.clone());
             Ok(answer)
         }
+    }
+
+    /// Sends a request of a new client that is no part of the history, while there are no others.
+    fn send_quietly(&mut self, to: usize, op: MetaOp) -> Result<(), String> {
+        let (client, process) = (self.new_client(), self.new_process());
+        let slot = (to as u32) << 16;
+        let request = ClientRequest { process, client, slot, seq: 1, connection: 1, op };
+        let what = format!("{:?}", request.op);
+        let result = self.cluster.run_request_at(to, self.agenda.now(), request)?;
+        result.map(drop).map_err(|errno| format!("{what}: {errno:?}"))
+    }
+
+    /// Reads all files that were ever seen, after a restart, and ends the clients that died.
+    fn check_small_files(&mut self) -> Result<(), String> {
+        for node in 0..self.cluster.daemons.len() {
+            self.cluster.daemons[node].kill();
+            self.restart_daemon(node)?;
+        }
+        let files = [self.known.all_files(), self.island.all_files()].concat();
+        let mut ask = self.new_asker();
+        for ino in files {
+            ask(SpecCall::File { ino, call: FileCall::Read })?;
+        }
+        drop(ask);
+        // They may have files open, also such without a name.
+        for client in std::mem::take(&mut self.dead) {
+            for node in 0..self.cluster.daemons.len() {
+                self.send_quietly(node, MetaOp::ExpireClient { client })?;
+            }
+        }
+        Ok(())
     }
 
     fn check_records(&mut self) -> Result<Vec<String>, String> {
@@ -658,6 +725,9 @@ impl SimWorld {
     }
 
     fn check_run(&mut self) -> Result<SimReport, String> {
+        if self.small_files {
+            self.check_small_files()?;
+        }
         let findings = self.check_records()?;
         if !findings.is_empty() {
             return Err(format!("the records do not agree: {}", findings.join("; ")));
@@ -667,6 +737,39 @@ impl SimWorld {
         }
         let (operations, time) = (self.history.count_calls(), self.agenda.now());
         Ok(SimReport { operations, time, ..self.report })
+    }
+}
+
+/// Returns the next step of the move of a file that begins with its open; `None` at the end, and
+/// for an operation that is no part of a move.
+fn continue_move(
+    slot: &mut ClientSlot,
+    copies_first: bool,
+    (ino, call): (Ino, &FileCall),
+    answer: &SpecAnswer,
+) -> Option<SpecCall> {
+    if let (FileCall::Open { opener }, SpecAnswer::Node { .. }) = (call, answer) {
+        slot.file_move = Some(FileMove::new(*opener, copies_first));
+    }
+    let answer = match answer {
+        SpecAnswer::File(answer) => Some(answer),
+        _ => None,
+    };
+    let next = slot.file_move.as_mut()?.next_step(call, answer);
+    if next.is_none() {
+        slot.file_move = None;
+    }
+    next.map(|call| SpecCall::File { ino, call })
+}
+
+fn count_file_answer(report: &mut SimReport, call: &SpecCall, answer: &SpecAnswer) {
+    match (call, answer) {
+        (SpecCall::File { .. }, SpecAnswer::File(FileAnswer::Bytes(_))) => report.reads += 1,
+        (SpecCall::File { call: FileCall::Move { .. }, .. }, SpecAnswer::Node { .. }) => {
+            report.moves += 1;
+        }
+        (SpecCall::File { call: FileCall::Move { .. }, .. }, _) => report.refused_moves += 1,
+        _ => {}
     }
 }
 
@@ -743,5 +846,29 @@ mod tests {
         // Needs a death between the vote and the commit, and a coordinator that is quicker than the
         // daemon's new incarnation: one in a hundred runs.
         assert!(is_caught(SimDefect::MessagesEarly, (0..1000).map(SimOptions::several_daemons)));
+    }
+
+    #[test]
+    fn small_files_are_read_moved_and_changed_meanwhile() {
+        for options in [SimOptions::new, SimOptions::several_daemons] {
+            let worlds = (0..50).map(|seed| run(options(seed).with_small_files()).expect("well"));
+            let reports: Vec<_> = worlds.collect();
+            let sum = |of: fn(&SimReport) -> u32| reports.iter().map(of).sum::<u32>();
+            let (reads, moves) = (sum(|report| report.reads), sum(|report| report.moves));
+            assert!(reads > 200 && moves > 50, "{reads} reads, {moves} moves");
+            assert!(sum(|report| report.refused_moves) > 5);
+        }
+    }
+
+    #[test]
+    fn a_mistake_with_small_files_is_found() {
+        for (defect, count) in [
+            (SimDefect::FillsInTwoSteps, 100),
+            (SimDefect::KeepsOldBytes, 100),
+            (SimDefect::CopiesBeforeReserving, 300),
+        ] {
+            let worlds = (0..count).map(|seed| SimOptions::new(seed).with_small_files());
+            assert!(is_caught(defect, worlds), "{defect:?}");
+        }
     }
 }

@@ -81,7 +81,7 @@ mod tests {
     const LOOK: SpecCall = SpecCall::Lookup { dir: Ino::ROOT, name: 1 };
 
     fn node() -> SpecAnswer {
-        SpecAnswer::Node { ino: Ino(9), links: 1, is_dir: false }
+        SpecAnswer::Node { ino: Ino(9), links: 1, is_dir: false, size: 0 }
     }
 
     fn none() -> SpecAnswer {

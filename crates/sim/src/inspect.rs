@@ -84,6 +84,7 @@ impl NamespaceWalk {
     /// Returns the findings, including those of the records in the stores.
     pub fn check_stores(mut self, cluster: &mut SimCluster) -> Vec<String> {
         let (mut lying, mut counted) = (BTreeSet::new(), 0);
+        let mut with_bytes = BTreeSet::new();
         let mut ranges: BTreeMap<Ino, Vec<HashRange>> = BTreeMap::new();
         let map = cluster.map.clone();
         for daemon in &mut cluster.daemons {
@@ -113,6 +114,12 @@ impl NamespaceWalk {
                     (Some(b'E'), Some(dir)) if !self.dirs.contains(&dir) => {
                         self.findings.push(format!("there are entries of {dir}, which is gone"));
                     }
+                    (Some(b'B'), Some(ino)) => {
+                        with_bytes.insert(ino);
+                    }
+                    (Some(b'W'), Some(ino)) => {
+                        self.findings.push(format!("a client has {ino} open for writing"));
+                    }
                     (Some(b'L' | b'C'), _) => {
                         self.findings.push(format!("a transaction is left: {key:x?}"));
                     }
@@ -132,6 +139,9 @@ impl NamespaceWalk {
         let met: BTreeSet<_> = self.dirs.iter().chain(self.files.keys()).copied().collect();
         let orphans = lying.difference(&met).map(|ino| format!("no name leads to inode {ino}"));
         self.findings.extend(orphans);
+        let leftovers = with_bytes.difference(&lying);
+        let leftovers = leftovers.map(|ino| format!("the bytes of inode {ino} outlive it"));
+        self.findings.extend(leftovers);
         if counted != lying.len() as u64 {
             self.findings.push(format!("{counted} inodes are counted and {} there", lying.len()));
         }
@@ -142,8 +152,12 @@ impl NamespaceWalk {
 /// Returns the range of a partition of a split directory, from its record, as
 /// docs/reference/formats.md draws it.
 fn partition_range(inode: &[u8]) -> Option<HashRange> {
-    let is_parted = inode.get(132)? & 64 != 0;
-    let (rest, bits) = inode.split_at_checked(inode.len().checked_sub(1)?)?;
+    let flags = inode.get(132)?;
+    let is_parted = flags & 64 != 0;
+    // The directories of these worlds have at most one policy: a count, a number and a value.
+    let policies = if flags & 128 != 0 { 1 + 1 + 8 } else { 0 };
+    let (rest, _) = inode.split_at_checked(inode.len().checked_sub(policies)?)?;
+    let (rest, bits) = rest.split_at_checked(rest.len().checked_sub(1)?)?;
     let from = u64::from_le_bytes(*rest.last_chunk()?);
     is_parted.then_some(HashRange { from, bits: *bits.first()? })
 }

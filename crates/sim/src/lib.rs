@@ -14,6 +14,7 @@
 //!   one namespace that does one operation after the other, each between its request and its reply.
 //!   So no acknowledged operation is lost, and none is done twice. The walk through the whole tree
 //!   at the end is part of the history.
+//!   Files may be [small ones](SimOptions::with_small_files), with their bytes beside the inode.
 //! - *Consistent records*: the records agree with each other. For one daemon, the check is that of
 //!   `fsck`. For several, all daemons restart first; then each directory has one name, all inodes
 //!   are reached from the root, link counts are right, each inode has one record, no removed
@@ -24,6 +25,8 @@ mod cluster;
 mod daemon;
 mod entry_names;
 mod fault_world;
+mod file_client;
+mod file_spec;
 mod history;
 mod inspect;
 mod network;

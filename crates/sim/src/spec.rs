@@ -5,6 +5,7 @@
 //! as it is new. The order in which errors are checked is Linux', see `meta::rename`.
 
 use crate::entry_names::{NameNumber, hash_name};
+use crate::file_spec::{FileAnswer, FileCall, FileOutcome, SpecFile};
 use std::collections::BTreeMap;
 use tatami_wire::meta::RenameMode;
 use tatami_wire::{Errno, Ino};
@@ -17,6 +18,12 @@ pub(crate) enum SpecCall {
         dir: Ino,
         name: NameNumber,
         is_dir: bool,
+    },
+    /// Creates a file with its bytes.
+    Fill {
+        dir: Ino,
+        name: NameNumber,
+        bytes: Vec<u8>,
     },
     Lookup {
         dir: Ino,
@@ -48,16 +55,23 @@ pub(crate) enum SpecCall {
         dir: Ino,
         after: u64,
     },
+    /// An operation on the bytes of a small file.
+    File {
+        ino: Ino,
+        call: FileCall,
+    },
 }
 
 /// A reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum SpecAnswer {
-    /// An inode, its link count, and whether it is a directory.
+    /// An inode, its link count, and whether it is a directory. `size` is that of a file, and 0 for
+    /// a directory.
     Node {
         ino: Ino,
         links: u32,
         is_dir: bool,
+        size: u64,
     },
     /// The inode that lost a name, and whether it was the last one.
     Removed {
@@ -70,6 +84,7 @@ pub(crate) enum SpecAnswer {
         upto: u64,
         end: bool,
     },
+    File(FileAnswer),
     Failed(Errno),
     /// The process died before the reply: the operation may have been done or not.
     Unknown,
@@ -91,6 +106,8 @@ struct SpecNode {
     ino: Option<Ino>,
     names: u32,
     dir: Option<SpecDir>,
+    /// The content of a file.
+    file: SpecFile,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -109,8 +126,14 @@ pub(crate) struct SpecNamespace {
 /// The effect of an operation on a namespace.
 enum SpecOutcome {
     Node(NodeNumber),
-    Removed { id: Option<(NodeNumber, Option<Ino>)>, last: bool },
+    Removed {
+        id: Option<(NodeNumber, Option<Ino>)>,
+        last: bool,
+    },
     Names(BTreeMap<NameNumber, NodeNumber>),
+    File(FileAnswer),
+    /// The reply names an object of a file.
+    AnyObject,
 }
 
 impl SpecNamespace {
@@ -162,14 +185,56 @@ impl SpecNamespace {
         Some(child)
     }
 
-    /// Removes a node that has no name left.
+    /// Removes a node that has no name left, unless a process has it open.
     fn drop_nameless(&mut self, id: NodeNumber) -> SpecOutcome {
         let node = self.nodes.get(&id);
         let (ino, last) = node.map_or((None, true), |node| (node.ino, node.names == 0));
-        if last {
+        if last && node.is_none_or(|node| !node.file.is_open()) {
             self.nodes.remove(&id);
         }
         SpecOutcome::Removed { id: Some((id, ino)), last }
+    }
+
+    /// Creates an entry that leads to a new node.
+    fn create_node(
+        &mut self,
+        (dir, name): (Ino, NameNumber),
+        is_dir: bool,
+        file: SpecFile,
+    ) -> Result<SpecOutcome, Errno> {
+        let dir = self.find_dir(dir)?;
+        if self.find_entry(dir, name).is_some() {
+            return Err(Errno::EEXIST);
+        }
+        let id = self.next;
+        self.next += 1;
+        let below = is_dir.then(|| SpecDir { parent: dir, entries: BTreeMap::new() });
+        self.nodes.insert(id, SpecNode { ino: None, names: 0, dir: below, file });
+        self.insert_entry(dir, name, id);
+        Ok(SpecOutcome::Node(id))
+    }
+
+    fn run_file_call(&mut self, ino: Ino, call: &FileCall) -> Result<SpecOutcome, Errno> {
+        let id = match (self.find_node(ino), call) {
+            // A late close of a file that is gone does no harm.
+            (Err(_), FileCall::Close { .. }) => return Ok(SpecOutcome::File(FileAnswer::Closed)),
+            (found, _) => found?,
+        };
+        let node = self.nodes.get_mut(&id).ok_or(Errno::ESTALE)?;
+        let outcome = match node.file.run_call(call)? {
+            FileOutcome::Attributes => SpecOutcome::Node(id),
+            FileOutcome::Answer(answer) => SpecOutcome::File(answer),
+            FileOutcome::AnyObject => SpecOutcome::AnyObject,
+        };
+        if node.names == 0 {
+            self.drop_nameless(id);
+        }
+        Ok(outcome)
+    }
+
+    /// Returns the size of a file, and 0 for a directory.
+    fn file_size(&self, id: NodeNumber) -> u64 {
+        self.nodes.get(&id).map_or(0, |node| node.file.bytes.len() as u64)
     }
 
     fn is_within(&self, mut dir: NodeNumber, ancestor: NodeNumber) -> bool {
@@ -189,17 +254,12 @@ impl SpecNamespace {
     fn execute_call(&mut self, call: &SpecCall) -> Result<SpecOutcome, Errno> {
         match call {
             SpecCall::Create { dir, name, is_dir } => {
-                let dir = self.find_dir(*dir)?;
-                if self.find_entry(dir, *name).is_some() {
-                    return Err(Errno::EEXIST);
-                }
-                let id = self.next;
-                self.next += 1;
-                let below = is_dir.then(|| SpecDir { parent: dir, entries: BTreeMap::new() });
-                self.nodes.insert(id, SpecNode { ino: None, names: 0, dir: below });
-                self.insert_entry(dir, *name, id);
-                Ok(SpecOutcome::Node(id))
+                self.create_node((*dir, *name), *is_dir, SpecFile::default())
             }
+            SpecCall::Fill { dir, name, bytes } => {
+                self.create_node((*dir, *name), false, SpecFile::new(bytes))
+            }
+            SpecCall::File { ino, call } => self.run_file_call(*ino, call),
             SpecCall::Lookup { dir, name } => {
                 let dir = self.find_dir(*dir)?;
                 self.find_entry(dir, *name).map(SpecOutcome::Node).ok_or(Errno::ENOENT)
@@ -235,6 +295,10 @@ impl SpecNamespace {
                 let id = self.find_node(*ino)?;
                 if self.is_dir(id) {
                     return Err(Errno::EPERM);
+                }
+                // It is open, and stays unlinked.
+                if self.count_links(id) == 0 {
+                    return Err(Errno::ENOENT);
                 }
                 self.insert_entry(dir, *name, id);
                 Ok(SpecOutcome::Node(id))
@@ -315,11 +379,14 @@ impl SpecNamespace {
     fn allows_answer(&mut self, outcome: &SpecOutcome, answer: &SpecAnswer) -> bool {
         match (outcome, answer) {
             (_, SpecAnswer::Unknown) => true,
-            (SpecOutcome::Node(id), SpecAnswer::Node { ino, links, is_dir }) => {
+            (SpecOutcome::Node(id), SpecAnswer::Node { ino, links, is_dir, size }) => {
                 self.bind_ino(*id, *ino)
                     && self.count_links(*id) == *links
                     && self.is_dir(*id) == *is_dir
+                    && self.file_size(*id) == *size
             }
+            (SpecOutcome::File(expected), SpecAnswer::File(answer)) => expected == answer,
+            (SpecOutcome::AnyObject, SpecAnswer::File(FileAnswer::Reserved { .. })) => true,
             (
                 SpecOutcome::Removed { id: None, last },
                 SpecAnswer::Removed { ino: None, last: reported },
@@ -357,12 +424,19 @@ impl Specification for NamespaceSpec {
 
     fn init() -> SpecNamespace {
         let dir = Some(SpecDir { parent: ROOT, entries: BTreeMap::new() });
-        let root = SpecNode { ino: Some(Ino::ROOT), names: 1, dir };
+        let file = SpecFile::default();
+        let root = SpecNode { ino: Some(Ino::ROOT), names: 1, dir, file };
         SpecNamespace { nodes: BTreeMap::from([(ROOT, root)]), next: ROOT + 1 }
     }
 
     fn apply(operation: &SpecOperation, before: &SpecNamespace) -> (bool, SpecNamespace) {
         let mut after = before.clone();
+        if let (SpecCall::File { call, .. }, SpecAnswer::Failed(errno)) =
+            (&operation.call, &operation.answer)
+            && call.may_fail(*errno)
+        {
+            return (true, after);
+        }
         let fits = match after.execute_call(&operation.call) {
             Ok(outcome) => after.allows_answer(&outcome, &operation.answer),
             Err(errno) => match operation.answer {
@@ -392,7 +466,7 @@ mod tests {
     const B: Ino = Ino(101);
 
     fn mkdir(dir: Ino, name: NameNumber, ino: Ino) -> (SpecCall, SpecAnswer) {
-        let answer = SpecAnswer::Node { ino, links: 2, is_dir: true };
+        let answer = SpecAnswer::Node { ino, links: 2, is_dir: true, size: 0 };
         (SpecCall::Create { dir, name, is_dir: true }, answer)
     }
 
@@ -423,7 +497,7 @@ mod tests {
         let made =
             (SpecCall::Create { dir: Ino::ROOT, name: 0, is_dir: true }, SpecAnswer::Unknown);
         let seen = |ino| {
-            let answer = SpecAnswer::Node { ino, links: 2, is_dir: true };
+            let answer = SpecAnswer::Node { ino, links: 2, is_dir: true, size: 0 };
             (SpecCall::Lookup { dir: Ino::ROOT, name: 0 }, answer)
         };
         assert!(all_fit(vec![made.clone(), seen(A), seen(A), mkdir(A, 1, B)]));
