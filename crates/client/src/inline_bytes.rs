@@ -233,16 +233,23 @@ impl Client {
                 _ => return Err(Errno::EPROTO),
             };
             let object = self.open_object(ino, node, Piece::of_bytes(number), cap)?;
-            object.truncate_unrecorded(state.size)?;
-            object.write_at(&bytes, 0)?;
-            // The object must be on its disk before the shard refers to it: what was acknowledged
-            // by fsync lies there from now on.
-            let copied = object.sync(false)?;
+            let copied = object
+                .truncate_unrecorded(state.size)
+                .and_then(|_| object.write_at(&bytes, 0))
+                // The object must be on its disk before the shard refers to it: what was
+                // acknowledged by fsync lies there from now on.
+                .and_then(|_| object.sync(false));
+            let copied = match copied {
+                // The object was removed during the copy, because another client was quicker.
+                Err(Errno::ESTALE) => continue,
+                copied => copied?,
+            };
             let base = (node, number);
             let op = MetaOp::Relayout { ino, pieces: Vec::new(), base, state: copied.into() };
             match self.send_meta(&Cred::ROOT, op) {
                 // Another client has changed the bytes since they were read, or has moved them.
-                Err(Errno::EBUSY) => {}
+                // Then the object may be removed already.
+                Err(Errno::EBUSY | Errno::EINVAL) => {}
                 moved => return moved.map(drop),
             }
         }

@@ -860,6 +860,14 @@ mod tests {
         }
     }
 
+    /// Worlds in which the copy of one client became the file although another one had changed it.
+    #[test]
+    fn two_clients_move_a_file_while_a_third_writes() {
+        for options in [SimOptions::several_daemons(1373), SimOptions::new(3099)] {
+            run(options.with_small_files()).expect("all bytes are there");
+        }
+    }
+
     #[test]
     fn a_mistake_with_small_files_is_found() {
         for (defect, count) in [

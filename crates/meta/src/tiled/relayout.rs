@@ -9,7 +9,8 @@
 //! The bytes must not change meanwhile. When objects are set aside, no other client has the file
 //! open for writing, and the inode is marked (`moving`). Every operation that could change bytes
 //! removes the mark: a new writer, a cut, pieces, a publication, a report of the bytes. Without the
-//! mark, the new objects are refused.
+//! mark, the new objects are refused. Bytes beside an inode may have several writers: when one of
+//! them begins anew after a change, the objects of all others become garbage.
 
 use crate::data_state::check_state;
 use crate::error::MetaOutcome;
@@ -139,6 +140,11 @@ pub(crate) fn set_objects_aside<S: Store>(
     region_rule: Option<u32>,
 ) -> MetaOutcome<(u32, u64)> {
     txn.require_room()?;
+    if inode.set_aside && !inode.relayout_mark {
+        // Bytes have changed since other objects were set aside, so their copies are old. The mark
+        // comes back below, and would count for them, too.
+        release_reserved(txn, ino, None)?;
+    }
     let mut tiled =
         tiled.unwrap_or_else(|| TiledRecord::default().with_base(inode.size, inode.blocks));
     if nodes.len() as u32 > Piece::TILED_MAX.saturating_sub(tiled.next) {
@@ -253,10 +259,13 @@ fn claim_object<S: Store>(
     object: Piece,
 ) -> MetaOutcome<()> {
     let key = keys::dropped_object(node, ino, object);
-    if txn.get(&key)?.as_deref() != Some(&reservation_value(txn.ctx.client)) {
-        return Err(Errno::EINVAL.into());
+    let value = txn.get(&key)?;
+    match value.as_deref() {
+        Some(value) if value == reservation_value(txn.ctx.client) => txn.delete_record(key),
+        // It has become garbage, because the bytes have changed since it was set aside.
+        Some(value) if value.first() != Some(&RESERVED) => return Err(Errno::EBUSY.into()),
+        _ => return Err(Errno::EINVAL.into()),
     }
-    txn.delete_record(key);
     Ok(())
 }
 

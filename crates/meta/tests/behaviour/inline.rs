@@ -278,6 +278,28 @@ fn a_file_beyond_its_limit_moves_if_nothing_changed_meanwhile() {
     assert_eq!(s.garbage(1), [attr.ino]);
 }
 
+/// Two clients move a file at the same time, and bytes change in between without a change of size.
+#[test]
+fn an_old_copy_of_another_client_does_not_become_the_file() {
+    let (mut s, attr, cap) = with_file();
+    assert!(is_done(&s.write((&attr, cap), 0, b"old")));
+    let other = s.as_client(B).open(attr.ino, Access::BOTH).expect("open");
+    let old_copy = s.as_client(A).move_out(attr.ino, 3, |s| {
+        assert!(is_done(&s.as_client(B).write((&other.0, other.1), 0, b"new")));
+        // The other one begins, and has not ended when this one does.
+        let reserve = MetaOp::Reserve { ino: attr.ino, nodes: vec![NodeId(1)] };
+        assert!(matches!(s.apply(reserve), Ok(MetaReply::Pieces { .. })));
+        s.as_client(A);
+    });
+    assert_eq!(old_copy, Err(Errno::EBUSY), "the copy was made before the change");
+    assert_eq!(s.read((&attr, cap), 0, 3), b"new");
+    s.as_client(B).move_out(attr.ino, 3, |_| {}).expect("moved");
+    for client in [A, B] {
+        s.as_client(client).commit(attr.ino, None, true).expect("closed");
+    }
+    s.assert_sound();
+}
+
 #[test]
 fn a_file_of_several_writers_is_not_beside_its_inode() {
     let (mut s, attr, cap) = with_file();

@@ -192,7 +192,7 @@ fn what_is_set_aside_is_garbage_when_its_client_is_gone() {
     // A client that gave up.
     s.as_client(B).open(ino, Access::BOTH).expect("open");
     let (mine, _) = s.reserve(ino, &[0]).expect("set aside");
-    assert_eq!(s.make_whole(ino, 0, first, 100), Err(Errno::EINVAL), "somebody else's");
+    assert_eq!(s.make_whole(ino, 0, first, 100), Err(Errno::EBUSY), "it is garbage");
     s.meta.take_garbage_nodes();
     s.commit(ino, None, true).expect("closed");
     assert_eq!(s.meta.take_garbage_nodes(), [NodeId(0)], "housekeeping is worth a nudge");
