@@ -3,10 +3,10 @@
 use crate::inline::rewrite_small_file;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 use tatami_tests::command::{ask, run, shell};
-use tatami_tests::files::{bytes_of, get, open, put, stat};
+use tatami_tests::files::{bytes_of, create, get, open, put, stat};
 use tatami_tests::{Cluster, Setup};
 
 /// The largest object of a region.
@@ -15,7 +15,7 @@ const REGION_MAX: usize = 4 << 20;
 /// Returns a volume of two nodes with region devices, in which all files begin in regions.
 fn start_on_regions() -> Cluster {
     let cluster = Setup::nodes(2).with_regions().start();
-    cluster.tatami("set", &["--engine", "region", ":/"]);
+    cluster.tatami("set", &["--inline", "0", "--engine", "region", ":/"]);
     cluster
 }
 
@@ -101,6 +101,32 @@ fn a_file_grows_out_of_its_region_without_a_reader_noticing() {
     put(one.join("large"), vec![7; REGION_MAX + 1]);
     assert!(get(two.join("large")) == vec![7; REGION_MAX + 1]);
     run(&mut shell(&two, "rm f large"));
+    cluster.finish();
+}
+
+/// In a region, holes are zeros. On the disk they are holes again.
+#[test]
+fn a_sparse_file_that_outgrows_its_region_has_its_holes_again() {
+    let cluster = start_on_regions();
+    let (one, two) = (cluster.mount(0), cluster.mount(1));
+    let file = create(one.join("f"));
+    for offset in [0, 3 << 20, 64 << 20] {
+        file.write_all_at(b"data", offset).expect("pwrite");
+    }
+    file.sync_all().expect("fsync");
+    drop(file);
+    let objects = cluster.dir().join("node0/objects");
+    let buckets = fs::read_dir(objects).expect("listed").flatten();
+    let files = buckets.flat_map(|bucket| fs::read_dir(bucket.path()).expect("listed").flatten());
+    let blocks: Vec<_> = files.map(|file| stat(file.path()).blocks()).collect();
+    assert!(blocks.len() == 1 && blocks[0] * 512 < 1 << 20, "{blocks:?} blocks");
+    let bytes = get(two.join("f"));
+    assert_eq!(bytes.len(), (64 << 20) + 4);
+    for (at, part) in bytes.chunks(1 << 20).enumerate() {
+        let has_data = [0, 3, 64].contains(&at);
+        assert_eq!(part.starts_with(b"data"), has_data);
+        assert!(part[if has_data { 4 } else { 0 }..].iter().all(|byte| *byte == 0));
+    }
     cluster.finish();
 }
 
@@ -252,7 +278,7 @@ fn a_full_device_sends_new_files_to_the_disk() {
     let device = cluster.dir().join("small-{node}");
     let said = ask(cluster.command("node add").args(["--region-device", "x", "--nodes", "2"]));
     assert!(said.code == Some(2) && said.err.contains("{node}"), "{said:?} {device:?}");
-    cluster.tatami("set", &["--engine", "region", ":/"]);
+    cluster.tatami("set", &["--inline", "0", "--engine", "region", ":/"]);
     let one = cluster.mount(0);
     for n in 0..900u32 {
         put(one.join(n.to_string()), vec![n as u8; 60_000 + n as usize]);

@@ -14,6 +14,7 @@
 //! `tatami_tables::SpareTable`. Every call may be made from any thread.
 
 mod cache;
+mod data_ranges;
 mod disk;
 pub mod fault;
 mod listing;

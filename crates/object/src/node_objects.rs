@@ -5,6 +5,7 @@
 //! the largest region, and when a client asks for the file itself. It stays a file then. The
 //! callers notice nothing: both engines have the same calls.
 
+use crate::data_ranges::find_data_ranges;
 use crate::name::ObjectKey;
 use crate::object::{Object, check_range, to_errno};
 use crate::store::{ObjectListing, ObjectOpenError, ObjectStore};
@@ -220,7 +221,10 @@ impl NodeObjects {
         let moved = store.move_out(key, |bytes, state| {
             // A file that an interrupted move left is no object: the region counts until its end.
             self.files.truncate(ino, piece, 0)?;
-            self.files.write_at(ino, piece, bytes, 0)?;
+            for range in find_data_ranges(bytes) {
+                self.files.write_at(ino, piece, &bytes[range.clone()], range.start as u64)?;
+            }
+            self.files.truncate(ino, piece, bytes.len() as u64)?;
             let object = self.files.open_object(ino, piece)?.ok_or(Errno::EIO)?;
             follow_state(&object, state)?;
             self.files.sync(ino, piece, false).map(drop)
