@@ -1,4 +1,5 @@
-//! mmap(2). A file of this node is mapped by the kernel; of any other file the program gets a copy.
+//! mmap(2). A file of this node's disk is mapped by the kernel; of any other file the program gets a
+//! copy.
 
 use crate::export::c_functions;
 use crate::inside::{Outcome, route, warn_once};
@@ -31,7 +32,10 @@ fn map(
                 let is_shared = flags & libc::MAP_PRIVATE == 0;
                 if is_shared && prot & libc::PROT_WRITE != 0 {
                     static SAID: AtomicBool = AtomicBool::new(false);
-                    warn_once(&SAID, "a file of another node cannot be mapped for shared writes");
+                    warn_once(
+                        &SAID,
+                        "a file that is not on this node's disk cannot be mapped for shared writes",
+                    );
                     return Err(Errno::ENODEV);
                 }
                 file.map_copy(address as usize, len, prot, flags, offset)
