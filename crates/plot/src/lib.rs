@@ -1,5 +1,7 @@
 //! Plots as SVG: lines over steps, with a legend.
 
+mod legend;
+
 use plotters::coord::Shift;
 use plotters::coord::ranged1d::{AsRangedCoord, Ranged, ValueFormatter};
 use plotters::prelude::*;
@@ -44,6 +46,16 @@ pub struct Plot {
 const SIZE: (u32, u32) = (760, 440);
 /// Space for the numbers of the vertical axis, in pixels.
 const LABEL_WIDTH: u32 = 90;
+/// Space around the plot, in pixels.
+const MARGIN: u32 = 12;
+/// Size of the points of the lines, in pixels.
+const POINT_RADIUS: u32 = 4;
+/// The font of the names in the legend.
+const LEGEND_FONT: (&str, i32) = ("sans-serif", 12);
+/// The font of the steps below the plot.
+const STEP_FONT: (&str, i32) = ("sans-serif", 12);
+/// Space in the legend for the colour of each line, and around it, in pixels.
+const LEGEND_SPACE: (i32, i32) = (30, 10);
 /// Distinct in print and for the colour-blind (Okabe and Ito).
 const COLOURS: [RGBColor; 7] = [
     RGBColor(0xd5, 0x5e, 0x00),
@@ -56,7 +68,8 @@ const COLOURS: [RGBColor; 7] = [
 ];
 
 type PlotArea<'a> = DrawingArea<SVGBackend<'a>, Shift>;
-type DrawResult = Result<(), DrawingAreaErrorKind<std::io::Error>>;
+type PlotFault = DrawingAreaErrorKind<std::io::Error>;
+type DrawResult = Result<(), PlotFault>;
 
 impl Plot {
     /// Writes the plot to a file.
@@ -90,6 +103,27 @@ impl Plot {
         (low, if high > low { high } else { low * 10.0 })
     }
 
+    /// Returns the width of the right margin: the last step is written below the right edge of the
+    /// plot, and half of it beyond.
+    fn right_margin(&self, area: &PlotArea<'_>) -> Result<u32, PlotFault> {
+        let style = STEP_FONT.into_text_style(area);
+        let last = self.steps.last().map_or("", String::as_str);
+        let (width, _) = area.estimate_text_size(last, &style)?;
+        Ok(width / 2 + MARGIN)
+    }
+
+    /// Returns the size of the legend.
+    fn legend_size(&self, area: &PlotArea<'_>) -> Result<(i32, i32), PlotFault> {
+        let style = LEGEND_FONT.into_text_style(area);
+        let (mut width, mut height) = (0, 0);
+        for line in &self.lines {
+            let (w, h) = area.estimate_text_size(&line.name, &style)?;
+            (width, height) = (width.max(w as i32), height + h as i32);
+        }
+        let (colours, margin) = LEGEND_SPACE;
+        Ok((width + colours + 2 * margin, height + 2 * margin))
+    }
+
     fn draw_lines<Y>(&self, area: &PlotArea<'_>, up: Y) -> DrawResult
     where
         Y: AsRangedCoord<Value = f64>,
@@ -98,7 +132,8 @@ impl Plot {
         let last = self.steps.len().saturating_sub(1).max(1);
         let mut chart = ChartBuilder::on(area)
             .caption(&self.title, ("sans-serif", 18))
-            .margin(12)
+            .margin(MARGIN)
+            .margin_right(self.right_margin(area)?)
             .x_label_area_size(40)
             .y_label_area_size(LABEL_WIDTH)
             .build_cartesian_2d(0..last, up)?;
@@ -109,23 +144,34 @@ impl Plot {
             .x_desc(&self.across)
             .y_desc(&self.up)
             .x_labels(last + 1)
+            .x_label_style(STEP_FONT)
             .x_label_formatter(&|step| self.steps.get(*step).cloned().unwrap_or_default())
             .y_label_formatter(&|value| format_number(*value))
             .draw()?;
+        let mut drawn = Vec::new();
+        let plotted = chart.plotting_area().strip_coord_spec();
+        let (left, upper) = plotted.get_base_pixel();
         for (line, colour) in self.lines.iter().zip(COLOURS.into_iter().cycle()) {
             let points = line.values.iter().enumerate();
-            let points = points.filter_map(|(step, value)| Some((step, (*value)?)));
+            let points: Vec<_> =
+                points.filter_map(|(step, value)| Some((step, (*value)?))).collect();
+            let pixels = points.iter().map(|point| chart.backend_coord(point));
+            drawn.push(pixels.map(|(x, y)| (x - left, y - upper)).collect());
+            let style = colour.stroke_width(2).filled();
             chart
-                .draw_series(
-                    LineSeries::new(points, colour.stroke_width(2).filled()).point_size(4),
-                )?
+                .draw_series(LineSeries::new(points, style).point_size(POINT_RADIUS))?
                 .label(&line.name)
                 .legend(move |(x, y)| {
                     PathElement::new([(x, y), (x + 18, y)], colour.stroke_width(2))
                 });
         }
+        let (width, height) = plotted.dim_in_pixel();
+        let size = self.legend_size(area)?;
+        let corner =
+            legend::choose_corner((width as i32, height as i32), size, POINT_RADIUS as i32, &drawn);
         let labels = &mut chart.configure_series_labels();
-        labels.position(SeriesLabelPosition::UpperRight);
+        labels.position(corner).label_font(LEGEND_FONT);
+        labels.legend_area_size(LEGEND_SPACE.0).margin(LEGEND_SPACE.1);
         labels.background_style(WHITE.mix(0.8)).border_style(BLACK.mix(0.2)).draw()
     }
 }
@@ -181,6 +227,50 @@ mod tests {
             assert!(!svg.contains("NaN"));
         }
         assert!(plot(false).draw(&dir.path().join("none/plot.svg")).is_err());
+    }
+
+    /// Returns the value of an attribute in an element.
+    fn attribute(element: &str, name: &str) -> f64 {
+        let (_, rest) = element.split_once(&format!(" {name}=\"")).expect("it has the attribute");
+        rest.split('"').next().and_then(|text| text.parse().ok()).expect("a number")
+    }
+
+    #[test]
+    fn a_long_last_step_is_within_the_picture() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = dir.path().join("plot.svg");
+        let steps = vec!["1".into(), "2".into(), "a very long last step".into()];
+        Plot { steps, ..plot(false) }.draw(&path).expect("writable");
+        let svg = std::fs::read_to_string(&path).expect("it was written");
+        let texts = || svg.split("<text").skip(1);
+        let last = texts().find(|text| text.contains("a very long last step\n"));
+        let middle = attribute(last.expect("the step is written"), "x");
+        // About half of its width, at six pixels a letter.
+        assert!(middle + 21.0 * 6.0 / 2.0 < f64::from(SIZE.0), "{middle}: {svg}");
+    }
+
+    #[test]
+    fn the_legend_leaves_the_ends_of_the_lines_free() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = dir.path().join("plot.svg");
+        for rises in [false, true] {
+            let values =
+                [1.0, 30.0, 70.0].map(|value| Some(if rises { value } else { 71.0 - value }));
+            let line = |name: &str| PlotLine { name: name.into(), values: values.to_vec() };
+            let lines = vec![line("the first line"), line("the second line")];
+            Plot { lines, ..plot(false) }.draw(&path).expect("writable");
+            let svg = std::fs::read_to_string(&path).expect("it was written");
+            // The last rectangle with a background is the legend.
+            let legend = svg.split("<rect").filter(|rect| rect.contains("opacity=\"0.8\"")).last();
+            let legend = legend.expect("there is a legend");
+            let [x, y, width, height] =
+                ["x", "y", "width", "height"].map(|name| attribute(legend, name));
+            for circle in svg.split("<circle").skip(1) {
+                let (cx, cy) = (attribute(circle, "cx"), attribute(circle, "cy"));
+                let inside = cx > x && cx < x + width && cy > y && cy < y + height;
+                assert!(!inside, "the legend covers ({cx}, {cy}): {svg}");
+            }
+        }
     }
 
     #[test]
