@@ -1,5 +1,4 @@
-//! mmap(2). A file of this node's disk is mapped by the kernel; of any other file the program gets a
-//! copy.
+//! mmap(2). The kernel maps a file of this node's disk; of any other file the program gets a copy.
 
 use crate::export::c_functions;
 use crate::inside::{Outcome, route, warn_once};
