@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tatami_tests::command::{Said, ask};
 use tatami_tests::files::{get, names, open, put};
+use tatami_tests::policies::skip_with_policies;
 use tatami_tests::process::wait_ms;
 use tatami_tests::seed::{Rng, scaled};
 use tatami_tests::{Cluster, Setup};
@@ -280,6 +281,9 @@ fn a_volume_grows_and_shrinks_while_all_work() {
 
 #[test]
 fn one_node_becomes_two() {
+    if skip_with_policies("bytes beside inodes leave a node with its names") {
+        return;
+    }
     let cluster = Cluster::start(1);
     let m = cluster.mount(0);
     for n in 0..20 {

@@ -125,7 +125,8 @@ fn the_output_of_every_command_fits_the_schema() {
     assert_recoverable(&run_of.check_line("get", &[in_volume])["directories"][0], LATIN);
     assert_recoverable(&run_of.check_line("dir", &[in_volume])["directories"][0], LATIN);
     fs::create_dir(m.join("kept")).expect("made");
-    run_of.cluster.tatami("set", &["--engine", "region", "--versions", "3", ":/kept"]);
+    let kept = ["--inline", "0", "--engine", "region", "--versions", "3", ":/kept"];
+    run_of.cluster.tatami("set", &kept);
     put(m.join("kept/f"), "bytes");
     run_of.check_line("versions", &[":/kept/f"]);
     fs::remove_dir_all(m.join("kept")).expect("removed");

@@ -14,6 +14,7 @@ use tatami_tests::command::ask;
 use tatami_tests::files::{create, get, open, put, refused, stat};
 use tatami_tests::job::{Job, NODES, SIZE, tiled_file};
 use tatami_tests::model::pattern;
+use tatami_tests::policies::skip_with_policies;
 use tatami_tests::seed::scaled;
 use tatami_tests::{Cluster, Setup, process};
 use tatami_wire::tiles::PieceUpdate;
@@ -258,11 +259,17 @@ fn is_reported_once(cluster: &Cluster, ino: u64) {
 
 #[test]
 fn lost_bytes_are_errors_on_every_way() {
+    if skip_with_policies("it damages the files of objects, which regions have not") {
+        return;
+    }
     lost_bytes_are_errors(Cluster::start(2));
 }
 
 #[test]
 fn lost_bytes_are_errors_without_passthrough() {
+    if skip_with_policies("it damages the files of objects, which regions have not") {
+        return;
+    }
     lost_bytes_are_errors(Setup::nodes(2).without_passthrough().start());
 }
 
@@ -340,6 +347,9 @@ fn the_same_without_passthrough() {
 
 #[test]
 fn lost_bytes_of_a_tiled_file_are_errors() {
+    if skip_with_policies("it damages the files of objects, which regions have not") {
+        return;
+    }
     let cluster = Cluster::start(NODES);
     let (a, b) = (cluster.mount(0), cluster.mount(1));
     // Tiles over a file that was whole before: below and behind them are bytes of the base.
@@ -530,6 +540,9 @@ fn what_a_power_cut_took_of_a_journal_is_no_damage() {
 
 #[test]
 fn programs_hear_of_lost_bytes() {
+    if skip_with_policies("it damages the files of objects, which regions have not") {
+        return;
+    }
     let cluster = Cluster::start(1);
     let a = cluster.mount(0);
     put(a.join("file"), pattern(7, 0, LEN));
@@ -548,6 +561,9 @@ fn programs_hear_of_lost_bytes() {
 
 #[test]
 fn a_node_that_began_empty_says_so_until_it_is_settled() {
+    if skip_with_policies("it damages the files of objects, which regions have not") {
+        return;
+    }
     // A node with shards would lose them, too.
     let cluster = Setup::nodes(2).config("[volume]\nshards = \"0\"\n").start();
     let (a, b) = (cluster.mount(0), cluster.mount(1));
@@ -593,6 +609,9 @@ fn a_node_that_began_empty_says_so_until_it_is_settled() {
 
 #[test]
 fn a_stopped_volume_is_checked() {
+    if skip_with_policies("it damages the files of objects, which regions have not") {
+        return;
+    }
     let cluster = Cluster::start(2);
     let (a, b) = (cluster.mount(0), cluster.mount(1));
     fs::create_dir(a.join("dir")).expect("mkdir");

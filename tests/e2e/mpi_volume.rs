@@ -13,6 +13,7 @@ use tatami_tests::files::{get, names, put, stat};
 use tatami_tests::job::client;
 use tatami_tests::model::pattern;
 use tatami_tests::mpi::{MPIS, ONE_AT_A_TIME, compiled, on_this_machine};
+use tatami_tests::policies::skip_with_policies;
 use tatami_tests::process::kill_hard;
 use tatami_tests::seed::{Rng, root_seed, scaled};
 use tatami_tests::{Cluster, Setup};
@@ -390,6 +391,9 @@ fn ordinary_users_run_jobs_and_are_judged_as_themselves() {
 /// A hint leaves the file to the MPI library.
 #[test]
 fn files_can_be_left_to_the_mpi_library() {
+    if skip_with_policies("it tells nodes by the files of objects, which regions have not") {
+        return;
+    }
     let _turn = ONE_AT_A_TIME.lock();
     let cluster = Cluster::start(2);
     let mut command = layered(&cluster, MPIS[0], 2, "fortran_mpi");

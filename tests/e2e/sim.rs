@@ -56,5 +56,5 @@ fn worlds_with_small_files_keep_what_a_file_promises() {
         true => SimOptions::new(seed / 2).with_small_files(),
         false => SimOptions::several_daemons(seed / 2).with_small_files(),
     };
-    pass(scaled(1000), world);
+    pass(scaled(500), world);
 }

@@ -8,6 +8,7 @@ use tatami_tests::Cluster;
 use tatami_tests::absent::Stopped;
 use tatami_tests::command::{Said, as_user, ask, run, shell, tatami_bin};
 use tatami_tests::files::{get, names, put, stat};
+use tatami_tests::policies::skip_with_policies;
 use tatami_tests::process::{pause, signal};
 
 /// Directories, and files in each, of a tree that takes a while to copy.
@@ -365,6 +366,9 @@ fn one_bad_file_does_not_stop_the_others() {
 /// A copy waits for a silent node for a minute, or here for ten. Ctrl-C ends that.
 #[test]
 fn a_copy_that_waits_for_a_node_can_be_interrupted() {
+    if skip_with_policies("its bytes must be on another node than their inode") {
+        return;
+    }
     let cluster = Cluster::start(2);
     put(cluster.mount(1).join("far"), "bytes");
     let stopped = Stopped::new(cluster.node_pid(1));

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 use tatami_tests::command::{ask, run, shell, wide_number};
 use tatami_tests::files::{get, open, put, stat};
+use tatami_tests::policies::skip_with_policies;
 use tatami_tests::process::pause;
 use tatami_tests::{Cluster, Setup};
 
@@ -18,7 +19,7 @@ const DEADLINE: Duration = Duration::from_secs(60);
 /// Returns a volume of two nodes with region devices, whose files keep versions by this rule.
 fn start(rule: &str) -> Cluster {
     let cluster = Setup::nodes(2).with_regions().start();
-    cluster.tatami("set", &["--engine", "region", "--versions", rule, ":/"]);
+    cluster.tatami("set", &["--inline", "0", "--engine", "region", "--versions", rule, ":/"]);
     cluster
 }
 
@@ -298,6 +299,9 @@ fn other_users_get_what_the_mode_says() {
 /// Policies that contradict each other are refused, by the command and by the shard.
 #[test]
 fn only_files_in_regions_keep_versions() {
+    if skip_with_policies("its directories must have no policies at first") {
+        return;
+    }
     let cluster = Setup::nodes(1).with_regions().start();
     let one = cluster.mount(0);
     run(&mut shell(&one, "mkdir d"));
@@ -406,7 +410,7 @@ fn files_that_are_there_get_a_new_rule() {
     assert_eq!(get(one.join("d/f")), b"state 11\n");
     // The command names a directory below if its policies would contradict each other.
     run(&mut shell(&one, "mkdir d/sub"));
-    cluster.tatami("set", &["--engine", "region", "--versions", "3", ":/d/sub"]);
+    cluster.tatami("set", &["--inline", "0", "--engine", "region", "--versions", "3", ":/d/sub"]);
     let said = ask(cluster.command("set").args(["-r", "--inline", "1k", ":/d"]));
     assert!(said.code != Some(0) && said.err.contains(":/d/sub: only files in"), "{said:?}");
     cluster.finish();
@@ -421,7 +425,7 @@ fn a_full_device_gives_up_versions_first() {
     };
     let config = "[node]\nregion_device = \"small-{node}\"\n";
     let cluster = Setup::nodes(1).config(config).prepare(small).start();
-    cluster.tatami("set", &["--engine", "region", "--versions", "50", ":/"]);
+    cluster.tatami("set", &["--inline", "0", "--engine", "region", "--versions", "50", ":/"]);
     let one = cluster.mount(0);
     let in_regions = |name: &str| {
         let said = json_of(&cluster.tatami("where", &["--json", &format!(":/{name}")]).out);

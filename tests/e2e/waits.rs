@@ -10,6 +10,7 @@ use tatami_tests::absent::{Stopped, directory_of_each};
 use tatami_tests::command::{as_user, ask, program, run, target_dir, tatami_bin};
 use tatami_tests::files::put;
 use tatami_tests::mpi::{MPIS, ONE_AT_A_TIME, compiled, on_this_machine};
+use tatami_tests::policies::skip_with_policies;
 use tatami_tests::process::{kill_hard, pause};
 use tatami_tests::{Cluster, Setup};
 
@@ -79,6 +80,9 @@ fn logs_of_mounts(cluster: &Cluster) -> Vec<String> {
 
 #[test]
 fn a_command_that_waits_says_for_which_node() {
+    if skip_with_policies("its bytes must be on another node than their inode") {
+        return;
+    }
     let cluster = Cluster::start(NODES);
     let names = directory_of_each(&cluster, NODES);
     let away = names[1].display().to_string();

@@ -22,6 +22,8 @@ const HUNG_STILL: Duration = Duration::from_secs(60);
 
 /// Bytes of a region device.
 const REGIONS_LEN: u64 = 512 << 20;
+/// Most nodes that a test adds to a volume with region devices.
+const ADDED_NODES_MAX: u16 = 4;
 
 /// How long a mount may be busy after its test has closed all files.
 const BUSY: Duration = Duration::from_secs(300);
@@ -223,8 +225,10 @@ impl Cluster {
             assert!(hosts.is_none(), "what a test prepares is on one machine: skip it on hosts");
             prepare(&dir);
         }
-        if setup.regions {
-            for node in 0..setup.nodes {
+        // A test that names devices itself has those.
+        let regions = setup.regions && !setup.config.contains("region_device");
+        if regions {
+            for node in 0..setup.nodes + ADDED_NODES_MAX {
                 let device = File::create(dir.join(format!("regions-node{node}")));
                 device.and_then(|file| file.set_len(REGIONS_LEN)).expect("a sparse file");
             }
@@ -253,7 +257,7 @@ impl Cluster {
             plain,
             io_uring,
             encryption,
-            regions: setup.regions && !wanted,
+            regions: regions && !wanted,
             starter,
             finished: false,
             created: AtomicBool::new(false),
