@@ -122,7 +122,8 @@ impl SimOptions {
 
     /// Returns the same options with small files: clients make files with their bytes, change and
     /// read these, and move files that outgrow their limit to objects. Each client has one
-    /// operation under way, because clients and processes have files open.
+    /// operation under way: daemons know the clients that have a file open, and the specification
+    /// the processes.
     pub fn with_small_files(self) -> SimOptions {
         let clients = self.clients.max(4);
         SimOptions { small_files: true, slots: 1, clients, ..self }
@@ -696,11 +697,12 @@ impl SimWorld {
             self.restart_daemon(node)?;
         }
         let files = [self.known.all_files(), self.island.all_files()].concat();
-        let mut ask = self.new_asker();
-        for ino in files {
-            ask(SpecCall::File { ino, call: FileCall::Read })?;
+        {
+            let mut ask = self.new_asker();
+            for ino in files {
+                ask(SpecCall::File { ino, call: FileCall::Read })?;
+            }
         }
-        drop(ask);
         // They may have files open, also such without a name.
         for client in std::mem::take(&mut self.dead) {
             for node in 0..self.cluster.daemons.len() {
