@@ -17,16 +17,16 @@ const SETTINGS: &str = "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_C
     TATAMI_MPI_LIBRARY=/usr/local/bin/libtatami_mpi.so";
 
 /// A site with programs and the layer, and one with two hosts that share a volume.
-struct TwoSites {
-    bed: HostBed,
+pub struct TwoSites {
+    pub bed: HostBed,
 }
 
 /// Where files lie at the other site.
-const DISK: &str = "/srv/data";
-const VOLUME: &str = "/srv/volume";
+pub const DISK: &str = "/srv/data";
+pub const VOLUME: &str = "/srv/volume";
 
 impl TwoSites {
-    fn start() -> Option<TwoSites> {
+    pub fn start() -> Option<TwoSites> {
         let bed = start_bed(&["sitea", "siteb", "sitec"])?;
         let library = |name: &str| target_dir().join("mpi").join(name);
         let mut names = vec!["libtatami_mpi.so".to_owned(), "libtatami_io.so".to_owned()];
@@ -47,15 +47,22 @@ impl TwoSites {
         format!("{}{}", said.out, said.err)
     }
 
-    fn line(&self, mpi: &str, dir: &str, backend: &str, line: &str) -> String {
+    /// Returns the line of such a program.
+    pub fn line(&self, mpi: &str, dir: &str, backend: &str, line: &str) -> String {
         format!(
             "{SETTINGS} TATAMI_BACKEND={backend} TATAMI_SITES=/site=tatami://siteb{dir}; \
              tatami mpirun --launcher mpirun.{mpi} -n 3 {line}"
         )
     }
 
+    /// Runs a program with three ranks on an empty disk of its own.
+    pub fn run_alone(&self, mpi: &str, line: &str) {
+        let one = self.bed.host(0);
+        one.run(&format!("{SETTINGS}; rm -rf /srv/disk/*; mpirun.{mpi} -n 3 {line}"));
+    }
+
     /// Nothing of a job is left on the other site: no process, and no file but its data.
-    fn expect_nothing_left(&self, dir: &str, files: &str) {
+    pub fn expect_nothing_left(&self, dir: &str, files: &str) {
         let two = self.bed.host(1);
         two.run(
             "for i in $(seq 600); do pgrep -f '[t]atami gateway|[o]rted' || exit 0; sleep 0.1; \
@@ -67,7 +74,7 @@ impl TwoSites {
 }
 
 /// Each back end of each MPI library here. The MPI library there is the other one.
-fn back_ends(mpi: &str) -> [(&'static str, &'static str); 3] {
+pub fn back_ends(mpi: &str) -> [(&'static str, &'static str); 3] {
     let other = if mpi == "mpich" { "mpi:openmpi" } else { "mpi:mpich" };
     [(DISK, "posix"), (VOLUME, "auto"), (DISK, other)]
 }
@@ -98,10 +105,8 @@ fn random_calls_leave_the_same_bytes_on_each_back_end() {
         let program = format!("/usr/local/bin/random_calls.{mpi}");
         for (round, (dir, backend)) in (0..scaled(1)).flat_map(|r| back_ends(mpi).map(|b| (r, b))) {
             let seed = root + round;
-            one.run(&format!(
-                "{SETTINGS}; rm -rf /srv/disk/*; mpirun.{mpi} -n 3 {program} \
-                 /srv/disk/reference.dat {seed} 6 /srv/disk/reference simple"
-            ));
+            let files = format!("/srv/disk/reference.dat {seed} 6 /srv/disk/reference simple");
+            sites.run_alone(mpi, &format!("{program} {files}"));
             let job = format!("{program} /site/ours.dat {seed} 6 /srv/disk/ours");
             sites.run_layered(mpi, dir, backend, &job);
             for part in ["0", "1", "2", "bytes"] {

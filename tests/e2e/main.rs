@@ -6,6 +6,7 @@
 mod another_site;
 mod another_site_backends;
 mod another_site_bed;
+mod another_site_breaks;
 mod another_site_copy;
 mod another_site_faults;
 mod another_site_files;

@@ -270,7 +270,7 @@ impl SiteBed {
     pub fn expect_nothing_left(&self, dir: &str, files: &str) {
         for host in self.bed.hosts() {
             host.run(
-                "for i in $(seq 900); do \
+                "for i in $(seq 1300); do \
                  pgrep -f '[t]atami (gateway|relay)' >/dev/null || exit 0; sleep 0.1; done; \
                  pgrep -af tatami >&2; exit 1",
             );

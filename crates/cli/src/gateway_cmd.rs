@@ -4,7 +4,7 @@
 use crate::error::{CommandFailure, CommandResult, FailureContext};
 use crate::gateway_launch;
 use std::fs::File;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use tatami_gateway::LAUNCHED;
 
 /// The command by which a site wants MPI processes to be started, with its options: `srun -n1`.
@@ -37,12 +37,12 @@ pub fn run(args: &GatewayArgs) -> CommandResult {
     }
     // Without the buffers of the standard library: the loop has its own.
     let named = || "standard input and output".to_owned();
-    let (input, output) = match &args.join {
+    let [input, output] = match &args.join {
         Some(number) => gateway_launch::join_session(number)?,
-        None => (
+        None => [
             take_stream(std::io::stdin()).context(named)?,
             take_stream(std::io::stdout()).context(named)?,
-        ),
+        ],
     };
     close_standard_streams().context(named)?;
     let served = tatami_gateway::serve_gateway(input, output);
@@ -60,8 +60,8 @@ fn split_words(line: &str) -> Option<(&str, Vec<&str>)> {
 }
 
 /// Returns a stream under a number that no process inherits which an MPI library starts.
-fn take_stream(stream: impl AsFd) -> rustix::io::Result<File> {
-    rustix::io::fcntl_dupfd_cloexec(stream, 3).map(File::from)
+fn take_stream(stream: impl AsFd) -> rustix::io::Result<OwnedFd> {
+    rustix::io::fcntl_dupfd_cloexec(stream, 3)
 }
 
 /// Lets standard input be empty and standard output be standard error: an MPI library that reads or

@@ -90,6 +90,27 @@ impl SiteConnections {
     }
 }
 
+impl SiteConnections {
+    /// Ends all connections that carry calls, and waits until none of their calls is carried out
+    /// any more. A place that waits for the other side stays: its offer may be on the way.
+    pub(crate) fn close_served(&self) {
+        let mut connections = self.table.connections.lock();
+        loop {
+            let mut served = 0;
+            for connection in connections.values() {
+                if let ConnectionStage::Served(stream) = connection {
+                    stream.end();
+                    served += 1;
+                }
+            }
+            if served == 0 {
+                return;
+            }
+            self.table.ended.wait(&mut connections);
+        }
+    }
+}
+
 impl ConnectionTable {
     /// Serves a connection until it ends.
     fn run(&self, number: u32, files: &SharedOpenFiles, stream: Arc<DataStream>) {

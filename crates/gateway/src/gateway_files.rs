@@ -4,12 +4,12 @@ use crate::backend_choice::{choose_backend, hints_of, open_file};
 use crate::copy_files;
 use crate::data_connections::SiteConnections;
 use crate::earlier_process::end_earlier_process;
-use crate::input_watch::InputWatch;
 use crate::mount_table::MountTable;
 use crate::open_files::{SharedOpenFiles, check_sum};
 use crate::path_calls::{self, SiteListing};
 use crate::refusal::{failure, not_open, path_of, refuse};
 use crate::sealed_parts::SealedParts;
+use crate::session_link::SessionLink;
 use crate::tree_removal::SiteTreeRemoval;
 use rustix::io::Errno;
 use std::collections::BTreeMap;
@@ -32,7 +32,7 @@ const LISTINGS_MAX: usize = 64;
 
 /// The open files, by the numbers that the other side has chosen.
 pub(crate) struct GatewayFiles {
-    watch: InputWatch,
+    link: Arc<SessionLink>,
     files: Arc<SharedOpenFiles>,
     connections: SiteConnections,
     sealed: SealedParts,
@@ -43,13 +43,18 @@ pub(crate) struct GatewayFiles {
 }
 
 impl GatewayFiles {
-    /// Returns an empty table. Waits for locks end with the input that `watch` watches.
-    pub(crate) fn new(watch: InputWatch) -> GatewayFiles {
+    /// Returns an empty table. Waits for locks end with the session of `link`.
+    pub(crate) fn new(link: Arc<SessionLink>) -> GatewayFiles {
         let files = Arc::new(SharedOpenFiles::default());
         let connections = SiteConnections::new(files.clone());
         let (sealed, mount, removal) = (SealedParts::default(), MountTable::default(), None);
         let listings = BTreeMap::new();
-        GatewayFiles { watch, files, connections, sealed, listings, removal, mount }
+        GatewayFiles { link, files, connections, sealed, listings, removal, mount }
+    }
+
+    /// Ends the data connections, and waits until none of their calls is carried out any more.
+    pub(crate) fn end_connections(&self) {
+        self.connections.close_served();
     }
 
     /// Carries out a call. The bytes of a read go to `out`.
@@ -133,7 +138,7 @@ impl GatewayFiles {
             }
             RemoteCall::Lock { file } => {
                 let file = self.files.find(file)?;
-                done(self.watch.run_wait(|| file.lock()))
+                done(self.link.run_wait(|| file.lock()))
             }
             RemoteCall::Unlock { file } => done(self.files.find(file)?.unlock()),
             RemoteCall::AddToPointer { file, delta } => {

@@ -4,9 +4,9 @@
 
 use crate::data_place::open_place;
 use crate::gateway_loop::GatewayError;
-use crate::input_watch::InputWatch;
 use crate::refusal::refuse;
 use crate::relay_pipe::pass_bytes;
+use crate::relay_watch::watch_silence;
 use rustix::io::Errno;
 use std::io::{BufReader, Read, Write};
 use std::os::fd::AsFd;
@@ -26,7 +26,7 @@ const WAYS_MAX: usize = 64;
 /// # Errors
 /// [`GatewayError`].
 pub fn serve_relay(input: impl Read + AsFd, mut output: impl Write) -> Result<(), GatewayError> {
-    let _watch = InputWatch::start(input.as_fd().try_clone_to_owned()?)?;
+    watch_silence(input.as_fd().try_clone_to_owned()?)?;
     let greeting = SiteGreeting::of_this_machine(env!("CARGO_PKG_VERSION"));
     output.write_all(format_greeting(&greeting).as_bytes())?;
     output.flush()?;

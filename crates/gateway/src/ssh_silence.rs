@@ -1,5 +1,5 @@
-//! How long nothing has come over the connection of ssh to which this process belongs: the kernel
-//! knows it of each TCP connection (`sock_diag(7)`).
+//! The TCP connection of the ssh to which this process belongs: how long nothing has come over it,
+//! and which side has ended it. The kernel knows both of each connection (`sock_diag(7)`).
 
 use rustix::net::netlink::{SOCK_DIAG, SocketAddrNetlink};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -16,6 +16,15 @@ const DIAG: usize = 72;
 /// The place of the state in it, and that of a socket that listens.
 const STATE: usize = 1;
 const LISTENS: u8 = 10;
+/// States of a connection that this side has ended first.
+const FIN_WAIT_1: u8 = 4;
+const FIN_WAIT_2: u8 = 5;
+const TIME_WAIT: u8 = 6;
+const CLOSING: u8 = 11;
+/// States of a connection that the other side has ended first.
+const CLOSED: u8 = 7;
+const CLOSE_WAIT: u8 = 8;
+const LAST_ACK: u8 = 9;
 /// The kind of the message and of its reply (`SOCK_DIAG_BY_FAMILY`).
 const BY_FAMILY: u16 = 20;
 /// The attribute with `tcp_info` (`INET_DIAG_INFO`).
@@ -29,6 +38,17 @@ const FAMILIES: (u8, u8) = (2, 10);
 /// Longest wait for the kernel.
 const REPLY_WAIT: Duration = Duration::from_secs(1);
 
+/// What has become of the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TcpState {
+    /// Neither side has ended it.
+    Open,
+    /// The other side has ended it first.
+    EndedThere,
+    /// This side, for example sshd after a silence, has ended it first.
+    EndedHere,
+}
+
 /// The connection of ssh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SshConnection {
@@ -39,10 +59,15 @@ pub(crate) struct SshConnection {
 impl SshConnection {
     /// Returns that of this process; `None` where sshd has not started it.
     pub(crate) fn find() -> Option<SshConnection> {
-        SshConnection::parse(&std::env::var("SSH_CONNECTION").ok()?)
+        SshConnection::parse(&SshConnection::words())
     }
 
-    fn parse(text: &str) -> Option<SshConnection> {
+    /// Returns what sshd says of the connection, or an empty text.
+    pub(crate) fn words() -> String {
+        std::env::var("SSH_CONNECTION").unwrap_or_default()
+    }
+
+    pub(crate) fn parse(text: &str) -> Option<SshConnection> {
         let words: Vec<&str> = text.split_whitespace().collect();
         let [client, client_port, server, server_port] = words[..] else { return None };
         let address = |host: &str, port: &str| {
@@ -55,6 +80,21 @@ impl SshConnection {
     /// Returns the time since bytes have come from the other side; `None` where the kernel does not
     /// say it, for example in another network namespace.
     pub(crate) fn measure_silence(&self) -> Option<Duration> {
+        self.ask_kernel()?.1
+    }
+
+    /// Returns the state of the connection; `None` where the kernel knows none.
+    pub(crate) fn find_state(&self) -> Option<TcpState> {
+        let (state, _) = self.ask_kernel()?;
+        Some(match state {
+            FIN_WAIT_1 | FIN_WAIT_2 | TIME_WAIT | CLOSING => TcpState::EndedHere,
+            CLOSED | CLOSE_WAIT | LAST_ACK => TcpState::EndedThere,
+            _ => TcpState::Open,
+        })
+    }
+
+    /// Returns the state, and the time since bytes have come.
+    fn ask_kernel(&self) -> Option<(u8, Option<Duration>)> {
         let flags = SocketFlags::CLOEXEC;
         let socket =
             socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, Some(SOCK_DIAG)).ok()?;
@@ -63,7 +103,7 @@ impl SshConnection {
         sendto(&socket, &self.encode_request(), SendFlags::empty(), &kernel).ok()?;
         let mut reply = [0; 4096];
         let (len, _) = recv(&socket, &mut reply, RecvFlags::empty()).ok()?;
-        decode_silence(reply.get(..len)?)
+        decode_reply(reply.get(..len)?)
     }
 
     /// A header and `inet_diag_req_v2`.
@@ -96,12 +136,18 @@ impl SshConnection {
     }
 }
 
-fn decode_silence(reply: &[u8]) -> Option<Duration> {
+fn decode_reply(reply: &[u8]) -> Option<(u8, Option<Duration>)> {
     let read_u16 = |at: usize| Some(u16::from_ne_bytes(reply.get(at..at + 2)?.try_into().ok()?));
+    let state = *reply.get(HEADER + STATE)?;
     // Without such a connection the kernel answers for the socket that listens at its end.
-    if read_u16(4)? != BY_FAMILY || *reply.get(HEADER + STATE)? == LISTENS {
+    if read_u16(4)? != BY_FAMILY || state == LISTENS {
         return None;
     }
+    Some((state, decode_silence(reply)))
+}
+
+fn decode_silence(reply: &[u8]) -> Option<Duration> {
+    let read_u16 = |at: usize| Some(u16::from_ne_bytes(reply.get(at..at + 2)?.try_into().ok()?));
     let mut at = HEADER + DIAG;
     loop {
         let (len, kind) = (usize::from(read_u16(at)?), read_u16(at + 2)?);
@@ -134,7 +180,12 @@ mod tests {
             let ssh = SshConnection::parse(&text).expect("as sshd writes it");
             let silence = ssh.measure_silence().expect("the connection exists");
             assert!(silence < Duration::from_secs(60), "{silence:?}");
-            drop((client, server));
+            assert_eq!(ssh.find_state(), Some(TcpState::Open));
+            drop(client);
+            // The end has come when it can be read.
+            assert_eq!(server.read(&mut [0]).expect("its end"), 0);
+            assert_eq!(ssh.find_state(), Some(TcpState::EndedThere));
+            drop(server);
             let none = SshConnection { client: SocketAddr::new(from.ip(), 1), server: place };
             assert_eq!(none.measure_silence(), None);
         }
@@ -148,7 +199,8 @@ mod tests {
         let mut reply = vec![0; HEADER + DIAG];
         reply[4] = BY_FAMILY as u8;
         for more in [vec![], vec![8, 0, 9, 0], vec![0; 64], vec![60, 0, 2, 0]] {
-            assert_eq!(decode_silence(&[reply.clone(), more].concat()), None);
+            let said = decode_reply(&[reply.clone(), more].concat());
+            assert_eq!(said, Some((0, None)));
         }
     }
 }

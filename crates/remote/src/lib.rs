@@ -12,6 +12,7 @@
 //! is `crates/gateway`.
 
 mod byte_planes;
+mod call_kinds;
 mod compressed_calls;
 mod compression_form;
 mod compression_pace;
@@ -23,6 +24,7 @@ mod data_stream;
 mod data_task;
 mod data_transfers;
 mod earlier_processes;
+mod link_stream;
 mod mount_message;
 mod mount_session;
 mod part_compressor;
@@ -34,6 +36,9 @@ mod remote_error;
 mod remote_message;
 mod remote_session;
 mod reply_slots;
+mod session_goodbye;
+mod session_key;
+mod session_repair;
 mod session_turn;
 mod site_address;
 mod site_backend;
@@ -58,11 +63,12 @@ pub use part_record::{
     BLOCK, BlockSum, PART_RECORD, PartRecord, PartRecordError, PartStart, name_part, sum_block,
 };
 pub use remote_message::{
-    BYTES_MAX, DataOffer, FileOpen, GREETING, REMOTE_PROTOCOL, RemoteCall, RemoteFailure,
-    RemoteReply, SiteAttr, SiteChange, SiteEntry, SiteGreeting, SiteProcess, SiteRemoval, SiteStat,
-    find_process_start, format_greeting, own_machine_id, sum_bytes,
+    BYTES_MAX, DataOffer, FileOpen, REMOTE_PROTOCOL, RemoteCall, RemoteFailure, RemoteReply,
+    SiteAttr, SiteChange, SiteEntry, SiteGreeting, SiteProcess, SiteRemoval, SiteStat,
+    find_process_start, format_greeting, own_machine_id, parse_greeting, sum_bytes,
 };
 pub use remote_session::{RemoteError, RemoteSession};
+pub use session_key::{HANDOVER_MAX, HandoverWords, SessionKey};
 pub use site_address::{SiteAddress, SiteFile, SiteMap};
 pub use site_backend::{SiteBackend, SiteMpi};
 pub use site_route::{RouterName, SiteCompression, SiteRoute, parse_port_range};

@@ -2,20 +2,23 @@
 //! a thread sends its call and waits, and one thread receives all replies. The I/O process there
 //! carries out the calls in the order of the stream, so a later call sees an earlier write.
 //!
-//! If the link breaks, that thread starts a new I/O process, lets the caller open its files again,
-//! and sends the calls without a reply once more. A name that a repeated call finds made or removed
-//! already was made or removed by the first one. After [`PATIENCE`] the calls fail; further ones
-//! fail at once, until the link is there again.
+//! If the link breaks, that thread starts ssh again, and goes on with the same I/O process: the calls
+//! are sent again that had not arrived. If that process has ended, a new one opens the files of the
+//! caller again, and gets all calls without a reply once more. A name that a repeated call finds
+//! made or removed already was made or removed by the first one. After [`PATIENCE`] the calls fail;
+//! further ones fail at once, until the link is there again.
 
 use crate::earlier_processes::EarlierProcesses;
 use crate::mount_message::MountCall;
 use crate::remote_message::{BYTES_MAX, RemoteCall, RemoteFailure, RemoteReply, sum_bytes};
 use crate::remote_session::RemoteError;
+use crate::session_key::SessionKey;
 use crate::site_address::SiteAddress;
 use crate::site_login::log_in;
 use crate::ssh_link::SshLink;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::io::Errno;
+use rustix::net::{SendFlags, send};
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -35,6 +38,9 @@ const PAUSE_MAX: Duration = Duration::from_secs(5);
 const REOPENS_MAX: usize = 64;
 /// Most signals that are kept for calls that have not come yet.
 const EARLY_MAX: usize = 64;
+/// Replies after which the other side may forget them, and their bytes.
+const REPLIES_KEPT: u64 = 64;
+const REPLY_BYTES_KEPT: usize = 4 << 20;
 
 /// A reply with the bytes of its payload.
 pub type MountBytes = (RemoteReply, Vec<u8>);
@@ -81,6 +87,13 @@ struct MountState {
     seq: u64,
     pending: VecDeque<SentMountCall>,
     pending_bytes: usize,
+    /// The key of the session at the I/O process; `None`: its calls are not those that are pending.
+    key: Option<SessionKey>,
+    /// Replies that this I/O process has sent, and those of which it knows that they have arrived.
+    received: u64,
+    acknowledged: u64,
+    /// Bytes of replies that it still keeps.
+    kept_bytes: usize,
     /// The calls that wait, by the number of the kernel's request.
     waiting: HashMap<u64, Arc<WaitSlot>>,
     /// Requests that were interrupted before their call came.
@@ -147,7 +160,7 @@ impl MountSession {
         };
         let mut earlier = EarlierProcesses::default();
         earlier.add_link(&link);
-        let writer = link.stream.get_ref().try_clone().map_err(|e| lost(e.to_string()))?;
+        let writer = link.stream.get_ref().clone_socket().map_err(|e| lost(e.to_string()))?;
         let session = Arc::new(MountSession {
             site: site.clone(),
             root,
@@ -159,6 +172,11 @@ impl MountSession {
                 seq: 1,
                 pending: VecDeque::new(),
                 pending_bytes: 0,
+                key: link.session.clone(),
+                // That of the root.
+                received: 1,
+                acknowledged: 0,
+                kept_bytes: 0,
                 waiting: HashMap::new(),
                 early: VecDeque::new(),
             }),
@@ -212,6 +230,7 @@ impl MountSession {
         bytes.extend_from_slice(payload);
         let bytes = Arc::new(bytes);
         state.pending_bytes += bytes.len();
+        let received = state.count_unknown_replies();
         let is_up = state.phase == LinkPhase::Up;
         state.pending.push_back(SentMountCall {
             seq,
@@ -225,6 +244,9 @@ impl MountSession {
         // A failure is that of the link, and the thread that receives notices it, too. While the
         // link is made again, the call goes with those that are sent once more.
         if let Some(stream) = writer.as_mut().filter(|_| is_up) {
+            if let Some(count) = received {
+                let _ = stream.write_all(&frame_alone(&RemoteCall::Received { count }));
+            }
             let _ = stream.write_all(&bytes);
         }
     }
@@ -314,6 +336,9 @@ impl MountSession {
         let writer = self.writer.lock().take();
         self.fail_calls(LinkPhase::Ended);
         if let Some(stream) = writer {
+            // Without it, the I/O process finds out by the end of the stream.
+            let (end, flags) = (frame_alone(&RemoteCall::EndSession), SendFlags::DONTWAIT);
+            let _ = send(&stream, &end, flags | SendFlags::NOSIGNAL);
             let _ = stream.shutdown(std::net::Shutdown::Both);
         }
     }
@@ -322,7 +347,8 @@ impl MountSession {
     fn fail_calls(&self, phase: LinkPhase) {
         let mut state = self.state.lock();
         state.phase = phase;
-        state.pending_bytes = 0;
+        // Replies to these calls would fit no call.
+        (state.pending_bytes, state.key) = (0, None);
         let calls = std::mem::take(&mut state.pending);
         drop(state);
         self.changed.notify_all();
@@ -358,6 +384,8 @@ impl MountSession {
         }
         let Some(mut call) = state.pending.pop_front() else { return Ok(()) };
         state.pending_bytes -= call.bytes.len();
+        state.received += 1;
+        state.kept_bytes += bytes.len();
         drop(state);
         self.changed.notify_all();
         let result = match reply {
@@ -399,7 +427,7 @@ impl MountSession {
         waiting.iter().for_each(|slot| slot.wake());
         let (start, mut pause) = (Instant::now(), RETRY_PAUSE);
         loop {
-            let restored = open_link(&self.site).and_then(|link| self.restore_calls(link));
+            let restored = open_link(&self.site).and_then(|link| self.use_link(link));
             let why = match restored {
                 Ok(link) => return Some(link),
                 Err(why) => why,
@@ -424,8 +452,40 @@ impl MountSession {
         }
     }
 
+    /// Goes on over a new link: with the I/O process of the session, or else with the new one.
+    fn use_link(self: &Arc<Self>, mut link: SshLink) -> Result<SshLink, String> {
+        let (key, received) = {
+            let state = self.state.lock();
+            (state.key.clone(), state.received)
+        };
+        let Some(key) = key else { return self.restore_calls(link) };
+        match link.resume_session(key, received) {
+            Ok(Ok(calls)) => self.resume_calls(link, calls),
+            Ok(Err(_)) => {
+                self.state.lock().key = None;
+                self.restore_calls(link)
+            }
+            Err(error) => Err(link.explain_end(&error)),
+        }
+    }
+
+    /// Begins to send the calls that the I/O process has not received: it has received `calls`.
+    fn resume_calls(self: &Arc<Self>, link: SshLink, calls: u64) -> Result<SshLink, String> {
+        let mut state = self.state.lock();
+        let arrived = calls.checked_sub(state.received).and_then(|n| usize::try_from(n).ok());
+        let Some(arrived) = arrived.filter(|arrived| *arrived <= state.pending.len()) else {
+            state.key = None;
+            return Err("the two sides count differently".to_owned());
+        };
+        let last = arrived.checked_sub(1).map_or(0, |at| state.pending[at].seq);
+        (state.acknowledged, state.kept_bytes) = (state.received, 0);
+        drop(state);
+        self.start_repeats(link, last)
+    }
+
     /// Ends the I/O processes before, which may still have calls in their inputs.
-    fn end_earlier(&self, link: &mut SshLink) -> Result<(), String> {
+    /// Returns their number.
+    fn end_earlier(&self, link: &mut SshLink) -> Result<usize, String> {
         let mut earlier = self.earlier.lock();
         let processes = earlier.add_link(link);
         for process in &processes {
@@ -436,14 +496,14 @@ impl MountSession {
             }
         }
         earlier.forget_ended(&processes);
-        Ok(())
+        Ok(processes.len())
     }
 
     /// Opens root and files in a new I/O process, and begins to send the calls without a reply once
     /// more.
     fn restore_calls(self: &Arc<Self>, mut link: SshLink) -> Result<SshLink, String> {
         let failed = |e: io::Error| e.to_string();
-        self.end_earlier(&mut link)?;
+        let ended = self.end_earlier(&mut link)?;
         match ask_directly(&mut link, &self.root).map_err(failed)? {
             RemoteReply::Mounted { attr, .. } if (attr.dev, attr.ino) == self.root_id => {}
             RemoteReply::Failed(failure) => return Err(failure.what),
@@ -457,7 +517,7 @@ impl MountSession {
                 let call = RemoteCall::Mount(open.clone());
                 frame::encode_frame(&mut bytes, FrameClass::Remote, 1, &call, 0);
             }
-            link.stream.get_mut().write_all(&bytes).map_err(failed)?;
+            link.send_bytes(&bytes).map_err(failed)?;
             for (file, _) in some {
                 let (_, reply, _) = read_reply(&mut link, &mut Vec::new()).map_err(failed)?;
                 if let (RemoteReply::Failed(failure), Some(table)) = (reply, files) {
@@ -465,7 +525,19 @@ impl MountSession {
                 }
             }
         }
-        let stream = link.stream.get_ref().try_clone().map_err(failed)?;
+        let mut state = self.state.lock();
+        state.key = link.session.clone();
+        state.received = (ended + 1 + opens.len()) as u64;
+        (state.acknowledged, state.kept_bytes) = (0, 0);
+        state.pending.iter_mut().for_each(|call| call.is_repeated = true);
+        drop(state);
+        self.start_repeats(link, 0)
+    }
+
+    /// Begins to send the pending calls behind call `last` over a new link.
+    fn start_repeats(self: &Arc<Self>, link: SshLink, last: u64) -> Result<SshLink, String> {
+        let failed = |e: io::Error| e.to_string();
+        let stream = link.stream.get_ref().clone_socket().map_err(failed)?;
         let mut state = self.state.lock();
         if state.phase == LinkPhase::Ended {
             return Err("the mount has ended".to_owned());
@@ -474,19 +546,18 @@ impl MountSession {
         state.phase = LinkPhase::Broken;
         state.epoch += 1;
         let epoch = state.epoch;
-        state.pending.iter_mut().for_each(|call| call.is_repeated = true);
         drop(state);
         // Replies arrive meanwhile, so another thread sends.
         let session = self.clone();
-        let body = move || session.repeat_calls(stream, epoch);
+        let body = move || session.repeat_calls(stream, epoch, last);
         let thread = std::thread::Builder::new().name("site-repeats".to_owned());
         thread.spawn(body).map_err(failed)?;
         Ok(link)
     }
 
-    /// Sends all pending calls, also those that come meanwhile, and then lets callers send.
-    fn repeat_calls(&self, mut stream: UnixStream, epoch: u64) {
-        let mut last = 0;
+    /// Sends all pending calls behind call `last`, also those that come meanwhile, and then lets
+    /// callers send.
+    fn repeat_calls(&self, mut stream: UnixStream, epoch: u64, mut last: u64) {
         loop {
             let mut writer = self.writer.lock();
             let mut state = self.state.lock();
@@ -514,6 +585,19 @@ impl MountSession {
     }
 }
 
+impl MountState {
+    /// Returns the number of replies of which the other side should know now that they have
+    /// arrived; it keeps them until then. `None`: they are few.
+    fn count_unknown_replies(&mut self) -> Option<u64> {
+        let unknown = self.received - self.acknowledged;
+        if unknown < REPLIES_KEPT && self.kept_bytes < REPLY_BYTES_KEPT {
+            return None;
+        }
+        (self.acknowledged, self.kept_bytes) = (self.received, 0);
+        Some(self.received)
+    }
+}
+
 impl LinkPhase {
     fn is_lost(self) -> bool {
         matches!(self, LinkPhase::Down | LinkPhase::Ended)
@@ -529,11 +613,18 @@ impl WaitSlot {
     }
 }
 
+/// Returns a message without a payload that is no call.
+fn frame_alone(message: &RemoteCall) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    frame::encode_frame(&mut bytes, FrameClass::Remote, 0, message, 0);
+    bytes
+}
+
 /// Sends a call over a link that is in no other use, and receives its reply.
 fn ask_directly(link: &mut SshLink, call: &MountCall) -> io::Result<RemoteReply> {
     let mut bytes = Vec::new();
     frame::encode_frame(&mut bytes, FrameClass::Remote, 1, &RemoteCall::Mount(call.clone()), 0);
-    link.stream.get_mut().write_all(&bytes)?;
+    link.send_bytes(&bytes)?;
     Ok(read_reply(link, &mut Vec::new())?.1)
 }
 

@@ -6,12 +6,12 @@ use crate::compression_form::CompressionForm;
 use crate::data_proof::DataSecret;
 use crate::mount_message::{MountCall, SiteSpace};
 use crate::part_record::{BlockSum, PartStart};
+pub use crate::session_key::REMOTE_PROTOCOL;
+use crate::session_key::SessionKey;
 use crate::site_backend::SiteBackend;
 use serde::{Deserialize, Serialize};
 use tatami_wire::meta::Bytes;
 
-/// The version of these messages.
-pub const REMOTE_PROTOCOL: u32 = 2;
 /// The first word of the greeting line. Lines before it come from the login shell.
 pub const GREETING: &str = "tatami-gateway";
 /// Most bytes of a file in one call or reply.
@@ -32,6 +32,9 @@ pub struct SiteGreeting {
     /// The process that has written the greeting.
     #[serde(default)]
     pub process: Option<SiteProcess>,
+    /// The key with which a later ssh goes on with this session.
+    #[serde(default)]
+    pub session: Option<SessionKey>,
 }
 
 /// A process, in the words of its own machine.
@@ -62,6 +65,7 @@ impl SiteGreeting {
             machine: own_machine_id(),
             process: find_process_start(std::process::id())
                 .map(|started| SiteProcess { pid: std::process::id(), started }),
+            session: None,
         }
     }
 }
@@ -69,6 +73,15 @@ impl SiteGreeting {
 /// Returns the id of this machine, or an empty text.
 pub fn own_machine_id() -> String {
     std::fs::read_to_string("/etc/machine-id").unwrap_or_default().trim().to_owned()
+}
+
+/// Returns the greeting of a line; `None`: the line is another one, from the login shell.
+///
+/// # Errors
+/// The greeting cannot be read.
+pub fn parse_greeting(line: &[u8]) -> Option<serde_json::Result<SiteGreeting>> {
+    let facts = line.strip_prefix(GREETING.as_bytes())?.strip_prefix(b" ")?;
+    Some(serde_json::from_slice(facts))
 }
 
 /// Returns the greeting line.
@@ -431,6 +444,21 @@ pub enum RemoteCall {
         /// The port at all of them.
         port: u16,
     },
+    /// Lets this link carry a session after its link broke. The first message of a link, and no call
+    /// of the session. → `Resumed`
+    ResumeSession {
+        /// The key of the session.
+        key: SessionKey,
+        /// Replies that have been received.
+        received: u64,
+    },
+    /// Says how many replies have been received. No call, and without a reply.
+    Received {
+        /// Their number since the session began.
+        count: u64,
+    },
+    /// Ends the session. No call, and without a reply.
+    EndSession,
 }
 
 /// The reply to a call.
@@ -515,6 +543,11 @@ pub enum RemoteReply {
     Offer(DataOffer),
     /// It failed.
     Failed(RemoteFailure),
+    /// The link carries the session from now on. No reply to a call of the session.
+    Resumed {
+        /// Calls that have been received. The others are to be sent again.
+        received: u64,
+    },
 }
 
 /// A place where one data connection is accepted.

@@ -4,10 +4,9 @@
 //! way. The stream keeps the order of the calls, so a later read sees them. An error of such a
 //! write is reported by the next call for the file, and by the sync or close at the latest.
 //!
-//! If the link breaks, the session starts a new I/O process, opens all files there again, and sends
-//! the calls without a reply once more. They have the same effect when they are repeated, but for
-//! two: a step of the shared pointer, and the making of a file that must not exist. These fail.
+//! If the link breaks, the next one goes on with the same I/O process (`session_repair.rs`).
 
+use crate::call_kinds::{file_of, is_repeatable, sign_of_success};
 use crate::data_line::{DataLine, WINDOW_BYTES};
 use crate::earlier_processes::EarlierProcesses;
 pub use crate::remote_error::RemoteError;
@@ -15,6 +14,8 @@ use crate::remote_message::{
     BYTES_MAX, FileOpen, RemoteCall, RemoteFailure, RemoteReply, SiteStat, sum_bytes,
 };
 use crate::reply_slots::AwaitedReplies;
+use crate::session_goodbye::end_at_exit;
+use crate::session_key::SessionKey;
 use crate::session_turn::SessionTurn;
 use crate::site_address::SiteAddress;
 use crate::site_backend::SiteBackend;
@@ -26,36 +27,30 @@ use rustix::io::Errno;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io::{self, Read};
 use std::sync::{Arc, LazyLock};
-use std::time::{Duration, Instant};
 use tatami_wire::frame::{self, FrameClass, FrameError};
 
 /// Most calls whose replies have not come.
 const WINDOW_CALLS: usize = 128;
 /// Calls of one read that are under way at once.
 const READ_DEPTH: usize = 16;
-/// How long a broken link is repaired before calls fail.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// The first pause before another attempt. It doubles each time.
-const RETRY_PAUSE: Duration = Duration::from_millis(200);
-
-/// The flag of an open that refuses a file that exists (`TIO_EXCL`).
-const EXCLUSIVE: u32 = 0x10;
-/// The flags of an open that may write (`TIO_RDWR`, `TIO_WRONLY`).
-const WRITES: u32 = 0x2 | 0x4;
+/// Replies after which the other side may forget them, and their bytes.
+const REPLIES_KEPT: u64 = 64;
+const REPLY_BYTES_KEPT: usize = 4 << 20;
 
 /// A call without a reply.
 #[derive(Debug)]
-struct SentCall {
+pub(crate) struct SentCall {
     seq: u64,
-    file: Option<u64>,
-    /// Frame and payload; `None` where a repetition could have another effect.
-    bytes: Option<Vec<u8>>,
-    len: usize,
+    pub(crate) file: Option<u64>,
+    /// Frame and payload.
+    pub(crate) bytes: Vec<u8>,
+    /// Whether another I/O process can carry it out once more, with the same effect.
+    pub(crate) is_repeatable: bool,
     /// If it was repeated, this error is its success: a missing file for a removal.
     success: Option<Errno>,
     /// It opens a file that is to be written.
-    opens: bool,
-    repeated: bool,
+    pub(crate) opens: bool,
+    pub(crate) repeated: bool,
 }
 
 /// A file that is open there.
@@ -64,13 +59,13 @@ pub(crate) struct KnownFile {
     /// The call that opens it.
     pub(crate) open: RemoteCall,
     /// The view in force.
-    view: Option<RemoteCall>,
+    pub(crate) view: Option<RemoteCall>,
     /// Whether it has the lock of atomic mode.
-    is_locked: bool,
+    pub(crate) is_locked: bool,
     /// The first error of a write that was sent behind.
     pub(crate) error: Option<RemoteError>,
     /// Why no call for it can be carried out any more.
-    lost: Option<RemoteError>,
+    pub(crate) lost: Option<RemoteError>,
 }
 
 impl KnownFile {
@@ -82,13 +77,20 @@ impl KnownFile {
 
 #[derive(Debug, Default)]
 pub(crate) struct SessionState {
-    link: Option<SshLink>,
-    earlier: EarlierProcesses,
+    pub(crate) link: Option<SshLink>,
+    /// The key of the session at the I/O process, after its files are open there.
+    pub(crate) key: Option<SessionKey>,
+    /// Replies that this I/O process has sent, and those of which it knows that they have arrived.
+    pub(crate) received: u64,
+    pub(crate) acknowledged: u64,
+    /// Bytes of replies that it still keeps.
+    pub(crate) kept_bytes: usize,
+    pub(crate) earlier: EarlierProcesses,
     /// The number of the attempt to reach the site, by which routers are chosen.
     pub(crate) attempt: u32,
     pub(crate) seq: u64,
-    pending: VecDeque<SentCall>,
-    pending_bytes: usize,
+    pub(crate) pending: VecDeque<SentCall>,
+    pub(crate) pending_bytes: usize,
     /// Replies that a caller awaits later.
     pub(crate) slots: AwaitedReplies,
     pub(crate) files: BTreeMap<u64, KnownFile>,
@@ -119,6 +121,7 @@ impl RemoteSession {
         let new = || {
             let (turn, state) = (SessionTurn::default(), Mutex::default());
             let (site, route) = (site.clone(), site.route.with_environment());
+            end_at_exit(end_all_sessions);
             Arc::new(RemoteSession { site, route, turn, state })
         };
         let session = SESSIONS.lock().entry(site.clone()).or_insert_with(new).clone();
@@ -126,23 +129,29 @@ impl RemoteSession {
         Ok(session)
     }
 
+    /// Says goodbye to the I/O process if nothing is under way here.
+    fn end_at_once(&self) {
+        if let Some(mut state) = self.state.try_lock()
+            && let Some(link) = &mut state.link
+        {
+            link.say_end();
+        }
+    }
+
     fn ensure_link(&self, state: &mut SessionState) -> Result<(), RemoteError> {
         if state.link.is_none() {
-            state.link = Some(self.open_link(state).map_err(|why| self.lost(&why))?);
-            if let Err(why) = self.restore(state) {
-                state.link = None;
-                return Err(self.lost(&why));
-            }
+            let link = self.open_link(state).map_err(|why| self.lost(&why))?;
+            self.begin_session(state, link).map_err(|why| self.lost(&why))?;
         }
         Ok(())
     }
 
-    /// Starts the I/O process, through one router after the other where there are some.
-    fn open_link(&self, state: &mut SessionState) -> Result<SshLink, String> {
+    /// Starts ssh and a process there, through one router after the other where there are some.
+    pub(crate) fn open_link(&self, state: &mut SessionState) -> Result<SshLink, String> {
         log_in(&self.site, &self.route, &mut state.attempt)
     }
 
-    fn lost(&self, why: &str) -> RemoteError {
+    pub(crate) fn lost(&self, why: &str) -> RemoteError {
         RemoteError { errno: Errno::HOSTDOWN, what: format!("{}: {why}", self.site) }
     }
 
@@ -503,12 +512,16 @@ impl RemoteSession {
         frame::encode_frame(&mut bytes, FrameClass::Remote, seq, call, payload.len());
         bytes.extend_from_slice(payload);
         let sent = state.write_to_link(&bytes);
-        let (file, len) = (file_of(call), bytes.len());
-        let bytes = is_repeatable(call).then_some(bytes);
-        let opens = matches!(call, RemoteCall::OpenSink { .. });
-        let (success, repeated) = (sign_of_success(call), false);
-        state.pending_bytes += len;
-        state.pending.push_back(SentCall { seq, file, bytes, len, success, opens, repeated });
+        state.pending_bytes += bytes.len();
+        state.pending.push_back(SentCall {
+            seq,
+            file: file_of(call),
+            bytes,
+            is_repeatable: is_repeatable(call),
+            success: sign_of_success(call),
+            opens: matches!(call, RemoteCall::OpenSink { .. }),
+            repeated: false,
+        });
         match sent {
             Ok(()) => Ok(seq),
             Err(e) => self.repair(state, &e).map(|()| seq),
@@ -597,226 +610,12 @@ impl RemoteSession {
         let known = file.and_then(|file| state.files.get(&file));
         known.and_then(|known| known.error.clone()).unwrap_or_else(|| self.refused(failure))
     }
-
-    /// Replaces a broken link: opens all files again and repeats the calls without a reply.
-    fn repair(&self, state: &mut SessionState, error: &io::Error) -> Result<(), RemoteError> {
-        state.data.abandon();
-        let mut why = match state.link.take() {
-            Some(mut link) => link.explain_end(error),
-            None => error.to_string(),
-        };
-        if state.pending.iter().any(|call| call.bytes.is_none()) {
-            why.push_str("; a call was under way, and its result is unknown");
-            return Err(self.give_up(state, &why));
-        }
-        let (start, mut pause) = (Instant::now(), RETRY_PAUSE);
-        loop {
-            match self.open_link(state) {
-                Ok(link) => {
-                    state.link = Some(link);
-                    match self.restore(state) {
-                        Ok(()) => return Ok(()),
-                        Err(again) => why = again,
-                    }
-                }
-                Err(again) => why = again,
-            }
-            if start.elapsed() > PATIENCE {
-                return Err(self.give_up(state, &why));
-            }
-            // Nothing tells when the other side can be reached again.
-            #[allow(clippy::disallowed_methods)]
-            std::thread::sleep(pause);
-            pause = (pause * 2).min(PATIENCE / 8);
-        }
-    }
-
-    /// Forgets the calls under way after a link that is lost for good. Their files report it.
-    fn give_up(&self, state: &mut SessionState, why: &str) -> RemoteError {
-        let error = self.lost(why);
-        let tasks = state.data.forget_tasks().into_iter().map(Some);
-        let calls = state.pending.drain(..).map(|call| call.file);
-        for file in calls.chain(tasks) {
-            let known = file.and_then(|file| state.files.get_mut(&file));
-            if let Some(known) = known {
-                known.error.get_or_insert_with(|| error.clone());
-            }
-        }
-        state.pending_bytes = 0;
-        state.slots.fail_all(&error);
-        error
-    }
-
-    /// The bytes of a file without a name ended with their I/O process. Such a file is written anew
-    /// by the caller. If its open is still without a reply, all its calls are sent once more.
-    fn drop_lost_sinks(&self, state: &mut SessionState) {
-        let error = RemoteError {
-            errno: Errno::STALE,
-            what: format!("{}: the connection ended while a file was written", self.site),
-        };
-        let SessionState { files, pending, .. } = state;
-        for (file, known) in files.iter_mut() {
-            let opens = |call: &SentCall| call.opens && call.file == Some(*file);
-            if is_sink(&known.open) && !pending.iter().any(opens) {
-                known.error.get_or_insert_with(|| error.clone());
-            }
-        }
-    }
-
-    /// The state of a rank that writes its piece of a file ended with its I/O process. The bytes so
-    /// far are kept there, but no other process can go on with the piece.
-    fn drop_lost_pieces(&self, state: &mut SessionState) {
-        let what = "the connection ended while the file was written on a volume; what was written \
-                    before is kept there";
-        let (errno, what) = (Errno::HOSTDOWN, format!("{}: {what}", self.site));
-        for known in state.files.values_mut().filter(|known| keeps_piece(&known.open)) {
-            let error = RemoteError { errno, what: what.clone() };
-            known.error.get_or_insert_with(|| error.clone());
-            known.lost = Some(error);
-        }
-    }
-
-    fn restore(&self, state: &mut SessionState) -> Result<(), String> {
-        self.drop_lost_sinks(state);
-        self.drop_lost_pieces(state);
-        // Nothing of an earlier I/O process is under way any more when its calls are repeated.
-        let earlier = match &state.link {
-            Some(link) => state.earlier.add_link(link),
-            None => Vec::new(),
-        };
-        let files = state
-            .files
-            .values()
-            .filter(|known| !is_sink(&known.open))
-            .filter(|known| known.lost.is_none())
-            .flat_map(|known| {
-                let file = file_of(&known.open).filter(|_| known.is_locked);
-                let lock = file.map(|file| RemoteCall::Lock { file });
-                [Some(known.open.clone()), known.view.clone(), lock].into_iter().flatten()
-            });
-        let ends = earlier.iter().map(|process| RemoteCall::EndProcess(*process));
-        let calls: Vec<RemoteCall> = ends.chain(files).collect();
-        for call in &calls {
-            state.seq += 1;
-            let (seq, mut bytes) = (state.seq, Vec::new());
-            frame::encode_frame(&mut bytes, FrameClass::Remote, seq, call, 0);
-            state.write_to_link(&bytes).map_err(|e| e.to_string())?;
-            let reply = state.receive_frame(seq, &mut []).map_err(|e| e.to_string())?.0;
-            match (reply, call) {
-                // It was replaced or removed meanwhile, which is a failure of this file alone.
-                (RemoteReply::Failed(failure), RemoteCall::OpenSource { file, .. }) => {
-                    let error = self.refused(failure);
-                    let known = state.files.get_mut(file);
-                    if let Some(known) = known {
-                        known.error.get_or_insert(error);
-                    }
-                }
-                (RemoteReply::Failed(failure), _) => return Err(failure.what),
-                _ => {}
-            }
-        }
-        state.earlier.forget_ended(&earlier);
-        let mut pending = std::mem::take(&mut state.pending);
-        pending.iter_mut().for_each(|call| call.repeated = true);
-        let sent = pending
-            .iter()
-            .filter_map(|call| call.bytes.as_ref())
-            .try_for_each(|bytes| state.write_to_link(bytes));
-        state.pending = pending;
-        sent.map_err(|e| e.to_string())
-    }
 }
 
-/// Whether a call opens a file that is written anew if its I/O process ends.
-fn is_sink(open: &RemoteCall) -> bool {
-    matches!(open, RemoteCall::OpenSink { .. } | RemoteCall::OpenPart { .. })
-}
-
-/// Whether a call opens a file of which the I/O process writes a piece.
-fn keeps_piece(open: &RemoteCall) -> bool {
-    let RemoteCall::Open { open, .. } = open else { return false };
-    open.backend == SiteBackend::Volume && open.flags & WRITES != 0
-}
-
-/// The file that a call concerns.
-fn file_of(call: &RemoteCall) -> Option<u64> {
-    use RemoteCall::*;
-    match call {
-        Begin { .. } | Delete { .. } | Look { .. } | Stat { .. } => None,
-        LookAt { .. } | List { .. } | MakeDir { .. } | MakeLink { .. } | Change { .. } => None,
-        RemoveDir { .. } | RemoveTree { .. } | Mount(_) => None,
-        PutFile { .. } | FetchFile { .. } => None,
-        OpenData { .. } | CloseData { .. } | OpenRelay { .. } | EndProcess(_) => None,
-        Open { file, .. }
-        | SetView { file, .. }
-        | Write { file, .. }
-        | Read { file, .. }
-        | Size { file }
-        | SetSize { file, .. }
-        | Preallocate { file, .. }
-        | Seal { file, .. }
-        | Publish { file, .. }
-        | AddSealed { file, .. }
-        | NextStamp { file }
-        | BeginEpoch { file, .. }
-        | SetAtomic { file, .. }
-        | MarkPublished { file }
-        | Lock { file }
-        | Unlock { file }
-        | AddToPointer { file, .. }
-        | SetPointer { file, .. }
-        | WriteCompressed { file, .. }
-        | ReadCompressed { file, .. }
-        | OpenSource { file, .. }
-        | FindData { file, .. }
-        | OpenSink { file, .. }
-        | OpenPart { file, .. }
-        | SumBlocks { file, .. }
-        | FinishSink { file, .. }
-        | Close { file } => Some(*file),
-    }
-}
-
-/// Whether a repetition of the call has the same effect and the same reply.
-fn is_repeatable(call: &RemoteCall) -> bool {
-    use RemoteCall::*;
-    match call {
-        Begin { open, .. } => open.flags & EXCLUSIVE == 0,
-        AddToPointer { .. } => false,
-        Open { .. } | SetView { .. } | Write { .. } | Read { .. } | Size { .. } | Seal { .. } => {
-            true
-        }
-        SetSize { .. } | Preallocate { .. } | Publish { .. } | SetPointer { .. } => true,
-        // A file in pieces is lost with its link, so these are carried out at most once.
-        AddSealed { .. } | NextStamp { .. } | BeginEpoch { .. } | SetAtomic { .. } => true,
-        MarkPublished { .. } => true,
-        // A lock ends with the process that holds it, and is taken again with the file.
-        Lock { .. } | Unlock { .. } | Close { .. } | Delete { .. } => true,
-        Look { .. } | Stat { .. } | WriteCompressed { .. } | ReadCompressed { .. } => true,
-        // An offer of a link that has ended is worth nothing, and its connections have ended.
-        OpenData { .. } | CloseData { .. } | OpenRelay { .. } | EndProcess(_) => true,
-        // A listing that a new I/O process does not know begins anew, and so does a removal.
-        LookAt { .. } | List { .. } | Change { .. } | RemoveTree { .. } => true,
-        MakeDir { .. } | MakeLink { .. } | RemoveDir { .. } => true,
-        // A new I/O process does not know the file, and the caller copies it once more.
-        OpenSource { .. } | FindData { .. } | OpenSink { .. } | FinishSink { .. } => true,
-        PutFile { .. } | FetchFile { .. } | OpenPart { .. } | SumBlocks { .. } => true,
-        // These belong to sessions of their own.
-        Mount(_) => false,
-    }
-}
-
-/// Returns the error of a repeated call that shows that it has been carried out before.
-fn sign_of_success(call: &RemoteCall) -> Option<Errno> {
-    use RemoteCall::*;
-    match call {
-        Delete { .. } | Publish { closing: true, .. } => Some(Errno::NOENT),
-        RemoveDir { .. } | RemoveTree { .. } => Some(Errno::NOENT),
-        MakeDir { .. } | MakeLink { .. } => Some(Errno::EXIST),
-        PutFile { may_replace: false, .. } | FinishSink { may_replace: false, .. } => {
-            Some(Errno::EXIST)
-        }
-        _ => None,
+/// Ends the sessions of this process, as its last act. Nothing is waited for.
+fn end_all_sessions() {
+    if let Some(sessions) = SESSIONS.try_lock() {
+        sessions.values().for_each(|session| session.end_at_once());
     }
 }
 
@@ -836,19 +635,33 @@ impl SessionState {
         self.pending.iter().any(|call| call.file == Some(file))
     }
 
-    fn write_to_link(&mut self, bytes: &[u8]) -> io::Result<()> {
-        use std::io::Write;
+    pub(crate) fn write_to_link(&mut self, bytes: &[u8]) -> io::Result<()> {
         match &mut self.link {
-            Some(link) => link.stream.get_mut().write_all(bytes),
+            Some(link) => link.send_bytes(bytes),
             None => Err(io::ErrorKind::NotConnected.into()),
         }
+    }
+
+    /// Counts a reply that has arrived, and lets the other side forget some at a time.
+    fn count_reply(&mut self, bytes: usize) {
+        self.received += 1;
+        self.kept_bytes += bytes;
+        let count = self.received;
+        if count - self.acknowledged < REPLIES_KEPT && self.kept_bytes < REPLY_BYTES_KEPT {
+            return;
+        }
+        (self.acknowledged, self.kept_bytes) = (count, 0);
+        let mut frame = Vec::new();
+        frame::encode_frame(&mut frame, FrameClass::Remote, 0, &RemoteCall::Received { count }, 0);
+        // A failure is that of the link, which the next reply reports.
+        let _ = self.write_to_link(&frame);
     }
 
     /// Receives the reply to the oldest call, which is call `seq`.
     fn receive_reply(&mut self, seq: u64, into: &mut [u8]) -> io::Result<(RemoteReply, usize)> {
         let (reply, len) = self.receive_frame(seq, into)?;
         let Some(call) = self.pending.pop_front() else { return Ok((reply, len)) };
-        self.pending_bytes -= call.len;
+        self.pending_bytes -= call.bytes.len();
         match reply {
             RemoteReply::Failed(failure)
                 if call.repeated
@@ -860,7 +673,11 @@ impl SessionState {
         }
     }
 
-    fn receive_frame(&mut self, seq: u64, into: &mut [u8]) -> io::Result<(RemoteReply, usize)> {
+    pub(crate) fn receive_frame(
+        &mut self,
+        seq: u64,
+        into: &mut [u8],
+    ) -> io::Result<(RemoteReply, usize)> {
         let link = self.link.as_mut().ok_or(io::ErrorKind::NotConnected)?;
         let broken = |e: FrameError| match e {
             FrameError::Io(e) => e,
@@ -880,7 +697,10 @@ impl SessionState {
             {
                 Err(io::Error::other("bytes were damaged on the way"))
             }
-            reply => Ok((reply, len)),
+            reply => {
+                self.count_reply(len);
+                Ok((reply, len))
+            }
         }
     }
 }

@@ -1,14 +1,17 @@
 //! The stream to an I/O process that the user's own ssh starts on the other site. ssh logs in,
 //! proves both sides and encrypts; this process only passes bytes.
 
+use crate::link_stream::LinkStream;
 use crate::remote_message::{
-    GREETING, REMOTE_PROTOCOL, RemoteCall, RemoteReply, SiteGreeting, SiteProcess,
+    REMOTE_PROTOCOL, RemoteCall, RemoteFailure, RemoteReply, SiteGreeting, SiteProcess,
+    parse_greeting,
 };
+use crate::session_key::SessionKey;
 use crate::site_address::SiteAddress;
 use crate::site_hops::SiteHops;
 use rustix::fs::MemfdFlags;
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -60,13 +63,15 @@ const ENDS_MAX: u32 = 4;
 /// A running ssh, and the stream through it.
 #[derive(Debug)]
 pub(crate) struct SshLink {
-    pub(crate) stream: BufReader<UnixStream>,
+    pub(crate) stream: BufReader<LinkStream>,
     child: Child,
     said: File,
     /// The machine id there, or an empty text.
     pub(crate) machine: String,
     /// The process there.
     pub(crate) process: Option<SiteProcess>,
+    /// The key of the session that the process begins.
+    pub(crate) session: Option<SessionKey>,
 }
 
 impl SshLink {
@@ -87,7 +92,7 @@ impl SshLink {
     /// A sentence with the messages of ssh.
     pub(crate) fn open_relay(host: &SiteAddress, hops: &SiteHops) -> Result<SshLink, String> {
         let link = SshLink::open_service(host, hops, "relay")?;
-        let limited = link.stream.get_ref().set_read_timeout(Some(RELAY_WAIT));
+        let limited = link.stream.get_ref().limit_reads(Some(RELAY_WAIT));
         limited.map(|()| link).map_err(|e| e.to_string())
     }
 
@@ -128,17 +133,19 @@ impl SshLink {
         drop(command);
         near.set_read_timeout(Some(GREETING_WAIT)).map_err(failed)?;
         let mut link = SshLink {
-            stream: BufReader::with_capacity(BUFFER, near),
+            stream: BufReader::with_capacity(BUFFER, LinkStream::new(near)),
             child,
             said,
             machine: String::new(),
             process: None,
+            session: None,
         };
         match link.read_greeting() {
             Ok(greeting) if greeting.protocol == REMOTE_PROTOCOL => {
-                link.stream.get_ref().set_read_timeout(None).map_err(failed)?;
+                link.stream.get_ref().limit_reads(None).map_err(failed)?;
                 link.machine = greeting.machine;
                 link.process = greeting.process;
+                link.session = greeting.session;
                 Ok(link)
             }
             Ok(greeting) => Err(format!(
@@ -158,9 +165,8 @@ impl SshLink {
             if lines.read_until(b'\n', &mut line)? == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
-            let facts = line.strip_prefix(GREETING.as_bytes()).and_then(|f| f.strip_prefix(b" "));
-            if let Some(facts) = facts {
-                return serde_json::from_slice(facts).map_err(io::Error::other);
+            if let Some(greeting) = parse_greeting(&line) {
+                return greeting.map_err(io::Error::other);
             }
         }
     }
@@ -172,7 +178,7 @@ impl SshLink {
     pub(crate) fn call(&mut self, call: &RemoteCall) -> io::Result<RemoteReply> {
         let (mut bytes, mut body) = (Vec::new(), Vec::new());
         frame::encode_frame(&mut bytes, FrameClass::Remote, 0, call, 0);
-        self.stream.get_mut().write_all(&bytes)?;
+        self.send_bytes(&bytes)?;
         let broken = |e: FrameError| io::Error::other(e.to_string());
         let header = frame::read_frame(&mut self.stream, &mut body).map_err(broken)?;
         match (header.class, header.payload_len) {
@@ -181,10 +187,47 @@ impl SshLink {
         }
     }
 
+    /// Sends all bytes. Replies that arrive meanwhile are kept.
+    ///
+    /// # Errors
+    /// Those of the stream.
+    pub(crate) fn send_bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.stream.get_mut().send_bytes(bytes)
+    }
+
+    /// Asks the process there to give this link to the I/O process of an earlier one, from which
+    /// so many replies have been received. Returns the number of calls that it has received, or
+    /// its refusal: then the process itself serves a session of its own.
+    ///
+    /// # Errors
+    /// Those of the stream.
+    pub(crate) fn resume_session(
+        &mut self,
+        key: SessionKey,
+        received: u64,
+    ) -> io::Result<Result<u64, RemoteFailure>> {
+        self.stream.get_ref().limit_reads(Some(GREETING_WAIT))?;
+        let reply = self.call(&RemoteCall::ResumeSession { key, received })?;
+        self.stream.get_ref().limit_reads(None)?;
+        match reply {
+            RemoteReply::Resumed { received } => Ok(Ok(received)),
+            RemoteReply::Failed(failure) => Ok(Err(failure)),
+            _ => Err(io::Error::other("a reply that fits no call")),
+        }
+    }
+
+    /// Says that the session has ended, so that the process there does not wait for another link.
+    pub(crate) fn say_end(&mut self) {
+        let mut bytes = Vec::new();
+        frame::encode_frame(&mut bytes, FrameClass::Remote, 0, &RemoteCall::EndSession, 0);
+        // Without it, the process there finds out by the end of the stream.
+        self.stream.get_ref().send_if_room(&bytes);
+    }
+
     /// Explains why the stream has ended, with the last words of ssh.
     pub(crate) fn explain_end(&mut self, error: &io::Error) -> String {
         // Without its input the far side ends, and then ssh, which may have more to say.
-        let _ = self.stream.get_ref().shutdown(std::net::Shutdown::Both);
+        self.stream.get_ref().end();
         let late = matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut);
         if late {
             let _ = self.child.kill();
@@ -215,7 +258,7 @@ impl Drop for SshLink {
     fn drop(&mut self) {
         // The end of its input ends the far side, and ssh with it. If ssh has not ended by now, the
         // system collects it at the end of this process.
-        let _ = self.stream.get_ref().shutdown(std::net::Shutdown::Both);
+        self.stream.get_ref().end();
         let _ = self.child.try_wait();
     }
 }

@@ -1,6 +1,7 @@
 //! What comes from other machines, from login shells and from files of hosts: greetings, orders,
 //! replies, lists of hosts, what a machine knows of itself, the calls of another site, the proofs
-//! and compressed parts of its data connections, and the records of part files.
+//! and compressed parts of its data connections, the handovers of its sessions, and the records of
+//! part files.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -12,8 +13,9 @@ use tatami_hosts::host_protocol::{
 };
 use tatami_hosts::machine::MachineFile;
 use tatami_remote::{
-    BYTES_MAX, CompressionForm, DataSecret, PartExpander, PartRecord, RemoteCall, RemoteReply,
-    SiteFile, SiteMap, SiteRoute, SiteTicket, parse_port_range, prove_as_caller, prove_as_server,
+    BYTES_MAX, CompressionForm, DataSecret, HandoverWords, PartExpander, PartRecord, RemoteCall,
+    RemoteReply, SiteFile, SiteMap, SiteRoute, SiteTicket, parse_greeting as parse_site_greeting,
+    parse_port_range, prove_as_caller, prove_as_server,
 };
 use tatami_wire::frame::decode_body;
 
@@ -59,7 +61,14 @@ fuzz_target!(|bytes: &[u8]| {
             let hosts = lists.iter().flatten().flatten();
             hosts.for_each(|host| assert!(is_host_name(host), "{host:?} becomes an argument"));
         }
-        5 => drop(decode_body::<RemoteCall>(body)),
+        5 => {
+            drop(decode_body::<RemoteCall>(body));
+            drop(parse_site_greeting(body));
+            // Between processes of one user, but of any version.
+            if let Some(words) = HandoverWords::parse(body) {
+                assert_eq!(HandoverWords::parse(&words.encode()), Some(words), "one meaning");
+            }
+        }
         6 => drop((decode_body::<RemoteReply>(body), SiteTicket::decode(body))),
         7 => {
             drop(SiteMap::parse(&text));
