@@ -65,7 +65,7 @@ impl TwoSites {
     pub fn expect_nothing_left(&self, dir: &str, files: &str) {
         let two = self.bed.host(1);
         two.run(
-            "for i in $(seq 600); do pgrep -f '[t]atami gateway|[o]rted' || exit 0; sleep 0.1; \
+            "for i in $(seq 1100); do pgrep -f '[t]atami gateway|[o]rted' || exit 0; sleep 0.1; \
              done; exit 1",
         );
         assert_eq!(two.run(&format!("ls -A {dir}")).out.trim(), files);

@@ -13,7 +13,7 @@ use std::io::{self, BufReader, Read};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use tatami_remote::{
-    HandoverWords, RemoteCall, RemoteReply, SessionKey, SiteGreeting, format_greeting,
+    HandoverWords, RemoteCall, RemoteReply, SiteGreeting, SiteSessionKey, format_greeting,
 };
 use tatami_wire::frame::{self, FrameClass, FrameError};
 
@@ -51,7 +51,7 @@ enum LinkEnd {
 pub fn serve_gateway(input: OwnedFd, output: OwnedFd) -> Result<(), GatewayError> {
     // Without it the kernel copies small pieces one by one.
     let _ = tatami_tiled::guard_stores();
-    let key = SessionKey::make()?;
+    let key = SiteSessionKey::make()?;
     let streams = SessionStreams::new(input, output, None)?;
     let mut greeting = SiteGreeting::of_this_machine(env!("CARGO_PKG_VERSION"));
     greeting.session = Some(key.clone());
@@ -124,11 +124,12 @@ fn serve_link(
                 continue;
             }
             RemoteCall::EndSession => return Ok(LinkEnd::Finished),
-            RemoteCall::ResumeSession { key, received } => {
+            RemoteCall::ResumeSession { key, received, attempt } => {
                 if !link.is_new() || !input.buffer().is_empty() {
                     return Err(GatewayError::Call(FrameError::Unexpected));
                 }
-                match resume_session(current, key, received)? {
+                let words = HandoverWords::new(key, received, attempt, SshConnection::words());
+                match resume_session(current, &words)? {
                     Some(socket) => return Ok(LinkEnd::HandedOver(socket)),
                     None => continue,
                 }
@@ -151,11 +152,9 @@ fn serve_link(
 /// other side knows it.
 fn resume_session(
     current: &CurrentLink,
-    key: SessionKey,
-    received: u64,
+    words: &HandoverWords,
 ) -> Result<Option<OwnedFd>, GatewayError> {
-    let words = HandoverWords::new(key, received, SshConnection::words());
-    match hand_over(&words, current.streams.as_pair()) {
+    match hand_over(words, current.streams.as_pair()) {
         Ok(socket) => Ok(Some(socket)),
         Err(HandoverFailure::Refused(why)) => {
             let (mut out, reply) = (vec![], RemoteReply::Failed(refuse(Errno::STALE, &why)));
@@ -169,7 +168,3 @@ fn resume_session(
         }
     }
 }
-
-#[cfg(test)]
-#[path = "resumption_tests.rs"]
-mod tests;

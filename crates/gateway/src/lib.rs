@@ -1,7 +1,7 @@
 //! The I/O process for programs of another site (`tatami gateway`). One process there sends calls.
 //! This one carries them out, one after the other. It runs as the user who logged in, and can do no
-//! more than that user. It ends with its session, and then nothing of it is left. A link that breaks
-//! does not end a session: a later ssh gives its streams to the same process (`link_watch.rs`).
+//! more than that user. It ends with its session, and then nothing of it is left. A session goes on
+//! when its link breaks: a later ssh gives its streams to the same process (`link_watch.rs`).
 //!
 //! A file has one of three back ends: system calls on an ordinary file, the pieces of a file of a
 //! volume (both by `tatami-tiled`), or the MPI-IO of an MPI library of this machine.
@@ -31,6 +31,8 @@ mod refusal;
 mod relay;
 mod relay_pipe;
 mod relay_watch;
+#[cfg(test)]
+mod resumption_tests;
 mod sealed_parts;
 mod session_handover;
 mod session_link;

@@ -12,7 +12,7 @@
 //! | ended | | ended here, or unknown | sshd gave up | 180 s |
 //! | silent | | open | the network is gone | 180 s |
 //!
-//! A session that has had no call yet waits for 20 s at most.
+//! A session that has had no call yet waits for 5 s at most.
 //!
 //! sshd itself does not ask whether its client is still there. The ssh of the other side says
 //! something at least every 15 seconds.
@@ -37,6 +37,7 @@ const SILENCE_MAX: Duration = Duration::from_secs(180);
 /// How long the output is watched after the end of the input. sshd that ends closes both.
 const OUTPUT_WAIT: Duration = Duration::from_secs(1);
 /// The waits for the next link. The other side tries for a minute.
+const NEW_WAIT: Duration = Duration::from_secs(5);
 const CUT_WAIT: Duration = Duration::from_secs(20);
 const CLOSED_WAIT: Duration = Duration::from_secs(90);
 const LOST_WAIT: Duration = Duration::from_secs(180);
@@ -61,9 +62,10 @@ struct WatchedSsh {
 }
 
 impl WatchedSsh {
-    fn new(words: &str) -> WatchedSsh {
+    /// `is_known`: the kernel knew that of an earlier link.
+    fn new(words: &str, is_known: bool) -> WatchedSsh {
         let connection = SshConnection::parse(words);
-        let is_known = connection.is_some_and(|ssh| ssh.find_state().is_some());
+        let is_known = is_known || connection.is_some_and(|ssh| ssh.find_state().is_some());
         WatchedSsh { connection, is_known }
     }
 
@@ -101,7 +103,7 @@ struct LinkWatch<'a> {
 
 impl<'a> LinkWatch<'a> {
     fn new(link: &'a SessionLink, listener: &'a OwnedFd) -> LinkWatch<'a> {
-        let ssh = WatchedSsh::new(&SshConnection::words());
+        let ssh = WatchedSsh::new(&SshConnection::words(), false);
         LinkWatch { link, listener, ssh, watched: link.current(), deadline: None }
     }
 
@@ -152,7 +154,7 @@ impl<'a> LinkWatch<'a> {
     /// Answers the process of a later ssh.
     fn answer_call(&mut self) {
         if let Some(words) = receive_handover(self.link, self.listener) {
-            self.ssh = WatchedSsh::new(&words);
+            self.ssh = WatchedSsh::new(&words, self.ssh.is_known);
             (self.watched, self.deadline) = (self.link.current(), None);
         }
     }
@@ -169,8 +171,8 @@ impl<'a> LinkWatch<'a> {
         }
         match choose_wait(is_output_broken, tcp) {
             Some(wait) => {
-                // Without a call there is little to lose.
-                let wait = if self.link.is_new() { wait.min(CUT_WAIT) } else { wait };
+                // Without a call there is little to lose: mostly, a login broke before its end.
+                let wait = if self.link.is_new() { NEW_WAIT } else { wait };
                 self.deadline = Some(Instant::now() + wait);
             }
             None => {

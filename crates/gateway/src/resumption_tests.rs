@@ -1,12 +1,15 @@
 //! A session over links that break: at each end of a message, and after every ninth byte within
 //! one, in calls and in replies. Each operation is done once, and each reply is right.
 
-use super::*;
-use std::io::Write;
+use crate::gateway_loop::{GatewayError, serve_gateway};
+use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::thread::JoinHandle;
 use std::time::Duration;
-use tatami_remote::{FileOpen, SiteBackend, parse_greeting, sum_bytes};
+use tatami_remote::{
+    FileOpen, RemoteCall, RemoteReply, SiteBackend, SiteSessionKey, parse_greeting, sum_bytes,
+};
+use tatami_wire::frame::{self, FrameClass};
 
 /// Longest wait for a reply.
 const REPLY_WAIT: Duration = Duration::from_secs(120);
@@ -21,7 +24,7 @@ const SIDE_BY_SIDE: usize = 8;
 struct TestLink {
     stream: UnixStream,
     service: JoinHandle<Result<(), GatewayError>>,
-    key: SessionKey,
+    key: SiteSessionKey,
 }
 
 impl TestLink {
@@ -68,7 +71,7 @@ impl Read for CutReader<'_> {
 /// The near side of a session, of which one link is cut after some bytes.
 struct TestSession {
     link: TestLink,
-    key: SessionKey,
+    key: SiteSessionKey,
     ended: Vec<JoinHandle<Result<(), GatewayError>>>,
     calls: Vec<Vec<u8>>,
     received: usize,
@@ -93,7 +96,8 @@ impl TestSession {
         self.cuts += 1;
         let mut link = TestLink::start();
         let (key, received) = (self.key.clone(), self.received as u64);
-        link.send(&RemoteCall::ResumeSession { key, received });
+        let attempt = self.cuts as u64;
+        link.send(&RemoteCall::ResumeSession { key, received, attempt });
         let before = std::mem::replace(&mut self.link, link);
         self.ended.push(before.service);
         match read_message(&mut &self.link.stream) {
@@ -283,14 +287,21 @@ fn a_new_link_replaces_one_that_is_half_open() {
     let _ = old.write_all(&bytes);
     assert_eq!(session.run_calls(&[(made("b"), &[])])[0].0, RemoteReply::Done);
     assert!(!dir.path().join("late").exists());
+    // An attempt that comes late takes nothing over.
+    let mut late = TestLink::start();
+    late.send(&RemoteCall::ResumeSession { key: session.key.clone(), received: 1, attempt: 1 });
+    assert!(matches!(read_message(&mut &late.stream), Some((RemoteReply::Failed(_), _))));
+    assert_eq!(session.run_calls(&[(made("c"), &[])])[0].0, RemoteReply::Done);
+    late.send(&RemoteCall::EndSession);
+    session.ended.push(late.service);
     session.end();
 }
 
 #[test]
 fn a_session_that_has_ended_is_not_resumed_and_another_one_begins() {
     let mut link = TestLink::start();
-    let key = SessionKey::make().expect("random bytes");
-    link.send(&RemoteCall::ResumeSession { key, received: 0 });
+    let key = SiteSessionKey::make().expect("random bytes");
+    link.send(&RemoteCall::ResumeSession { key, received: 0, attempt: 1 });
     match read_message(&mut &link.stream) {
         Some((RemoteReply::Failed(failure), _)) => {
             assert!(failure.what.contains("has ended"), "{failure:?}");

@@ -19,7 +19,7 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
-use tatami_remote::{HANDOVER_MAX, HandoverWords, SessionKey};
+use tatami_remote::{HANDOVER_MAX, HandoverWords, SiteSessionKey};
 
 /// Longest wait for the other process.
 const WORDS_WAIT: Duration = Duration::from_secs(10);
@@ -94,7 +94,7 @@ pub(crate) fn receive_handover(link: &SessionLink, listener: &OwnedFd) -> Option
     };
     let carrier = socket.try_clone().ok()?;
     let streams = SessionStreams::new(input, output, Some(carrier)).ok()?;
-    match link.take_over(streams, words.received) {
+    match link.take_over(streams, words.received, words.attempt) {
         Ok(()) => {
             answer(TAKEN);
             Some(words.connection)
@@ -108,7 +108,7 @@ pub(crate) fn receive_handover(link: &SessionLink, listener: &OwnedFd) -> Option
 
 /// Compares keys. Only processes of this user get here, so the time of it gives nothing away that
 /// they could not read from the memory of this process.
-fn has_key(given: &SessionKey, own: &SessionKey) -> bool {
+fn has_key(given: &SiteSessionKey, own: &SiteSessionKey) -> bool {
     given == own
 }
 

@@ -15,7 +15,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use tatami_remote::{RemoteReply, SessionKey};
+use tatami_remote::{RemoteReply, SiteSessionKey};
 use tatami_wire::frame::{self, FrameClass};
 
 /// Most replies that are sent by one system call.
@@ -31,6 +31,8 @@ pub(crate) struct CurrentLink {
 #[derive(Debug)]
 struct LinkState {
     number: u64,
+    /// The number that the other side has given to the attempt that made the link.
+    attempt: u64,
     /// The streams; `None` after the link has broken.
     streams: Option<Arc<SessionStreams>>,
     /// Calls that have arrived whole.
@@ -46,7 +48,7 @@ struct LinkState {
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct SessionLink {
-    key: SessionKey,
+    key: SiteSessionKey,
     state: Mutex<LinkState>,
     changed: Condvar,
     /// Wakes the thread that watches the link.
@@ -62,11 +64,12 @@ impl SessionLink {
     ///
     /// # Errors
     /// Those of eventfd(2).
-    pub(crate) fn new(key: SessionKey, streams: SessionStreams) -> io::Result<SessionLink> {
+    pub(crate) fn new(key: SiteSessionKey, streams: SessionStreams) -> io::Result<SessionLink> {
         Ok(SessionLink {
             key,
             state: Mutex::new(LinkState {
                 number: 0,
+                attempt: 0,
                 streams: Some(Arc::new(streams)),
                 calls: 0,
                 sent: 0,
@@ -82,7 +85,7 @@ impl SessionLink {
     }
 
     /// The key of the session.
-    pub(crate) fn key(&self) -> &SessionKey {
+    pub(crate) fn key(&self) -> &SiteSessionKey {
         &self.key
     }
 
@@ -200,8 +203,13 @@ impl SessionLink {
         &self,
         streams: SessionStreams,
         received: u64,
+        attempt: u64,
     ) -> Result<(), &'static str> {
         let mut state = self.state.lock();
+        // A process that comes late has the streams of a link that was given up.
+        if attempt <= state.attempt {
+            return Err("a later link carries the session already");
+        }
         if state.has_ended || state.is_last {
             return Err("the session has ended");
         }
@@ -216,6 +224,7 @@ impl SessionLink {
         state.kept.forget_received(received);
         state.sent = received;
         state.number += 1;
+        state.attempt = attempt;
         let before = state.streams.replace(Arc::new(streams));
         drop(state);
         if let Some(before) = before {

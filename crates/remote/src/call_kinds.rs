@@ -1,5 +1,5 @@
-//! Kinds of calls: the file that a call concerns, and what a repetition would do. A call is repeated
-//! if the I/O process that had received it has ended.
+//! Kinds of calls: the file that a call concerns, and what a repetition would do. Calls without a
+//! reply are repeated if their I/O process has ended.
 
 use crate::remote_message::RemoteCall;
 use crate::site_backend::SiteBackend;

@@ -68,7 +68,7 @@ pub use remote_message::{
     find_process_start, format_greeting, own_machine_id, parse_greeting, sum_bytes,
 };
 pub use remote_session::{RemoteError, RemoteSession};
-pub use session_key::{HANDOVER_MAX, HandoverWords, SessionKey};
+pub use session_key::{HANDOVER_MAX, HandoverWords, SiteSessionKey};
 pub use site_address::{SiteAddress, SiteFile, SiteMap};
 pub use site_backend::{SiteBackend, SiteMpi};
 pub use site_route::{RouterName, SiteCompression, SiteRoute, parse_port_range};

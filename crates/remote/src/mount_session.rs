@@ -2,8 +2,8 @@
 //! a thread sends its call and waits, and one thread receives all replies. The I/O process there
 //! carries out the calls in the order of the stream, so a later call sees an earlier write.
 //!
-//! If the link breaks, that thread starts ssh again, and goes on with the same I/O process: the calls
-//! are sent again that had not arrived. If that process has ended, a new one opens the files of the
+//! If the link breaks, that thread starts ssh again, and goes on with the same I/O process: calls
+//! that had not arrived are sent again. If that process has ended, a new one opens the files of the
 //! caller again, and gets all calls without a reply once more. A name that a repeated call finds
 //! made or removed already was made or removed by the first one. After [`PATIENCE`] the calls fail;
 //! further ones fail at once, until the link is there again.
@@ -12,7 +12,7 @@ use crate::earlier_processes::EarlierProcesses;
 use crate::mount_message::MountCall;
 use crate::remote_message::{BYTES_MAX, RemoteCall, RemoteFailure, RemoteReply, sum_bytes};
 use crate::remote_session::RemoteError;
-use crate::session_key::SessionKey;
+use crate::session_key::SiteSessionKey;
 use crate::site_address::SiteAddress;
 use crate::site_login::log_in;
 use crate::ssh_link::SshLink;
@@ -88,12 +88,14 @@ struct MountState {
     pending: VecDeque<SentMountCall>,
     pending_bytes: usize,
     /// The key of the session at the I/O process; `None`: its calls are not those that are pending.
-    key: Option<SessionKey>,
+    key: Option<SiteSessionKey>,
     /// Replies that this I/O process has sent, and those of which it knows that they have arrived.
     received: u64,
     acknowledged: u64,
     /// Bytes of replies that it still keeps.
     kept_bytes: usize,
+    /// Attempts to go on with an I/O process.
+    resumptions: u64,
     /// The calls that wait, by the number of the kernel's request.
     waiting: HashMap<u64, Arc<WaitSlot>>,
     /// Requests that were interrupted before their call came.
@@ -177,6 +179,7 @@ impl MountSession {
                 received: 1,
                 acknowledged: 0,
                 kept_bytes: 0,
+                resumptions: 0,
                 waiting: HashMap::new(),
                 early: VecDeque::new(),
             }),
@@ -454,12 +457,13 @@ impl MountSession {
 
     /// Goes on over a new link: with the I/O process of the session, or else with the new one.
     fn use_link(self: &Arc<Self>, mut link: SshLink) -> Result<SshLink, String> {
-        let (key, received) = {
-            let state = self.state.lock();
-            (state.key.clone(), state.received)
+        let (key, received, attempt) = {
+            let mut state = self.state.lock();
+            state.resumptions += 1;
+            (state.key.clone(), state.received, state.resumptions)
         };
         let Some(key) = key else { return self.restore_calls(link) };
-        match link.resume_session(key, received) {
+        match link.resume_session(key, received, attempt) {
             Ok(Ok(calls)) => self.resume_calls(link, calls),
             Ok(Err(_)) => {
                 self.state.lock().key = None;

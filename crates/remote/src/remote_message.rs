@@ -7,7 +7,7 @@ use crate::data_proof::DataSecret;
 use crate::mount_message::{MountCall, SiteSpace};
 use crate::part_record::{BlockSum, PartStart};
 pub use crate::session_key::REMOTE_PROTOCOL;
-use crate::session_key::SessionKey;
+use crate::session_key::SiteSessionKey;
 use crate::site_backend::SiteBackend;
 use serde::{Deserialize, Serialize};
 use tatami_wire::meta::Bytes;
@@ -34,7 +34,7 @@ pub struct SiteGreeting {
     pub process: Option<SiteProcess>,
     /// The key with which a later ssh goes on with this session.
     #[serde(default)]
-    pub session: Option<SessionKey>,
+    pub session: Option<SiteSessionKey>,
 }
 
 /// A process, in the words of its own machine.
@@ -444,13 +444,15 @@ pub enum RemoteCall {
         /// The port at all of them.
         port: u16,
     },
-    /// Lets this link carry a session after its link broke. The first message of a link, and no call
-    /// of the session. → `Resumed`
+    /// Lets this link carry a session after its link broke. The first message of a link, and no
+    /// call of the session. → `Resumed`
     ResumeSession {
         /// The key of the session.
-        key: SessionKey,
+        key: SiteSessionKey,
         /// Replies that have been received.
         received: u64,
+        /// The number of this attempt: a later one has a higher number.
+        attempt: u64,
     },
     /// Says how many replies have been received. No call, and without a reply.
     Received {

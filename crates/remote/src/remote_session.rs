@@ -15,7 +15,7 @@ use crate::remote_message::{
 };
 use crate::reply_slots::AwaitedReplies;
 use crate::session_goodbye::end_at_exit;
-use crate::session_key::SessionKey;
+use crate::session_key::SiteSessionKey;
 use crate::session_turn::SessionTurn;
 use crate::site_address::SiteAddress;
 use crate::site_backend::SiteBackend;
@@ -79,12 +79,14 @@ impl KnownFile {
 pub(crate) struct SessionState {
     pub(crate) link: Option<SshLink>,
     /// The key of the session at the I/O process, after its files are open there.
-    pub(crate) key: Option<SessionKey>,
+    pub(crate) key: Option<SiteSessionKey>,
     /// Replies that this I/O process has sent, and those of which it knows that they have arrived.
     pub(crate) received: u64,
     pub(crate) acknowledged: u64,
     /// Bytes of replies that it still keeps.
     pub(crate) kept_bytes: usize,
+    /// Attempts to go on with an I/O process.
+    pub(crate) resumptions: u64,
     pub(crate) earlier: EarlierProcesses,
     /// The number of the attempt to reach the site, by which routers are chosen.
     pub(crate) attempt: u32,

@@ -12,20 +12,20 @@ pub const REMOTE_PROTOCOL: u32 = 3;
 
 /// The number and the secret of a session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SessionKey {
+pub struct SiteSessionKey {
     number: u64,
     secret: DataSecret,
 }
 
-impl SessionKey {
+impl SiteSessionKey {
     /// Makes a new key.
     ///
     /// # Errors
     /// The system has no random bytes yet.
-    pub fn make() -> io::Result<SessionKey> {
+    pub fn make() -> io::Result<SiteSessionKey> {
         let [a, b, c, d, e, f, g, h, ..] = make_random_secret()?;
         let number = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
-        Ok(SessionKey { number, secret: DataSecret::make()? })
+        Ok(SiteSessionKey { number, secret: DataSecret::make()? })
     }
 
     /// Returns the name of the socket on which the I/O process awaits a later ssh.
@@ -43,17 +43,24 @@ pub struct HandoverWords {
     /// [`REMOTE_PROTOCOL`] of the later ssh.
     protocol: u32,
     /// The key that the other side has sent.
-    pub key: SessionKey,
+    pub key: SiteSessionKey,
     /// Replies that the other side has received.
     pub received: u64,
+    /// The number of the attempt. One that comes late, behind a later one, is refused.
+    pub attempt: u64,
     /// `SSH_CONNECTION` of the later ssh, or an empty text.
     pub connection: String,
 }
 
 impl HandoverWords {
     /// Returns the words for a session.
-    pub fn new(key: SessionKey, received: u64, connection: String) -> HandoverWords {
-        HandoverWords { protocol: REMOTE_PROTOCOL, key, received, connection }
+    pub fn new(
+        key: SiteSessionKey,
+        received: u64,
+        attempt: u64,
+        connection: String,
+    ) -> HandoverWords {
+        HandoverWords { protocol: REMOTE_PROTOCOL, key, received, attempt, connection }
     }
 
     /// Returns the words as bytes.
@@ -76,8 +83,8 @@ mod tests {
 
     #[test]
     fn words_are_read_as_they_were_written_and_no_others() {
-        let key = SessionKey::make().expect("random bytes");
-        let words = HandoverWords::new(key.clone(), 7, "10.0.0.1 5 10.0.0.2 22".to_owned());
+        let key = SiteSessionKey::make().expect("random bytes");
+        let words = HandoverWords::new(key.clone(), 7, 1, "10.0.0.1 5 10.0.0.2 22".to_owned());
         let bytes = words.encode();
         assert_eq!(HandoverWords::parse(&bytes), Some(words.clone()));
         for len in 0..bytes.len() {
@@ -86,7 +93,7 @@ mod tests {
         assert_eq!(HandoverWords::parse(&[&bytes[..], &[0]].concat()), None);
         let other = HandoverWords { protocol: REMOTE_PROTOCOL + 1, ..words };
         assert_eq!(HandoverWords::parse(&other.encode()), None);
-        assert_ne!(SessionKey::make().expect("random bytes"), key);
+        assert_ne!(SiteSessionKey::make().expect("random bytes"), key);
         assert!(format!("{key:?}").contains("DataSecret(secret)"), "no secret in logs");
     }
 }

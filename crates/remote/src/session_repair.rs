@@ -71,7 +71,8 @@ impl RemoteSession {
         why: &str,
     ) -> Result<(), RepairFailure> {
         if let Some(key) = state.key.clone() {
-            match link.resume_session(key, state.received) {
+            state.resumptions += 1;
+            match link.resume_session(key, state.received, state.resumptions) {
                 Ok(Ok(calls)) => return self.resume(state, link, calls),
                 // The new process serves a session of its own.
                 Ok(Err(_)) => state.key = None,

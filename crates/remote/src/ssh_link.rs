@@ -6,7 +6,7 @@ use crate::remote_message::{
     REMOTE_PROTOCOL, RemoteCall, RemoteFailure, RemoteReply, SiteGreeting, SiteProcess,
     parse_greeting,
 };
-use crate::session_key::SessionKey;
+use crate::session_key::SiteSessionKey;
 use crate::site_address::SiteAddress;
 use crate::site_hops::SiteHops;
 use rustix::fs::MemfdFlags;
@@ -71,7 +71,7 @@ pub(crate) struct SshLink {
     /// The process there.
     pub(crate) process: Option<SiteProcess>,
     /// The key of the session that the process begins.
-    pub(crate) session: Option<SessionKey>,
+    pub(crate) session: Option<SiteSessionKey>,
 }
 
 impl SshLink {
@@ -196,18 +196,20 @@ impl SshLink {
     }
 
     /// Asks the process there to give this link to the I/O process of an earlier one, from which
-    /// so many replies have been received. Returns the number of calls that it has received, or
-    /// its refusal: then the process itself serves a session of its own.
+    /// so many replies have been received. Each attempt of a session has a higher number. Returns
+    /// the number of calls that it has received, or its refusal: then the process itself serves a
+    /// session of its own.
     ///
     /// # Errors
     /// Those of the stream.
     pub(crate) fn resume_session(
         &mut self,
-        key: SessionKey,
+        key: SiteSessionKey,
         received: u64,
+        attempt: u64,
     ) -> io::Result<Result<u64, RemoteFailure>> {
         self.stream.get_ref().limit_reads(Some(GREETING_WAIT))?;
-        let reply = self.call(&RemoteCall::ResumeSession { key, received })?;
+        let reply = self.call(&RemoteCall::ResumeSession { key, received, attempt })?;
         self.stream.get_ref().limit_reads(None)?;
         match reply {
             RemoteReply::Resumed { received } => Ok(Ok(received)),
