@@ -10,6 +10,7 @@ mod another_site_breaks;
 mod another_site_copy;
 mod another_site_faults;
 mod another_site_files;
+mod another_site_logins;
 mod another_site_mount;
 mod another_site_routers;
 mod another_site_streams;

@@ -15,7 +15,7 @@ use crate::data_task::DataTask;
 use crate::remote_message::{BYTES_MAX, DataOffer, RemoteCall, RemoteFailure, RemoteReply};
 use crate::remote_session::{RemoteError, RemoteSession, SessionState};
 use crate::site_hops::SiteHops;
-use crate::ssh_link::find_host_name;
+use crate::ssh_config::SshConfig;
 use std::io;
 
 /// Accesses below this size go through ssh, in bytes.
@@ -300,7 +300,8 @@ impl RemoteSession {
         let socket = match hops == SiteHops::default() {
             true => {
                 let mut addresses = offer.addresses.clone();
-                addresses.extend(find_host_name(&self.site));
+                addresses
+                    .extend(SshConfig::ask_ssh(&self.site).and_then(|config| config.host_name));
                 connect_to_any(&addresses, offer.port)?
             }
             false => state.data.relays.reach_place(&self.site, &hops, offer)?,

@@ -13,6 +13,9 @@ const OPTIONS: [&str; 5] = [
 ];
 /// Seconds in which the first ssh of a way connects.
 const CONNECT_WAIT: usize = 20;
+/// Seconds that a shared login stays without a session. The ssh that has just made it, or the next
+/// process, comes within this time.
+const IDLE_TIME: u32 = 5;
 /// What each later one waits longer. So the first that fails says why, and not all at once.
 const HOP_WAIT: usize = 5;
 
@@ -32,28 +35,53 @@ impl SiteHops {
     }
 
     /// Returns the options of the ssh that goes to the end of this way, each behind an `-o`.
-    pub(crate) fn make_options(&self) -> Vec<String> {
+    pub(crate) fn make_options(&self, sockets: &HopSockets) -> Vec<String> {
         let hops = self.in_order();
-        let mut options = list_options(hops.len());
-        options.extend(jump_option(&hops));
+        let mut options = list_options(hops.len(), sockets.end.as_deref());
+        options.extend(jump_option(&hops, sockets));
         options
     }
 }
 
-fn list_options(hops: usize) -> Vec<String> {
+/// The sockets of the shared logins of a way; `None`: a login of its own.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct HopSockets {
+    /// Those at the login hosts, in the order of the way. A host without an entry has none.
+    pub(crate) hops: Vec<Option<String>>,
+    /// The one at the end of the way.
+    pub(crate) end: Option<String>,
+    /// The file for the messages of the ssh to login hosts. An ssh that may share its login leaves
+    /// no standard error to the ssh before it on the way.
+    pub(crate) log: Option<String>,
+}
+
+fn list_options(hops: usize, socket: Option<&str>) -> Vec<String> {
     let wait = format!("ConnectTimeout={}", CONNECT_WAIT + HOP_WAIT * hops);
-    OPTIONS.iter().map(|option| (*option).to_owned()).chain([wait]).collect()
+    let mut options: Vec<String> = OPTIONS.iter().map(|option| (*option).to_owned()).collect();
+    options.push(wait);
+    if let Some(path) = socket {
+        // The first ssh with this socket logs in, and the others share its login. If that fails,
+        // ssh logs in by itself.
+        options.push("ControlMaster=auto".to_owned());
+        options.push(format!("ControlPersist={IDLE_TIME}"));
+        options.push(format!("ControlPath={path}"));
+    }
+    options
 }
 
 /// Returns the option by which ssh passes through hosts. `-J` would start an ssh that may ask for a
 /// password. All words are checked: none has a meaning for the shell that runs the command.
-fn jump_option(hops: &[&RouterName]) -> Option<String> {
+fn jump_option(hops: &[&RouterName], sockets: &HopSockets) -> Option<String> {
     let (last, before) = hops.split_last()?;
+    let socket = sockets.hops.get(before.len()).and_then(Option::as_deref);
     let mut line = String::from("ProxyCommand=ssh");
-    for option in list_options(before.len()) {
+    if let Some(log) = &sockets.log {
+        line += &format!(" -E {log}");
+    }
+    for option in list_options(before.len(), socket) {
         line += &format!(" -o {option}");
     }
-    if let Some(inner) = jump_option(before) {
+    if let Some(inner) = jump_option(before, sockets) {
         // The ssh that gets this word replaces `%h` and `%p` in it, and a shell reads it.
         line += &format!(" -o '{}'", inner.replace('%', "%%").replace('\'', "\""));
     }
@@ -145,17 +173,39 @@ mod tests {
 
     #[test]
     fn each_host_is_reached_through_the_one_before() {
-        assert_eq!(jump_option(&[]), None);
+        assert_eq!(jump_option(&[], &HopSockets::default()), None);
         let route = make_route("login1", "me@far:2222");
         let hops = route.choose_hops_of(0);
-        let option = hops.make_options().pop().expect("a jump");
+        let own = HopSockets::default();
+        let option = hops.make_options(&own).pop().expect("a jump");
         let outer = "-l me -p 2222 -W '[%h]:%p' -- far";
         assert!(option.starts_with("ProxyCommand=ssh -o BatchMode=yes "), "{option}");
         assert!(option.ends_with(outer), "{option}");
         assert!(option.contains("-o 'ProxyCommand=ssh -o BatchMode=yes "), "{option}");
         assert!(option.contains(" -W \"[%%h]:%%p\" -- login1' "), "{option}");
         assert!(option.contains("ConnectTimeout=25 ") && option.contains("ConnectTimeout=20 "));
-        assert!(hops.make_options().contains(&"ConnectTimeout=30".to_owned()));
+        assert!(hops.make_options(&own).contains(&"ConnectTimeout=30".to_owned()));
         assert_eq!(option.matches("ForwardAgent=no").count(), 2);
+    }
+
+    #[test]
+    fn each_ssh_of_a_way_has_the_socket_of_its_host() {
+        let hops = make_route("login1", "far").choose_hops_of(0);
+        let socket = |name: &str| Some(format!("/run/{name}"));
+        let hop_sockets = vec![socket("near"), socket("far")];
+        let log = Some("/proc/7/fd/3".to_owned());
+        let sockets = HopSockets { hops: hop_sockets, end: socket("end"), log };
+        let options = hops.make_options(&sockets);
+        assert!(options.contains(&"ControlPath=/run/end".to_owned()), "{options:?}");
+        let (_, jump) = options.split_last().map(|(jump, rest)| (rest, jump)).expect("a jump");
+        let (before, inner) = jump.split_once(" -o 'ProxyCommand=").expect("an inner jump");
+        assert!(before.ends_with(" -o ControlPath=/run/far"), "{jump}");
+        assert!(inner.contains(" -o ControlPath=/run/near "), "{jump}");
+        assert_eq!(jump.matches("ControlMaster=auto").count(), 2);
+        assert_eq!(jump.matches("ssh -E /proc/7/fd/3 -o ").count(), 2);
+        // A host of which the user shares logins has no socket of ours.
+        let sockets = HopSockets { hops: vec![None, socket("far")], ..HopSockets::default() };
+        let options = hops.make_options(&sockets);
+        assert_eq!(options.concat().matches("ControlPath=").count(), 1);
     }
 }

@@ -1,9 +1,10 @@
 //! The login at a site: through one pair of login hosts after the other, and the host that failed.
 
+use crate::login_crowd::ECHO;
 use crate::site_address::SiteAddress;
 use crate::site_hops::SiteHops;
 use crate::site_route::{RouterName, SiteRoute};
-use crate::ssh_link::{ECHO, SshLink};
+use crate::ssh_link::SshLink;
 use std::time::{Duration, Instant};
 
 /// After this time no other way is tried in one login.

@@ -82,6 +82,36 @@ impl fmt::Display for SiteCompression {
     }
 }
 
+/// Whether the processes of a host share their logins by ssh.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum LoginSharing {
+    /// They do.
+    #[default]
+    Shared,
+    /// Each has logins of its own.
+    Own,
+}
+
+impl LoginSharing {
+    /// Reads the wish of this process from `TATAMI_LOGINS`.
+    ///
+    /// # Errors
+    /// A sentence.
+    pub(crate) fn from_environment() -> Result<LoginSharing, String> {
+        LoginSharing::parse(
+            &std::env::var_os("TATAMI_LOGINS").unwrap_or_default().to_string_lossy(),
+        )
+    }
+
+    fn parse(text: &str) -> Result<LoginSharing, String> {
+        match text.trim() {
+            "" | "shared" => Ok(LoginSharing::Shared),
+            "own" => Ok(LoginSharing::Own),
+            other => Err(format!("TATAMI_LOGINS: {other:?} is neither \"shared\" nor \"own\"")),
+        }
+    }
+}
+
 /// The wishes of a program for the way of its bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct SiteRoute {
@@ -173,6 +203,9 @@ impl SiteRoute {
         if route.site_routers.is_empty() && route.fault.is_none() {
             route.set_site_routers(&read("TATAMI_SITE_ROUTER"));
         }
+        if let Err(fault) = LoginSharing::from_environment() {
+            route.fault.get_or_insert(fault);
+        }
         route
     }
 
@@ -247,6 +280,18 @@ mod tests {
         }
         route.set_streams("0");
         assert_eq!(route.compression_in_force(), SiteCompression::Off);
+    }
+
+    #[test]
+    fn logins_are_shared_unless_the_user_says_otherwise() {
+        for text in ["", " shared "] {
+            assert_eq!(LoginSharing::parse(text), Ok(LoginSharing::Shared));
+        }
+        assert_eq!(LoginSharing::parse("own"), Ok(LoginSharing::Own));
+        for bad in ["off", "Own", "0"] {
+            let fault = LoginSharing::parse(bad).expect_err("no such word");
+            assert!(fault.contains("TATAMI_LOGINS") && fault.contains(bad), "{fault}");
+        }
     }
 
     #[test]

@@ -2,21 +2,25 @@
 //! proves both sides and encrypts; this process only passes bytes.
 
 use crate::link_stream::LinkStream;
+use crate::login_crowd::{CrowdPauses, is_crowd};
+use crate::login_seats::LoginSeat;
 use crate::remote_message::{
     REMOTE_PROTOCOL, RemoteCall, RemoteFailure, RemoteReply, SiteGreeting, SiteProcess,
     parse_greeting,
 };
 use crate::session_key::SiteSessionKey;
+use crate::shared_login::{SHARED_WAIT, SharedLogin};
 use crate::site_address::SiteAddress;
-use crate::site_hops::SiteHops;
-use rustix::fs::MemfdFlags;
+use crate::site_hops::{HopSockets, SiteHops};
+use crate::ssh_config::{SshConfig, name_site};
+use rustix::fs::{MemfdFlags, OFlags};
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
-use std::os::fd::OwnedFd;
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tatami_wire::frame::{self, FrameClass, FrameError};
 
 /// Longest wait for the greeting, in which ssh connects and logs in.
@@ -25,35 +29,10 @@ const GREETING_WAIT: Duration = Duration::from_secs(60);
 const NOISE_MAX: u64 = 64 << 10;
 /// Bytes that are received at a time where a reply is short.
 const BUFFER: usize = 64 << 10;
-/// How long a login that sshd turned away for want of room is repeated.
-const CROWD_WAIT: Duration = Duration::from_secs(30);
-/// The first pause before that. It doubles each time.
-const CROWD_PAUSE: Duration = Duration::from_millis(100);
 /// Most bytes of the messages of ssh that are reported.
 const SAID_MAX: u64 = 2000;
-/// What ssh prints where the other end says nothing: sshd that drops a connection, or the ssh
-/// before it on the way that has ended.
-pub(crate) const ECHO: &str = "kex_exchange_identification";
-/// What ssh prints where sshd drops a connection because too many logins are under way.
-const CROWDED: [&str; 3] = [ECHO, "Connection reset by", "Connection closed by"];
-/// What another ssh of the way has said before, if it failed for another reason.
-const OTHER_CAUSES: [&str; 7] = [
-    "connect to host",
-    "open failed",
-    "Permission denied",
-    "verification failed",
-    "Could not resolve",
-    "Too many authentication",
-    "timed out",
-];
 /// Longest wait for the reply of a relay, which connects to a host meanwhile.
 const RELAY_WAIT: Duration = Duration::from_secs(20);
-
-/// Whether a login may succeed when it is repeated.
-fn is_crowd(why: &str) -> bool {
-    let says = |words: &&str| why.contains(*words);
-    CROWDED.iter().any(says) && !OTHER_CAUSES.iter().any(says)
-}
 
 /// The end of a link of which ssh says nothing.
 const ENDED: &str = "the connection has ended";
@@ -72,6 +51,8 @@ pub(crate) struct SshLink {
     pub(crate) process: Option<SiteProcess>,
     /// The key of the session that the process begins.
     pub(crate) session: Option<SiteSessionKey>,
+    /// The seat of a login that other processes share.
+    seat: Option<LoginSeat>,
 }
 
 impl SshLink {
@@ -97,41 +78,71 @@ impl SshLink {
     }
 
     fn open_service(site: &SiteAddress, hops: &SiteHops, service: &str) -> Result<SshLink, String> {
-        let (start, mut pause, mut ends) = (Instant::now(), CROWD_PAUSE, 0);
+        let config = SshConfig::ask_ssh(site);
+        let ciphers = config.as_ref().and_then(SshConfig::prefer_ciphers);
+        let start = LinkStart { site, hops, service, ciphers };
+        let shared = config.and_then(|config| SharedLogin::take_seat(site, &config, hops));
+        if let Some(shared) = shared {
+            let wait = if shared.had_login { SHARED_WAIT } else { GREETING_WAIT };
+            match SshLink::open_in_crowd(&start, &shared.sockets, wait) {
+                Ok(mut link) => {
+                    link.seat = Some(shared.into_seat());
+                    return Ok(link);
+                }
+                Err(why) if !shared.may_be_cause(&why) => return Err(why),
+                Err(why) => shared.retire_if_late(&why),
+            }
+        }
+        SshLink::open_in_crowd(&start, &HopSockets::default(), GREETING_WAIT)
+    }
+
+    fn open_in_crowd(
+        start: &LinkStart,
+        sockets: &HopSockets,
+        wait: Duration,
+    ) -> Result<SshLink, String> {
+        let (mut pauses, mut ends) = (CrowdPauses::new(), 0);
         loop {
-            match SshLink::try_open(site, hops, service) {
+            match SshLink::try_open(start, sockets, wait) {
                 // The ranks of a job log in at once, and sshd drops some of so many. An I/O process
                 // that was killed at its start says nothing.
                 Err(why)
                     if (why == ENDED && ends < ENDS_MAX)
-                        || (is_crowd(&why) && start.elapsed() < CROWD_WAIT) =>
+                        || (is_crowd(&why) && !pauses.is_over()) =>
                 {
                     ends += u32::from(why == ENDED);
                     // Nothing tells when sshd has room again.
                     #[allow(clippy::disallowed_methods)]
-                    std::thread::sleep(pause);
-                    pause *= 2;
+                    std::thread::sleep(pauses.choose_pause());
                 }
                 opened => return opened,
             }
         }
     }
 
-    fn try_open(site: &SiteAddress, hops: &SiteHops, service: &str) -> Result<SshLink, String> {
+    fn try_open(
+        start: &LinkStart,
+        sockets: &HopSockets,
+        wait: Duration,
+    ) -> Result<SshLink, String> {
         let failed = |e: io::Error| format!("cannot start ssh: {e}");
         // A socket in the place of pipes: a write to a process that has ended must not send SIGPIPE
         // to the program in which this code lives.
         let (near, far) = UnixStream::pair().map_err(failed)?;
         let said = rustix::fs::memfd_create("tatami-ssh", MemfdFlags::CLOEXEC);
         let said = File::from(said.map_err(|e| failed(e.into()))?);
+        // All ssh of a way write to it, and some open it by its path.
+        rustix::fs::fcntl_setfl(&said, OFlags::APPEND).map_err(|e| failed(e.into()))?;
+        let log = format!("/proc/{}/fd/{}", std::process::id(), said.as_raw_fd());
+        let log = sockets.end.is_some().then_some(log);
         let input = OwnedFd::from(far.try_clone().map_err(failed)?);
-        let mut command = ssh_command(site, hops, service);
+        let mut command = start.make_command(&HopSockets { log, ..sockets.clone() });
         command.stdin(Stdio::from(input)).stdout(Stdio::from(OwnedFd::from(far)));
         command.stderr(Stdio::from(said.try_clone().map_err(failed)?));
         let child = command.spawn().map_err(failed)?;
         // Its copies of the far end must not outlive the start, or its end would go unnoticed.
         drop(command);
-        near.set_read_timeout(Some(GREETING_WAIT)).map_err(failed)?;
+        near.set_read_timeout(Some(wait)).map_err(failed)?;
         let mut link = SshLink {
             stream: BufReader::with_capacity(BUFFER, LinkStream::new(near)),
             child,
@@ -139,6 +150,7 @@ impl SshLink {
             machine: String::new(),
             process: None,
             session: None,
+            seat: None,
         };
         match link.read_greeting() {
             Ok(greeting) if greeting.protocol == REMOTE_PROTOCOL => {
@@ -265,73 +277,33 @@ impl Drop for SshLink {
     }
 }
 
-fn ssh_command(site: &SiteAddress, hops: &SiteHops, service: &str) -> Command {
-    let mut command = Command::new("ssh");
-    for option in hops.make_options() {
-        command.args(["-o", &option]);
+/// What is started, and where.
+#[derive(Debug)]
+struct LinkStart<'a> {
+    site: &'a SiteAddress,
+    hops: &'a SiteHops,
+    service: &'a str,
+    ciphers: Option<String>,
+}
+
+impl LinkStart<'_> {
+    fn make_command(&self, sockets: &HopSockets) -> Command {
+        let LinkStart { site, hops, service, ciphers } = self;
+        let mut command = Command::new("ssh");
+        for option in hops.make_options(sockets) {
+            command.args(["-o", &option]);
+        }
+        if let Some(ciphers) = ciphers {
+            command.args(["-o", &format!("Ciphers={ciphers}")]);
+        }
+        name_site(&mut command, site);
+        command.args(["-T", "--", &site.host, &far_line(site, service)]);
+        // Ctrl-C is for this program, which ends what it has begun there. ssh ends with its input.
+        command.process_group(0);
+        // The libraries of this program are not for ssh.
+        command.env_remove("LD_PRELOAD");
+        command
     }
-    if let Some(ciphers) = has_aes().then(|| find_ciphers(site)).flatten() {
-        command.args(["-o", &format!("Ciphers={ciphers}")]);
-    }
-    name_site(&mut command, site);
-    command.args(["-T", "--", &site.host, &far_line(site, service)]);
-    // Ctrl-C is for this program, which ends what it has begun there. ssh ends with its input.
-    command.process_group(0);
-    // The libraries of this program are not for ssh.
-    command.env_remove("LD_PRELOAD");
-    command
-}
-
-fn name_site(command: &mut Command, site: &SiteAddress) {
-    if let Some(user) = &site.user {
-        command.args(["-l", user]);
-    }
-    if let Some(port) = site.port {
-        command.args(["-p", &port.to_string()]);
-    }
-}
-
-/// Whether this processor has instructions for AES.
-fn has_aes() -> bool {
-    #[cfg(target_arch = "x86_64")]
-    return std::arch::is_x86_feature_detected!("aes");
-    #[cfg(target_arch = "aarch64")]
-    return std::arch::is_aarch64_feature_detected!("aes");
-    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-    false
-}
-
-/// Asks ssh for the ciphers that the user's configuration allows for this site, and returns them in
-/// a better order; `None` where ssh may choose as ever.
-fn find_ciphers(site: &SiteAddress) -> Option<String> {
-    prefer_aes(&ask_configuration(site, "ciphers ")?)
-}
-
-/// Returns the name of the host to which ssh connects for this site.
-pub(crate) fn find_host_name(site: &SiteAddress) -> Option<String> {
-    ask_configuration(site, "hostname ")
-}
-
-/// Asks ssh for a line of the user's configuration for this site.
-fn ask_configuration(site: &SiteAddress, word: &str) -> Option<String> {
-    let mut command = Command::new("ssh");
-    command.stdin(Stdio::null()).stderr(Stdio::null()).env_remove("LD_PRELOAD");
-    name_site(&mut command, site);
-    let asked = command.args(["-G", "--", &site.host]).output().ok()?;
-    let said = String::from_utf8_lossy(&asked.stdout).into_owned();
-    said.lines().find_map(|line| line.strip_prefix(word)).map(str::to_owned)
-}
-
-/// Returns the same ciphers with AES-GCM first, where the list begins with the cipher that ssh
-/// itself puts first. That one needs twice the time of a processor with instructions for AES. A
-/// list in another order was chosen by an administrator or user, and stays.
-fn prefer_aes(ciphers: &str) -> Option<String> {
-    let all: Vec<&str> = ciphers.trim().split(',').collect();
-    if all.first() != Some(&"chacha20-poly1305@openssh.com") {
-        return None;
-    }
-    let (fast, others): (Vec<&str>, Vec<&str>) = all.iter().partition(|c| c.contains("-gcm@"));
-    (!fast.is_empty()).then(|| [fast, others].concat().join(","))
 }
 
 /// Returns the command line for the login shell there, of whatever kind it is.
@@ -343,36 +315,5 @@ fn far_line(site: &SiteAddress, service: &str) -> String {
             "exec sh -c 'PATH=$PATH:/usr/local/bin:$HOME/.local/bin:$HOME/bin; \
              exec tatami {service}'"
         ),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{is_crowd, prefer_aes};
-
-    #[test]
-    fn the_ciphers_of_ssh_are_sorted_and_no_other_is_added() {
-        let chacha = "chacha20-poly1305@openssh.com";
-        let default = format!("{chacha},aes128-ctr,aes128-gcm@openssh.com,aes256-gcm@openssh.com");
-        let sorted = format!("aes128-gcm@openssh.com,aes256-gcm@openssh.com,{chacha},aes128-ctr");
-        assert_eq!(prefer_aes(&default), Some(sorted));
-        // What somebody has chosen stays.
-        assert_eq!(prefer_aes(&format!("aes256-ctr,{default}")), None);
-        assert_eq!(prefer_aes(chacha), None);
-        assert_eq!(prefer_aes(""), None);
-    }
-
-    #[test]
-    fn a_login_is_repeated_if_only_room_was_missing() {
-        let echo = "kex_exchange_identification: Connection closed by remote host";
-        assert!(is_crowd(echo) && is_crowd("Connection reset by 10.0.0.1 port 22"));
-        for cause in [
-            "ssh: connect to host l1 port 22: Connection refused",
-            "channel 0: open failed: connect failed: No route to host",
-            "root@l1: Permission denied (publickey).",
-            "Host key verification failed.",
-        ] {
-            assert!(!is_crowd(&format!("{cause}; {echo}")), "{cause}");
-        }
     }
 }

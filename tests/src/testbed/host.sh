@@ -79,7 +79,7 @@ for at in "${!addresses[@]}"; do
   ip address add "${addresses[at]}" dev "eth$at" ${nodad:-}
   ip link set "eth$at" up
 done
-/usr/sbin/sshd -f /etc/ssh/bed_config
+/usr/sbin/sshd -f /etc/ssh/bed_config -E /var/log/sshd.log
 # It listens some time after the command has returned.
 until (exec 3<>/dev/tcp/127.0.0.1/22) 2>/dev/null; do sleep 0.02; done
 echo ready
