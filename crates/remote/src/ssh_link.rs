@@ -15,7 +15,7 @@ use crate::site_hops::{HopSockets, SiteHops};
 use crate::ssh_config::{SshConfig, name_site};
 use rustix::fs::{MemfdFlags, OFlags};
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
