@@ -386,8 +386,11 @@ mod tests {
         all
     }
 
+    /// The name and the bytes of a member.
+    type NamedBytes = (Vec<u8>, Vec<u8>);
+
     /// Returns the names and the bytes of all members.
-    fn read_all(archive: &[u8]) -> Result<Vec<(Vec<u8>, Vec<u8>)>, ArchiveError> {
+    fn read_all(archive: &[u8]) -> Result<Vec<NamedBytes>, ArchiveError> {
         let mut reader = ArchiveReader::new(archive);
         let mut all = Vec::new();
         while let Some(member) = reader.next_member()? {
