@@ -7,9 +7,9 @@
 //! | input | output | TCP of ssh | what happened | wait |
 //! |---|---|---|---|---|
 //! | ended | works | open | the program was killed, its ssh was not | none |
-//! | ended | broken | open | the session of ssh was cut | 20 s |
+//! | ended | broken | open | the session of ssh was cut, or the job was killed | 20 s |
 //! | ended | | ended there | a break, or the job was killed with its ssh | 90 s |
-//! | ended | | ended here, or unknown | sshd gave up | 180 s |
+//! | ended | | ended here after a silence, or unknown | sshd gave up | 180 s |
 //! | silent | | open | the network is gone | 180 s |
 //!
 //! A session that has had no call yet waits for 5 s at most.
@@ -34,6 +34,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(15);
 /// A silence after which the other side is gone. It gives its own end up a minute after that was
 /// silent for a minute.
 const SILENCE_MAX: Duration = Duration::from_secs(180);
+/// More than the pause between two signs of life of the other ssh.
+const HEARD_LATELY: Duration = Duration::from_secs(20);
 /// How long the output is watched after the end of the input. sshd that ends closes both.
 const OUTPUT_WAIT: Duration = Duration::from_secs(1);
 /// The waits for the next link. The other side tries for a minute.
@@ -73,6 +75,13 @@ impl WatchedSsh {
         let connection = self.connection.filter(|_| self.is_known)?;
         // One that is gone was reset, or closed by both sides.
         Some(connection.find_state().unwrap_or(TcpState::EndedThere))
+    }
+
+    /// Whether the other side is still there, so that sshd has not given it up. A connection that
+    /// it has closed, too, has no such figure.
+    fn was_heard_lately(&self) -> bool {
+        let silence = self.connection.and_then(|ssh| ssh.measure_silence());
+        silence.is_none_or(|silence| silence < HEARD_LATELY)
     }
 
     fn is_silent(&self) -> bool {
@@ -165,9 +174,16 @@ impl<'a> LinkWatch<'a> {
         // The state at the end of the input counts: an ssh without a program ends its connection
         // soon after that.
         let mut tcp = self.ssh.find_state();
-        let is_output_broken = tcp != Some(TcpState::EndedThere) && self.is_output_broken(&broken);
+        // Before the wait: a connection that both sides have closed tells nothing any more.
+        let was_heard = self.ssh.was_heard_lately();
+        let mut is_output_broken =
+            tcp != Some(TcpState::EndedThere) && self.is_output_broken(&broken);
         if is_output_broken && self.ssh.find_state() == Some(TcpState::EndedHere) {
             tcp = Some(TcpState::EndedHere);
+        }
+        // The ssh of a job that was killed says that it ends, and sshd closes first.
+        if tcp == Some(TcpState::EndedHere) && was_heard {
+            (tcp, is_output_broken) = (Some(TcpState::Open), true);
         }
         match choose_wait(is_output_broken, tcp) {
             Some(wait) => {
