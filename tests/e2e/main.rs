@@ -26,6 +26,7 @@ mod files;
 mod format;
 mod gfarm;
 mod grow;
+mod held;
 mod help;
 mod host_faults;
 mod hosts;

@@ -9,6 +9,7 @@ use crate::connection::{Caller, ConnectError, Connection};
 use crate::delegations::DelegationCache;
 use crate::executor::ExecutorClient;
 use crate::held_locks::ClientLocks;
+use crate::held_table::HeldTable;
 use crate::inline_cache::InlineCache;
 use crate::lent_names::KernelName;
 use crate::loss_tracker::LossTracker;
@@ -131,6 +132,7 @@ pub struct Client {
     pub(crate) loss_tracker: Box<LossTracker>,
     pub(crate) inline_cache: InlineCache,
     pub(crate) changing_handles: ChangingHandles,
+    pub(crate) held: HeldTable,
 }
 
 impl ClientError {
@@ -214,6 +216,7 @@ impl Client {
             loss_tracker: Box::default(),
             inline_cache: InlineCache::default(),
             changing_handles: ChangingHandles::default(),
+            held: HeldTable::default(),
         })
     }
 
@@ -295,6 +298,7 @@ impl Client {
         op: &MetaOp,
     ) -> Result<Vec<(ExecutorId, MetaReply)>, Errno> {
         debug_assert!(!op.is_mutation(), "what was learnt of it would be lost");
+        self.settle_before(op);
         let mut begun = Vec::new();
         for id in executors {
             let call = self.build_executor_call(id, &Cred::ROOT, op.clone());
@@ -319,6 +323,7 @@ impl Client {
     }
 
     pub(crate) fn send_to_executor(&self, executor: ExecutorId, call: &MetaCall) -> MetaResult {
+        self.settle_before(&call.op);
         let executor = self.executor_client(executor)?;
         // The ticket is taken before the request is sent: a recall that arrives in between makes
         // the reply outdated.
@@ -337,6 +342,7 @@ impl Client {
     /// Sends requests to executors, all at the same time, in the order of the executors. Returns
     /// the replies in the same order.
     pub(crate) fn send_to_executors(&self, calls: &[(ExecutorId, MetaCall)]) -> Vec<MetaResult> {
+        calls.iter().for_each(|(_, call)| self.settle_before(&call.op));
         let begin = |(executor, call): &(ExecutorId, MetaCall)| {
             let executor = self.executor_client(*executor)?;
             let asked = executor.delegations.begin_request(&call.op);
@@ -413,8 +419,13 @@ impl Client {
     /// delegated to this client. The client makes the kernel drop them before they change: see
     /// [`Client::hold_delegations`].
     pub fn attr_timeout(&self, attr: &Attr) -> Duration {
+        let is_held = self.held.find_file(attr.ino).is_some();
         let times = self.delegation_caches(attr.ino).into_iter().flatten();
-        let time = times.filter_map(|known| known.grant_attr_timeout(attr)).next();
+        let grant = |known: &DelegationCache| match is_held {
+            true => known.grant_held_timeout(attr.ino),
+            false => known.grant_attr_timeout(attr),
+        };
+        let time = times.filter_map(grant).next();
         time.or_else(|| self.grant_split_timeout(attr))
             .or_else(|| self.grant_busy_timeout(attr))
             .unwrap_or_default()

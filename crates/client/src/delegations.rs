@@ -234,6 +234,16 @@ impl DelegationCache {
         (lends && shard.kernel_table.record_attr(attr.ino, attr.ino, now, end)).then_some(left)
     }
 
+    /// As [`DelegationCache::grant_attr_timeout`], for a file whose create is held back.
+    pub(crate) fn grant_held_timeout(&self, ino: Ino) -> Option<Duration> {
+        self.kernel()?;
+        let now = uptime();
+        let end = Duration::from_micros(self.until.load(SeqCst));
+        let left = end.checked_sub(now)?;
+        let mut shard = self.shard_of_inode(ino).lock();
+        shard.kernel_table.record_attr(ino, ino, now, end).then_some(left)
+    }
+
     /// As [`DelegationCache::grant_attr_timeout`], for attributes of `whole`, of which `told` is a
     /// partition.
     pub(crate) fn grant_partition_timeout(
@@ -433,6 +443,11 @@ impl DelegationCache {
         // Without the lock: the inode may be in any shard of the cache.
         drop(shard);
         self.holds_since(loose).then_some(CachedEntry::Is(loose.leads_to))
+    }
+
+    /// Returns whether there is surely no such name in the directory.
+    pub(crate) fn knows_absent(&self, dir: Ino, name: &[u8]) -> bool {
+        is_entry_name(name) && self.cached_entry(dir, name) == Some(CachedEntry::Absent)
     }
 
     /// Returns whether the delegation that covers the name was held until now.

@@ -5,14 +5,16 @@
 use crate::Client;
 use crate::data::DataFile;
 use crate::file_bytes::FileBytes;
+use crate::held_table::HeldFile;
 use crate::object_handle::FileAccess;
 use crate::unsynced::SyncTargets;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
 use tatami_wire::inline::{InlineOp, InlineReply};
 use tatami_wire::meta::{Bytes, MetaOp, MetaReply};
 use tatami_wire::object::{AllocMode, ObjectState, SeekTarget};
 use tatami_wire::policy::INLINE_MAX;
-use tatami_wire::{Access, Cap, Cred, Errno, Ino, Piece};
+use tatami_wire::{Access, Cap, Cred, Errno, Ino, Piece, Timestamp};
 
 /// How often a move is begun again because the bytes have changed meanwhile.
 const MOVES_MAX: usize = 1000;
@@ -27,17 +29,49 @@ enum InlineOutcome {
 /// The bytes beside one inode.
 pub(crate) struct InlineBytes {
     access: Arc<FileAccess>,
+    /// The create of the file, if it was held back when the file was opened.
+    held: Option<Arc<HeldFile>>,
+    /// This handle has the capability of the file.
+    is_made: AtomicBool,
     /// The bytes after they have moved.
     moved: OnceLock<Arc<DataFile>>,
 }
 
 impl InlineBytes {
-    pub(crate) fn new(access: Arc<FileAccess>) -> InlineBytes {
-        InlineBytes { access, moved: OnceLock::new() }
+    pub(crate) fn new(access: Arc<FileAccess>, held: Option<Arc<HeldFile>>) -> InlineBytes {
+        let is_made = AtomicBool::new(held.is_none());
+        InlineBytes { access, held, is_made, moved: OnceLock::new() }
+    }
+
+    /// Makes the file if its create is held back. Returns the state if `first`, its first bytes,
+    /// went along.
+    fn make_file(&self, first: Option<&Bytes>) -> Result<Option<ObjectState>, Errno> {
+        let Some(held) = self.held.as_ref().filter(|_| !self.is_made.load(SeqCst)) else {
+            return Ok(None);
+        };
+        let made = self.access.client.make_held(held, first)?;
+        if !self.is_made.swap(true, SeqCst) {
+            *self.access.cap.lock() = made.cap;
+        }
+        Ok(made.filled.map(|attr| ObjectState {
+            exists: true,
+            size: attr.size,
+            blocks: attr.blocks,
+            mtime: attr.mtime,
+            changed: Timestamp::default(),
+            is_restarted: false,
+        }))
     }
 
     /// Sends an operation; if the capability has expired, once more with a new one.
     fn ask(&self, op: InlineOp) -> Result<InlineOutcome, Errno> {
+        let first = match &op {
+            InlineOp::Write { offset: 0, bytes } | InlineOp::Append { bytes } => Some(bytes),
+            _ => None,
+        };
+        if let Some(state) = self.make_file(first)? {
+            return Ok(InlineOutcome::Done(state, Bytes::new()));
+        }
         let FileAccess { client, ino, .. } = &*self.access;
         let cap = self.access.current_cap();
         match client.send_inline(*ino, cap, op.clone()) {
@@ -86,7 +120,10 @@ impl InlineBytes {
         if self.moved.get().is_none() {
             let outcome = match op {
                 Some(op) => self.ask(op)?,
-                None => InlineOutcome::TooLarge,
+                None => {
+                    self.make_file(None)?;
+                    InlineOutcome::TooLarge
+                }
             };
             match outcome {
                 InlineOutcome::Done(state, _) => return Ok(done(state)),
@@ -129,6 +166,8 @@ impl FileBytes for InlineBytes {
     }
 
     fn flush(&self) -> Result<(), Errno> {
+        // A file without a byte is made with its close, which reports errors.
+        self.make_file(None)?;
         self.moved.get().map_or(Ok(()), |moved| moved.flush())
     }
 
@@ -140,6 +179,7 @@ impl FileBytes for InlineBytes {
 
     fn sync(&self, data_only: bool) -> Result<ObjectState, Errno> {
         if self.moved.get().is_none() {
+            self.make_file(None)?;
             self.access.client.sync_record(self.access.ino)?;
             if let InlineOutcome::Done(state, _) = self.ask(InlineOp::Stat)? {
                 return Ok(state);

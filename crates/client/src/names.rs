@@ -75,6 +75,13 @@ impl Client {
     pub fn lookup(&self, cred: &Cred, parent: Ino, name: &[u8]) -> Result<Attr, Errno> {
         for _ in 0..ATTEMPTS {
             match self.send_meta(cred, MetaOp::LookupEntry { parent, name: to_bytes(name) }) {
+                // Its size and times change with creates that are held back.
+                Ok(MetaReply::Attr(attr))
+                    if attr.kind == InodeKind::Dir && self.has_held_files(attr.ino) =>
+                {
+                    self.settle_inode(attr.ino);
+                    return self.getattr(cred, attr.ino);
+                }
                 Ok(MetaReply::Attr(attr)) => return Ok(attr),
                 Ok(MetaReply::Referral(ino)) => match self.getattr(cred, ino) {
                     // The inode was removed in between. The name now leads to another inode or to
@@ -99,6 +106,10 @@ impl Client {
     /// be up to a second old, and its link count 1, if others change it and this client asks for
     /// them often: each walk through it would take a request, and several if it is split.
     pub fn getattr(&self, cred: &Cred, ino: Ino) -> Result<Attr, Errno> {
+        if let Some(attr) = self.held_attr(ino) {
+            return Ok(attr);
+        }
+        self.settle_inode(ino);
         if let Some(attr) = self.cached_attr(ino) {
             if attr.kind == InodeKind::Dir {
                 self.partitions.forget_sum(ino);

@@ -34,7 +34,8 @@ impl Client {
         }
         if layout.is_inline() {
             let access = self.new_access(attr.ino, cap, None);
-            let bytes = Arc::new(InlineBytes::new(access.clone()));
+            let held = self.held.find_file(attr.ino);
+            let bytes = Arc::new(InlineBytes::new(access.clone(), held));
             return Ok(DataFile::new(access, bytes));
         }
         let access = self.new_access(attr.ino, cap, Some((layout, attr.size)));

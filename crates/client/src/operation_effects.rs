@@ -66,7 +66,7 @@ pub(crate) fn entry_after(op: &MetaOp, result: Result<&MetaReply, Errno>) -> Opt
             Ok(MetaReply::Attr(attr)),
         )
         | (
-            MetaOp::Create { .. } | MetaOp::CreateFilled { .. },
+            MetaOp::Create { .. } | MetaOp::CreateFilled { .. } | MetaOp::CreateNumbered { .. },
             Ok(MetaReply::Created { attr, .. }),
         ) => Some(CachedEntry::Is(attr.ino)),
         (MetaOp::LookupEntry { .. }, Ok(MetaReply::Referral(ino))) => Some(CachedEntry::Is(*ino)),

@@ -42,6 +42,8 @@ impl Client {
     /// [`Options::patience`](crate::Options::patience); `EPROTO` when it refuses this client.
     pub fn send_meta(&self, cred: &Cred, op: MetaOp) -> Result<MetaReply, Errno> {
         debug_assert!(!op.is_for_all_shards(), "{op:?} is for an executor");
+        // Before an answer from the cache: it does not know what is held back.
+        self.settle_before(&op);
         let located = self.partitions.locate(&op);
         let asked = located.as_ref().unwrap_or(&op);
         let (known, attr) = (|ino| self.delegation_caches(ino), |ino| self.cached_attr(ino));

@@ -131,6 +131,8 @@ impl Client {
         let mut held = HeldReturns { waiting: Vec::new(), wake: wake.clone() };
         let ended = self.serve_recalls(&mut connection, executor, stop, files, &mut held);
         let served = executor.delegations.is_enabled();
+        // No create is held back from here on; those that are wait for the next connection.
+        self.held.end_executor(id);
         // Before the connection is closed: the close states that this client has forgotten
         // everything that was delegated.
         held.add(0, executor.delegations.end_connection(), executor.delegations.kernel());
@@ -228,6 +230,9 @@ impl Client {
                             uptime(),
                         );
                         executor.delegations.extend_term(from, term);
+                        // The executor may be a new incarnation, which knows of no directory that
+                        // this client had.
+                        self.make_all_held(self.held.list_stranded());
                         executor.locks.extend_lease(from, Duration::from_millis(lease.into()));
                         next = from + term / SIGNS;
                     }
@@ -242,6 +247,8 @@ impl Client {
                 // The cache has dropped the facts when this returns. Only with names in the kernel
                 // the reply waits, and the connection goes on serving.
                 RecallNotice::Recall { id, inos, entries } => {
+                    // Others see these directories next, so nothing in them is held back any more.
+                    self.make_all_held(self.held.end_directories(inos.iter().chain(&entries)));
                     let names = executor.delegations.handle_recall(&inos, &entries);
                     if names.is_empty() {
                         connection.send(FrameClass::Recall, 0, &RecallCall::Returned(id), &[])?;

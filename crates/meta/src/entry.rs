@@ -101,6 +101,19 @@ pub(crate) fn create<S: Store>(
     exclusive: bool,
     open: Option<Access>,
 ) -> MetaOutcome<MetaReply> {
+    create_as(txn, key, parent, new, exclusive, open, None)
+}
+
+/// As [`create`]; a file gets the number `number`, if there is one.
+pub(crate) fn create_as<S: Store>(
+    txn: &mut Txn<'_, S>,
+    key: &VolumeKey,
+    parent: Ino,
+    new: &NewInode<'_>,
+    exclusive: bool,
+    open: Option<Access>,
+    number: Option<Ino>,
+) -> MetaOutcome<MetaReply> {
     let name = permission::parse_name(new.name)?;
     let dir = txn.load_inode(parent)?;
     permission::check_dir(&dir)?;
@@ -119,7 +132,10 @@ pub(crate) fn create<S: Store>(
     txn.require_room()?;
     let inode = build_inode(txn, &dir, new)?;
     // A file's inode lies on the shard of its entry, so that a create touches one executor.
-    let ino = txn.allocate_ino(parent.owner_shard(), inode.is_dir())?;
+    let ino = match number {
+        Some(number) => number,
+        None => txn.allocate_ino(parent.owner_shard(), inode.is_dir())?,
+    };
     txn.add_inode(ino, inode);
     txn.reuse_inode(parent, dir);
     txn.attach_entry(parent, name, ino)?;

@@ -5,7 +5,7 @@ use crate::error::MetaOutcome;
 use crate::operation::Txn;
 use crate::store::Store;
 use crate::tiled::{self, file_move, relayout};
-use crate::{attr, bulk_dir, entry, inline, job, orphan, rename, split, whole_file, xattr};
+use crate::{attr, bulk_dir, entry, held, inline, job, orphan, rename, split, whole_file, xattr};
 use tatami_wire::meta::{InodeTemplate, MetaOp, MetaReply};
 use tatami_wire::{Errno, VolumeKey};
 
@@ -39,6 +39,12 @@ fn run_operation<S: Store>(
             let node = &InodeTemplate::File(*layout);
             let new = entry::NewInode { name, node, mode: *mode, umask: *umask };
             whole_file::create_filled(txn, key, *parent, &new, bytes, set.as_ref())
+        }
+        MetaOp::HoldDirectory { dir, count } => held::hold_directory(txn, *dir, *count),
+        MetaOp::CreateNumbered { parent, name, ino, layout, mode, umask, bytes, open } => {
+            let node = &InodeTemplate::File(*layout);
+            let new = entry::NewInode { name, node, mode: *mode, umask: *umask };
+            held::create_numbered(txn, key, *parent, &new, *ino, bytes, *open)
         }
         MetaOp::Tmpfile { parent, layout, mode, umask, open } => {
             entry::tmpfile(txn, key, *parent, *layout, *mode, *umask, *open)

@@ -40,6 +40,7 @@ mod entry;
 mod error;
 mod execute;
 mod garbage;
+mod held;
 mod inline;
 mod inode;
 mod job;

@@ -19,7 +19,7 @@ use crate::transaction::record;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use tatami_wire::admin::ClusterMap;
-use tatami_wire::{Errno, ExecutorId, Ino, ShardId, ShardMap, VolumeId};
+use tatami_wire::{ClientId, Errno, ExecutorId, Ino, ShardId, ShardMap, VolumeId};
 
 /// Inode numbers reserved at a time. A number is allocated only after the reservation has been
 /// synced, so that no power cut leads to a second use: objects of the lost file may still lie on
@@ -245,6 +245,14 @@ impl<S: Store> MetaState<S> {
         }
     }
 
+    /// Fails where another client than `client` has the directory exclusively.
+    pub fn check_exclusive(&self, dir: Ino, client: ClientId) -> MetaOutcome<()> {
+        match self.locks.exclusive.inode_blocker(dir, Some(client)) {
+            Some(txid) => Err(OperationFailure::Locked(vec![txid])),
+            None => Ok(()),
+        }
+    }
+
     /// Clears the lists of inodes that the last operation has read and changed.
     pub fn clear_touched_inodes(&mut self) {
         self.seen.clear();
@@ -289,8 +297,18 @@ impl<S: Store> MetaState<S> {
     /// shard.
     pub fn allocate_ino(&mut self, birth: ShardId, is_dir: bool) -> MetaOutcome<Ino> {
         debug_assert!(self.owns_shard(birth));
-        if self.next >= self.shard.reserved {
-            let reserved = self.shard.reserved + INO_STRIDE;
+        let counter = self.allocate_counters(1)?;
+        Ok(match is_dir {
+            true => self.map.directory_number(birth, counter),
+            false => Ino::new(birth, birth, counter),
+        })
+    }
+
+    /// Returns the first of `count` fresh [`Ino::counter`]s.
+    pub fn allocate_counters(&mut self, count: u32) -> MetaOutcome<u64> {
+        let end = self.next + u64::from(count);
+        if end > self.shard.reserved {
+            let reserved = end + INO_STRIDE;
             if reserved > Ino::COUNTER_MAX {
                 return Err(Errno::ENOSPC.into());
             }
@@ -303,12 +321,12 @@ impl<S: Store> MetaState<S> {
             self.write_store(S::sync)?;
             self.shard.reserved = reserved;
         }
-        let counter = self.next;
-        self.next += 1;
-        Ok(match is_dir {
-            true => self.map.directory_number(birth, counter),
-            false => Ino::new(birth, birth, counter),
-        })
+        Ok(std::mem::replace(&mut self.next, end))
+    }
+
+    /// Checks whether a number was allocated, in this run or before.
+    pub fn is_allocated(&self, counter: u64) -> bool {
+        counter < self.next
     }
 
     pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {

@@ -16,7 +16,6 @@ use tatami_client::{DataFile, PayloadSink, lock_interruptibly, stat_file};
 use tatami_fuse::abi::fopen;
 use tatami_fuse::{OpenReply, Reply, Request, SplicedReply};
 use tatami_wire::frame::PAYLOAD_MAX;
-use tatami_wire::meta::InodeTemplate;
 use tatami_wire::object::{AllocMode, SeekTarget};
 use tatami_wire::{Access, Attr, Cap, Cred, Errno, Ino};
 
@@ -200,8 +199,7 @@ impl FileSystem {
         let before = self.deferred_closes.current_moment();
         let free = self.spare_pool.current_moment();
         let result = self.create_as_caller(request, mode, |cred| {
-            let node = InodeTemplate::File(self.client.new_layout());
-            self.client.create(cred, parent, name, node, mode, umask, exclusive, Some(access))
+            self.client.create_open(cred, parent, name, mode, umask, exclusive, access)
         });
         self.attr_cache.count_change();
         let mut made = result.inspect_err(|_| self.open_inodes.withdraw_open(OpenKind::File))?;

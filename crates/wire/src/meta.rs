@@ -21,6 +21,8 @@ pub use crate::bytes::Bytes;
 pub const REPORT_CLOSED_MAX: usize = 128;
 /// Most inodes in one [`MetaOp::SyncNames`]: more than the number of names in a path.
 pub const SYNC_NAMES_MAX: usize = 4096;
+/// Most numbers in one [`MetaOp::HoldDirectory`].
+pub const HELD_NUMBERS_MAX: u32 = 1024;
 
 /// Most inodes of each list in the reply to one [`MetaOp::ScanBackPointers`].
 pub const BACK_POINTERS_MAX: u32 = 8 * 1024;
@@ -294,6 +296,29 @@ pub enum MetaOp {
     /// could have changed the bytes since the begin, or has opened the file; `EINVAL` if the size
     /// would change. → `Attr`
     FinishMove { ino: Ino, moved: MovedBytes },
+
+    // Creates that a client holds back until the first byte.
+    /// Delegates directory `dir` exclusively to this client: operations of other clients that read
+    /// or change the directory wait until this client has returned the delegation. Also allocates
+    /// `count` numbers for new files (1 to [`HELD_NUMBERS_MAX`]). `EBUSY` while another client uses
+    /// the directory, `EOPNOTSUPP` where creates must not be held back. Requires permission to make
+    /// entries. → `DirectoryHeld`
+    HoldDirectory { dir: Ino, count: u32 },
+    /// Creates a file by one of these numbers with its first bytes, and opens it with the access
+    /// `open`. An existing entry is `EEXIST`. `EXDEV` where files of the directory do not have so
+    /// many bytes beside their inodes. → `Created`
+    CreateNumbered {
+        parent: Ino,
+        name: Bytes,
+        /// The number of the file, on the shard of `parent`.
+        ino: Ino,
+        layout: Layout,
+        /// As for `Create`.
+        mode: u16,
+        umask: u16,
+        bytes: Bytes,
+        open: Access,
+    },
 }
 
 impl MetaOp {
@@ -312,6 +337,7 @@ impl MetaOp {
             | LookupEntry { parent, name }
             | Create { parent, name, .. }
             | CreateFilled { parent, name, .. }
+            | CreateNumbered { parent, name, .. }
             | Unlink { parent, name, .. }
             | Rmdir { parent, name, .. }
             | Link { parent, name, .. } => named(parent, name),
@@ -547,6 +573,21 @@ pub enum MetaReply {
     },
     /// The reply to the begin of a move.
     MoveBegun(MoveStart),
+    /// A directory is delegated exclusively to the client.
+    DirectoryHeld {
+        /// [`Ino::counter`] of the first number, on the directory's shard.
+        first: u64,
+        /// How many numbers follow each other.
+        count: u32,
+        /// Most bytes, in bytes, that a new file has beside its inode.
+        inline_limit: u32,
+        /// Permission bits of the directory, which has no ACL.
+        mode: u16,
+        /// Its owner.
+        uid: u32,
+        /// Its group.
+        gid: u32,
+    },
 }
 
 /// A partition of a directory.

@@ -93,6 +93,8 @@ fn traits_of_operation(op: &MetaOp) -> OperationTraits<'_> {
         LookupEntry { parent, name }           => row(Users, Reads,   ShardOf(*parent), Named(*parent, name)),
         Create { parent, name, .. }            => row(Users, Changes, ShardOf(*parent), Named(*parent, name)),
         CreateFilled { parent, name, .. }      => row(Users, Changes, ShardOf(*parent), Named(*parent, name)),
+        CreateNumbered { parent, name, .. }    => row(Nodes, Changes, ShardOf(*parent), Named(*parent, name)),
+        HoldDirectory { dir, .. }              => row(Nodes, Reads,   ShardOf(*dir), Unnamed),
         Unlink { parent, name, .. }            => row(Users, Changes, ShardOf(*parent), Named(*parent, name)),
         Rmdir { parent, name, .. }             => row(Users, Changes, ShardOf(*parent), Named(*parent, name)),
         Link { parent, name, .. }              => row(Users, Changes, ShardOf(*parent), Named(*parent, name)),

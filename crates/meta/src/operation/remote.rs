@@ -125,6 +125,7 @@ impl<S: Store> Txn<'_, S> {
         let may_be_young = self.may_be_embedded(ino);
         let Some(executor) = self.state.remote_owner(&home) else {
             self.state.check_readable(&home)?;
+            self.state.check_exclusive(ino, self.ctx.client)?;
             let inode = self.state.load_inode(ino)?;
             self.record_read(&home, inode.as_ref().map_or(0, |inode| inode.version.into()));
             if inode.is_some() || !may_be_young {
@@ -199,6 +200,11 @@ impl<S: Store> Txn<'_, S> {
             spread.young.push(ino);
         }
         Ok(Some(Arc::new(Inode::decode(&record)?)))
+    }
+
+    /// Returns whether the operation was run before: it needs records of other executors.
+    pub fn is_rerun(&self) -> bool {
+        self.spread.as_ref().is_some_and(|spread| spread.again.is_some())
     }
 
     /// Returns whether records that are not here can be on other executors.

@@ -2,9 +2,10 @@
 
 use crate::keys::{self, ParsedKey, RecordKey};
 use crate::transaction::record::LockRecord;
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use tatami_wire::transaction::{TransactionAge, Txid};
-use tatami_wire::{Ino, ShardId, Timestamp};
+use tatami_wire::{ClientId, Ino, ShardId, Timestamp};
 
 /// A transaction that holds locks here.
 #[derive(Debug)]
@@ -48,6 +49,72 @@ impl ShardBlock {
     }
 }
 
+/// Directories that are delegated exclusively, in memory only: an operation of another client, or
+/// of no client, waits for them as for a lock.
+#[derive(Debug, Default)]
+pub(crate) struct ExclusiveDirectories {
+    /// The holder, and a name that no transaction has, for those that wait.
+    holders: BTreeMap<Ino, (ClientId, Txid)>,
+    /// Those for which an operation waits, until the caller has taken them.
+    wanted: RefCell<BTreeSet<Ino>>,
+}
+
+impl ExclusiveDirectories {
+    pub fn len(&self) -> usize {
+        self.holders.len()
+    }
+
+    /// Returns the client that has the directory.
+    pub fn holder(&self, dir: Ino) -> Option<ClientId> {
+        self.holders.get(&dir).map(|(client, _)| *client)
+    }
+
+    /// Returns what an operation for `client` waits for that reads or changes the inode, and
+    /// records that it waits.
+    pub fn inode_blocker(&self, ino: Ino, client: Option<ClientId>) -> Option<Txid> {
+        let (holder, txid) = self.holders.get(&ino)?;
+        if client == Some(*holder) {
+            return None;
+        }
+        self.wanted.borrow_mut().insert(ino);
+        Some(*txid)
+    }
+
+    /// As [`ExclusiveDirectories::inode_blocker`], for a record. The path to a directory is no part
+    /// of what is delegated.
+    pub fn record_blocker(&self, key: &[u8], client: Option<ClientId>) -> Option<Txid> {
+        if self.holders.is_empty() || matches!(keys::parse(key), Some(ParsedKey::Ancestor(_))) {
+            return None;
+        }
+        self.inode_blocker(inode_of(key)?, client)
+    }
+
+    /// Delegates a directory that nobody else has.
+    pub fn insert(&mut self, dir: Ino, client: ClientId, txid: Txid) {
+        let before = self.holders.entry(dir).or_insert((client, txid)).0;
+        assert_eq!(before, client, "two clients have a directory exclusively");
+    }
+
+    /// Ends a delegation of the client. Returns what its waiters wait for.
+    pub fn remove(&mut self, dir: Ino, client: ClientId) -> Option<Txid> {
+        let (_, txid) = *self.holders.get(&dir).filter(|(holder, _)| *holder == client)?;
+        self.holders.remove(&dir);
+        self.wanted.get_mut().remove(&dir);
+        Some(txid)
+    }
+
+    /// Takes the directories for which operations wait, with their holders.
+    pub fn take_wanted(&mut self) -> Vec<(Ino, ClientId)> {
+        let wanted = std::mem::take(self.wanted.get_mut());
+        wanted.into_iter().filter_map(|dir| Some((dir, self.holder(dir)?))).collect()
+    }
+
+    /// Returns all directories with their holders.
+    pub fn iter(&self) -> impl Iterator<Item = (Ino, ClientId)> {
+        self.holders.iter().map(|(dir, (client, _))| (*dir, *client))
+    }
+}
+
 /// The locks of all transactions; see the module.
 #[derive(Debug, Default)]
 pub(crate) struct TransactionLocks {
@@ -55,6 +122,8 @@ pub(crate) struct TransactionLocks {
     held: BTreeMap<Txid, HeldLocks>,
     /// A move has locked all records of these shards, in memory only.
     closed: Option<(ShardBlock, Txid)>,
+    /// Directories of which a client alone makes entries.
+    pub exclusive: ExclusiveDirectories,
 }
 
 impl TransactionLocks {

@@ -74,7 +74,11 @@ impl<S: Store> Meta<S> {
         }
         // A locked record may be decided already, with its new value still under way. Neither value
         // is certain until the lock is gone.
-        let on: Vec<_> = keys.iter().filter_map(|k| self.state.locks.read_blocker(k)).collect();
+        let locks = &self.state.locks;
+        let on = keys.iter().filter_map(|key| {
+            locks.read_blocker(key).or_else(|| locks.exclusive.record_blocker(key, None))
+        });
+        let on: Vec<_> = on.collect();
         if !on.is_empty() {
             self.queue_request(from, PeerMessage::FetchRecords { request, age, keys }, age, on);
             return Ok(());
@@ -129,8 +133,11 @@ impl<S: Store> Meta<S> {
         }
         let readers = reads.iter().filter_map(|key| self.state.locks.read_blocker(key));
         let writers = writes.iter().flat_map(|key| self.state.locks.write_blockers(key));
-        let mut on: BTreeSet<Txid> =
-            readers.chain(writers).filter(|holder| *holder != txid).collect();
+        let exclusive = &self.state.locks.exclusive;
+        let delegated = reads.iter().chain(&writes);
+        let delegated = delegated.filter_map(|key| exclusive.record_blocker(key, Some(client)));
+        let holders = readers.chain(writers).chain(delegated);
+        let mut on: BTreeSet<Txid> = holders.filter(|holder| *holder != txid).collect();
         // A move waits for the transactions that hold locks in its shards. Those get their other
         // locks there, or both would wait for ever.
         if let Some((block, by)) = self.state.locks.closed_block()
@@ -277,6 +284,9 @@ impl<S: Store> Meta<S> {
         for item in &writes {
             on.extend(self.state.locks.write_blockers(&item.key));
         }
+        let touched = reads.iter().map(|item| &item.key).chain(writes.iter().map(|item| &item.key));
+        let exclusive = &self.state.locks.exclusive;
+        on.extend(touched.filter_map(|key| exclusive.record_blocker(key, None)));
         if !on.is_empty() {
             on.sort_unstable();
             on.dedup();

@@ -134,8 +134,9 @@ impl Transactions {
             }
             Ok(ControlFlow::Continue(()))
         })?;
-        // The closed block is in memory only: it survives the reload.
+        // These are in memory only: they survive the reload.
         locks.set_closed_block(state.locks.closed_block());
+        locks.exclusive = std::mem::take(&mut state.locks.exclusive);
         state.locks = locks;
         self.decided = decided;
         self.finish_at = now;

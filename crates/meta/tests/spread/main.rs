@@ -3,6 +3,7 @@
 mod batches;
 mod checking;
 mod cluster;
+mod held;
 mod locking;
 mod mending;
 mod moving;

@@ -311,6 +311,43 @@ impl Delegations {
         self.recalled.entry(ino).or_default().extend(others.into_iter().chain(walkers));
     }
 
+    /// Recalls directory `dir` from a client that has it exclusively, because another client needs
+    /// it. Returns false if the client has no recall connection: then it has nothing any more.
+    pub(crate) fn recall_directory(&mut self, client: ClientId, dir: Ino, now: Instant) -> bool {
+        let Some(&id) = self.clients.get(&client) else { return false };
+        let Some(holder) = self.holders.get_mut(&id) else { return false };
+        let waiting = self.recalled.entry(dir).or_default();
+        if waiting.contains(&id) {
+            return true;
+        }
+        waiting.push(id);
+        holder.outbox.push(ChangedInode { ino: dir, keeps_path: true, recalls_own: false });
+        if let Some(held) = self.delegated.get_mut(&dir) {
+            match held {
+                Holders::One(one) if *one == id => drop(self.delegated.remove(&dir)),
+                Holders::One(_) => {}
+                Holders::Many(many) => many.retain(|holder| *holder != id),
+            }
+        }
+        self.record_contention(dir, now);
+        true
+    }
+
+    /// Whether the client may have directory `dir` exclusively: it has not been recalled just now.
+    pub(crate) fn may_hold_directory(&self, client: ClientId, dir: Ino, now: Instant) -> bool {
+        let contended = self.contended.get(&contended_key(dir));
+        self.find_grantee(client, dir, now).is_some()
+            && contended.is_none_or(|(last, _)| *last + CONTENDED <= now)
+    }
+
+    /// Whether one of `inos` is being recalled from another client than `client`.
+    pub(crate) fn is_recalled_from_others(&self, inos: &[Ino], client: ClientId) -> bool {
+        let own = self.clients.get(&client);
+        inos.iter()
+            .filter_map(|ino| self.recalled.get(ino))
+            .any(|waiting| waiting.iter().any(|holder| Some(holder) != own))
+    }
+
     fn record_contention(&mut self, ino: Ino, now: Instant) {
         if self.contended.len() >= CONTENDED_SWEEP {
             self.contended.retain(|_, (last, _)| *last + CONTENDED * 2 > now);
@@ -390,10 +427,12 @@ impl Delegations {
         recalls
     }
 
-    /// Records that the client has given back the inodes of recall `id`.
-    pub(crate) fn record_return(&mut self, client: ClientId, id: u64) {
-        let Some(&holder_id) = self.clients.get(&client) else { return };
-        let Some(holder) = self.holders.get_mut(&holder_id) else { return };
+    /// Records that the client has given back the inodes of recall `id`. Returns those that it does
+    /// not have any more.
+    pub(crate) fn record_return(&mut self, client: ClientId, id: u64) -> Vec<Ino> {
+        let mut returned = Vec::new();
+        let Some(&holder_id) = self.clients.get(&client) else { return returned };
+        let Some(holder) = self.holders.get_mut(&holder_id) else { return returned };
         for ino in holder.unanswered.remove(&id).unwrap_or_default() {
             // A later recall may name the same inode, if it was delegated again in between.
             let again = |inos: &Vec<Ino>| inos.contains(&ino);
@@ -402,6 +441,7 @@ impl Delegations {
             {
                 continue;
             }
+            returned.push(ino);
             if let Some(waiting) = self.recalled.get_mut(&ino) {
                 waiting.retain(|w| *w != holder_id);
                 if waiting.is_empty() {
@@ -409,6 +449,7 @@ impl Delegations {
                 }
             }
         }
+        returned
     }
 
     /// Whether any inode is being recalled.
@@ -696,7 +737,7 @@ mod tests {
         };
         let change = |d: &mut Delegations, parts: &[u16], at| {
             parts.iter().for_each(|n| d.record_change(Some(B), ChangedInode::of_all(part(*n)), at));
-            d.take_recalls().iter().for_each(|recall| d.record_return(A, recall.id));
+            d.take_recalls().iter().for_each(|recall| drop(d.record_return(A, recall.id)));
         };
         assert!(give(&mut d, now));
         change(&mut d, &[0, 1], now);

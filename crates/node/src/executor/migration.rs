@@ -133,6 +133,11 @@ impl Executor {
             Some(MoveRequest::Recall(first, count)) => {
                 // Repeated each round until every delegation is back. Only then may the records
                 // leave: the new owner does not know the holders.
+                for (dir, client) in self.shards.list_exclusive(first, count) {
+                    if !self.recalls.recall_directory(client, dir) {
+                        self.shards.end_exclusive(dir, client);
+                    }
+                }
                 let back = self.recalls.withhold_shards((first, count));
                 self.send_recalls();
                 if back && let Some(meta) = self.shards.meta_mut() {

@@ -149,8 +149,18 @@ impl ServerRecalls {
     }
 
     /// See [`Delegations::record_return`].
-    pub(crate) fn record_return(&mut self, client: ClientId, id: u64) {
-        self.delegations.record_return(client, id);
+    pub(crate) fn record_return(&mut self, client: ClientId, id: u64) -> Vec<Ino> {
+        self.delegations.record_return(client, id)
+    }
+
+    /// See [`Delegations::recall_directory`].
+    pub(crate) fn recall_directory(&mut self, client: ClientId, dir: Ino) -> bool {
+        self.delegations.recall_directory(client, dir, Instant::now())
+    }
+
+    /// See [`Delegations::may_hold_directory`].
+    pub(crate) fn may_hold_directory(&self, client: ClientId, dir: Ino) -> bool {
+        self.delegations.may_hold_directory(client, dir, Instant::now())
     }
 
     /// Examines a round. Answers that must wait are kept; those left in `round` may leave.
@@ -292,7 +302,14 @@ fn must_wait(delegations: &Delegations, answer: &RoundAnswer, call: &MetaCall) -
     // A repeated request gets its former answer. The recalls of its change may still be under way,
     // and its inodes are not known any more: so any recall holds the answer back.
     let again = answer.touched.seen.is_empty() && call.op.is_mutation() && answer.result.is_ok();
-    delegations.is_recalled(&answer.touched.seen) || again && delegations.has_recalls()
+    match &answer.request {
+        // The client gives its directory back when it has sent the creates that it holds back, so
+        // their answers must not wait for that.
+        Some((ctx, _)) if matches!(call.op, MetaOp::CreateNumbered { .. }) => {
+            delegations.is_recalled_from_others(&answer.touched.seen, ctx.client)
+        }
+        _ => delegations.is_recalled(&answer.touched.seen) || again && delegations.has_recalls(),
+    }
 }
 
 impl RoundAnswer {

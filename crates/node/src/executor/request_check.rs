@@ -62,6 +62,7 @@ fn check_request(
     match &call.op {
         MetaOp::Create { node: InodeTemplate::File(layout), .. }
         | MetaOp::CreateFilled { layout, .. }
+        | MetaOp::CreateNumbered { layout, .. }
         | MetaOp::Tmpfile { layout, .. }
             if !is_known(layout) =>
         {

@@ -177,13 +177,17 @@ impl Executor {
         // A client that connects again has given up the old connection.
         let old = match kind {
             ConnectionKind::Requests { slot } => self.slot_connections.insert((client, slot), at),
-            ConnectionKind::Recall => match self.recalls.open_connection(client, at) {
-                Ok(old) => old,
-                Err(error) => {
-                    tracing::error!(%client, %error, "nothing is delegated: check the disk");
-                    Some(at)
+            ConnectionKind::Recall => {
+                // A client that connects again has nothing of before.
+                self.shards.end_exclusive_of(client);
+                match self.recalls.open_connection(client, at) {
+                    Ok(old) => old,
+                    Err(error) => {
+                        tracing::error!(%client, %error, "nothing is delegated: check the disk");
+                        Some(at)
+                    }
                 }
-            },
+            }
             ConnectionKind::Peer { from } => {
                 // Messages that were queued while there was no connection leave first, in their
                 // order.

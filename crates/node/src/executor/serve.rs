@@ -12,11 +12,11 @@ use crate::executor::shards::ExecutorShards;
 use crate::executor::state::Executor;
 use std::time::Instant;
 use tatami_meta::{FjallStore, OutgoingMessage};
-use tatami_wire::ExecutorId;
 use tatami_wire::admin::Durability;
 use tatami_wire::delegation::{RecallCall, RecallNotice};
 use tatami_wire::frame::FrameError;
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply};
+use tatami_wire::{Errno, ExecutorId};
 
 /// Most requests in one round, and so in one commit.
 const ROUND_MAX: usize = 1024;
@@ -64,6 +64,7 @@ impl Executor {
         if !closed {
             self.advance_migration();
         }
+        self.recall_wanted_directories();
         let changed = self.shards.is_dirty();
         if self.round.is_empty() && !changed {
             return;
@@ -177,8 +178,24 @@ impl Executor {
         self.send_messages(outs);
     }
 
+    /// Recalls the directories that clients have exclusively and for which operations of others
+    /// wait.
+    fn recall_wanted_directories(&mut self) {
+        let wanted = self.shards.take_wanted_directories();
+        if wanted.is_empty() {
+            return;
+        }
+        for (dir, client) in wanted {
+            if !self.recalls.recall_directory(client, dir) {
+                self.shards.end_exclusive(dir, client);
+            }
+        }
+        self.send_recalls();
+    }
+
     /// Handles the messages of a client on its recall connection.
     pub(super) fn handle_recall_calls(&mut self, at: usize) {
+        let mut freed = false;
         while let Some(connection) = &mut self.connections[at] {
             let client = connection.client();
             match connection.next_recall_call() {
@@ -205,7 +222,12 @@ impl Executor {
                     });
                     self.flush_output(at);
                 }
-                Ok(RecallCall::Returned(id)) => self.recalls.record_return(client, id),
+                Ok(RecallCall::Returned(id)) => {
+                    for ino in self.recalls.record_return(client, id) {
+                        freed |= self.shards.exclusive_holder(ino) == Some(client);
+                        self.shards.end_exclusive(ino, client);
+                    }
+                }
                 Ok(RecallCall::OpenForReading(inos)) => self.shards.record_opens(client, &inos),
                 Err(NoFrame::None | NoFrame::Paused) => break,
                 Err(NoFrame::Broken(e)) => {
@@ -214,8 +236,11 @@ impl Executor {
                 }
             }
         }
-        // Once for all messages of the client: a returned delegation may free answers of other
-        // clients.
+        // Once for all messages of the client: a returned delegation may free operations and
+        // answers of other clients.
+        if freed {
+            self.shards.run_due_work(self.clock.now());
+        }
         self.send_released();
     }
 
@@ -265,6 +290,15 @@ impl Executor {
                 Ok((seq, call)) => {
                     if let Some(follower) = &mut self.cpu {
                         follower.note_request(connection.client(), connection.sender_cpu);
+                    }
+                    if let MetaOp::HoldDirectory { dir, .. } = &call.op {
+                        let client = connection.client();
+                        let is_taken =
+                            self.shards.exclusive_holder(*dir).is_some_and(|by| by != client);
+                        if is_taken || !self.recalls.may_hold_directory(client, *dir) {
+                            self.round.push(RoundAnswer::new(at, seq, Err(Errno::EBUSY), None));
+                            continue;
+                        }
                     }
                     let mut answer = check_and_apply(
                         &self.shared.connections.clients,

@@ -284,6 +284,36 @@ impl<S: Store> ExecutorShards<S> {
         self.meta.as_mut()?.inline_bytes(ino)
     }
 
+    /// See [`Meta::exclusive_holder`].
+    pub(crate) fn exclusive_holder(&self, dir: Ino) -> Option<ClientId> {
+        self.meta.as_ref()?.exclusive_holder(dir)
+    }
+
+    /// See [`Meta::take_wanted_directories`].
+    pub(crate) fn take_wanted_directories(&mut self) -> Vec<(Ino, ClientId)> {
+        self.meta.as_mut().map(Meta::take_wanted_directories).unwrap_or_default()
+    }
+
+    /// See [`Meta::list_exclusive`].
+    pub(crate) fn list_exclusive(&self, first: u16, count: u16) -> Vec<(Ino, ClientId)> {
+        let meta = self.meta.as_ref();
+        meta.map(|meta| meta.list_exclusive(first, count)).unwrap_or_default()
+    }
+
+    /// See [`Meta::end_exclusive`].
+    pub(crate) fn end_exclusive(&mut self, dir: Ino, client: ClientId) {
+        if let Some(meta) = &mut self.meta {
+            meta.end_exclusive(dir, client);
+        }
+    }
+
+    /// See [`Meta::end_exclusive_of`].
+    pub(crate) fn end_exclusive_of(&mut self, client: ClientId) {
+        if let Some(meta) = &mut self.meta {
+            meta.end_exclusive_of(client);
+        }
+    }
+
     /// See [`Meta::job_holder`].
     pub(crate) fn job_holder(&self, ino: Ino, open: u64) -> Option<(ClientId, u32)> {
         self.meta.as_ref()?.job_holder(ino, open)

@@ -214,7 +214,12 @@ impl Executor {
                 self.recalls.close_connection(at, None);
             }
             ConnectionKind::Requests { .. } => self.recalls.close_connection(at, None),
-            ConnectionKind::Recall => self.recalls.close_connection(at, Some(client)),
+            ConnectionKind::Recall => {
+                self.recalls.close_connection(at, Some(client));
+                if !self.recalls.may_delegate(client) {
+                    self.shards.end_exclusive_of(client);
+                }
+            }
             ConnectionKind::Peer { from: other } | ConnectionKind::Link { to: other } => {
                 self.links.remove_link(other, at)
             }

@@ -1,0 +1,242 @@
+//! Creates of small files that a mount holds back until the first byte: they cost one request, and
+//! no program of any mount notices.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use tatami_tests::Cluster;
+use tatami_tests::command::{run, shell};
+use tatami_tests::files::{get, put, stat};
+use tatami_tests::request_count::expect_requests;
+
+/// Files in a directory after which its mount holds creates back.
+const WARM: usize = 6;
+
+fn start() -> Cluster {
+    let cluster = Cluster::start(2);
+    cluster.tatami("set", &["--inline", "4k", ":/"]);
+    cluster
+}
+
+/// Makes a directory on a mount, and some files in it, so that the mount holds creates back there.
+fn warm_dir(mount: &Path, name: &str) -> PathBuf {
+    let dir = mount.join(name);
+    fs::create_dir(&dir).expect("mkdir");
+    (0..WARM).for_each(|n| put(dir.join(format!("warm{n}")), b"warm"));
+    dir
+}
+
+/// Makes a file and writes nothing.
+fn create(path: impl AsRef<Path>) -> File {
+    OpenOptions::new().write(true).create_new(true).mode(0o640).open(path).expect("created")
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).expect("a listing");
+    entries.map(|entry| entry.expect("an entry").file_name().display().to_string()).collect()
+}
+
+/// Open, write and close of a new file are one request. Closes are reported together.
+#[test]
+fn one_request_makes_a_small_file() {
+    const FILES: u64 = 256;
+    let cluster = start();
+    let one = cluster.mount(0);
+    expect_requests(&cluster, "creates with a write", FILES + FILES / 5, |round| {
+        let dir = warm_dir(&one, &format!("d{round}"));
+        (0..FILES).for_each(|n| put(dir.join(n.to_string()), format!("{n:100}")));
+    });
+    // A create alone costs no request, and its attributes none.
+    let dir = warm_dir(&one, "alone");
+    let mut open = Vec::new();
+    expect_requests(&cluster, "creates alone", 4, |round| {
+        let files: Vec<_> = (0..20).map(|n| create(dir.join(format!("{round}-{n}")))).collect();
+        for file in &files {
+            let found = file.metadata().expect("fstat");
+            assert_eq!((found.len(), found.mode() & 0o7777, found.nlink()), (0, 0o640, 1));
+        }
+        // A close makes them.
+        open.extend(files);
+    });
+    drop(open);
+    let two = cluster.mount(1);
+    for n in 0..FILES {
+        assert_eq!(get(two.join(format!("d0/{n}"))), format!("{n:100}").into_bytes());
+    }
+    cluster.finish();
+}
+
+/// Whatever another mount does next in the directory, it finds the file.
+#[test]
+fn another_mount_finds_each_file_whose_create_is_held_back() {
+    let cluster = start();
+    let (one, two) = (cluster.mount(0), cluster.mount(1));
+    let looks: [(&str, &dyn Fn(&Path)); 9] = [
+        ("stat", &|dir| assert_eq!(stat(dir.join("new")).len(), 0)),
+        ("list", &|dir| assert!(names(dir).contains(&"new".to_owned()))),
+        ("count", &|dir| assert_eq!(names(dir).len(), WARM + 1)),
+        ("create", &|dir| {
+            let again = OpenOptions::new().write(true).create_new(true).open(dir.join("new"));
+            assert_eq!(again.expect_err("it is there").kind(), ErrorKind::AlreadyExists);
+        }),
+        ("open", &|dir| {
+            assert_eq!(
+                File::open(dir.join("new")).expect("open").metadata().expect("fstat").len(),
+                0
+            )
+        }),
+        ("rmdir", &|dir| {
+            (0..WARM).for_each(|n| fs::remove_file(dir.join(format!("warm{n}"))).expect("rm"));
+            let kind = fs::remove_dir(dir).expect_err("it has a file").kind();
+            assert_eq!(kind, ErrorKind::DirectoryNotEmpty);
+        }),
+        ("rename", &|dir| {
+            fs::rename(dir.join("new"), dir.join("newer")).expect("renamed");
+            fs::rename(dir.join("newer"), dir.join("new")).expect("renamed");
+        }),
+        ("link", &|dir| fs::hard_link(dir.join("new"), dir.join("second")).expect("linked")),
+        ("chmod", &|dir| {
+            fs::set_permissions(dir, PermissionsExt::from_mode(0o700)).expect("chmod")
+        }),
+    ];
+    for (what, look) in looks {
+        let dir = warm_dir(&one, what);
+        let before = stat(&dir).mtime_nsec();
+        let mut file = create(dir.join("new"));
+        let number = file.metadata().expect("fstat").ino();
+        look(&two.join(what));
+        file.write_all(b"the bytes").expect("write");
+        assert_eq!(file.metadata().expect("fstat").ino(), number, "{what}");
+        drop(file);
+        for mount in [&one, &two] {
+            let path = mount.join(what).join("new");
+            assert_eq!(get(&path), b"the bytes", "{what}");
+            assert_eq!((stat(&path).ino(), stat(&path).mode() & 0o7777), (number, 0o640), "{what}");
+        }
+        assert_ne!(stat(&dir).mtime_nsec(), before, "{what}");
+    }
+    cluster.finish();
+}
+
+/// The same for programs of the mount that holds the create back.
+#[test]
+fn programs_of_the_same_mount_find_it_too() {
+    let cluster = start();
+    let one = cluster.mount(0);
+    let dir = warm_dir(&one, "d");
+    let before = stat(&dir).mtime_nsec();
+    let first = create(dir.join("a"));
+    assert_ne!(stat(&dir).mtime_nsec(), before, "the directory's time");
+    let second = create(dir.join("b"));
+    assert_eq!(names(&dir).len(), WARM + 2);
+    let third = create(dir.join("c"));
+    run(&mut shell(&dir, "test -f c && ! mkdir c 2> /dev/null && mv c e && ln e f && chmod 600 e"));
+    let fourth = create(dir.join("d"));
+    assert_eq!(stat(dir.join("d")).ino(), fourth.metadata().expect("fstat").ino());
+    let fifth = create(dir.join("g"));
+    fs::remove_file(dir.join("g")).expect("rm");
+    for (n, file) in [&first, &second, &third, &fourth, &fifth].into_iter().enumerate() {
+        file.write_all_at(&[n as u8; 10], 5).expect("pwrite");
+        file.sync_all().expect("fsync");
+        assert_eq!(file.metadata().expect("fstat").len(), 15, "{n}");
+    }
+    drop([first, second, third, fourth, fifth]);
+    // Never written, larger than the limit, cut, and mapped.
+    drop(create(dir.join("empty")));
+    put(dir.join("large"), vec![7; 5000]);
+    let grown = create(dir.join("grown"));
+    grown.set_len(4000).expect("ftruncate");
+    drop(grown);
+    let found = |name: &str| get(cluster.mount(1).join("d").join(name));
+    assert_eq!(found("a"), [[0; 5].as_slice(), &[0; 10]].concat());
+    assert_eq!(found("f"), [[0; 5].as_slice(), &[2; 10]].concat());
+    assert_eq!((found("empty").len(), found("large").len(), found("grown").len()), (0, 5000, 4000));
+    // A directory and its file, renamed and removed while the create is held back.
+    let deep = warm_dir(&dir, "deep");
+    let file = create(deep.join("x"));
+    run(&mut shell(
+        &dir,
+        "mv deep moved && ! rmdir moved 2> /dev/null && rm -r moved && test ! -e moved",
+    ));
+    file.write_all_at(b"unlinked", 0).expect("pwrite");
+    drop(file);
+    cluster.finish();
+}
+
+/// The death of a daemon, and of the mount, while creates are held back.
+#[test]
+fn held_creates_survive_a_daemon_and_leave_nothing_half_when_the_mount_dies() {
+    let cluster = start();
+    let (one, two) = (cluster.mount(0), cluster.mount(1));
+    let dirs: Vec<_> = (0..6).map(|n| warm_dir(&one, &format!("d{n}"))).collect();
+    let files: Vec<_> = dirs.iter().map(|dir| create(dir.join("new"))).collect();
+    for node in 0..2 {
+        cluster.kill_node(node);
+    }
+    for node in 0..2 {
+        cluster.start_node(node);
+    }
+    for (n, file) in files.iter().enumerate() {
+        file.write_all_at(b"after", 0).expect("pwrite");
+        assert_eq!(get(two.join(format!("d{n}/new"))), b"after");
+    }
+    drop(files);
+    let dirs: Vec<_> = (0..6).map(|n| warm_dir(&one, &format!("e{n}"))).collect();
+    let files: Vec<_> = dirs.iter().map(|dir| create(dir.join("new"))).collect();
+    cluster.kill_mount(0);
+    drop(files);
+    for n in 0..6 {
+        let dir = two.join(format!("e{n}"));
+        // Others go on at once: a mount that is dead has nothing any more.
+        put(dir.join("other"), b"other");
+        assert!(names(&dir).len() >= WARM + 1);
+        assert!(fs::metadata(dir.join("new")).map_or(true, |found| found.len() == 0));
+        put(dir.join("new"), b"of the other");
+    }
+    cluster.start_mount(0);
+    assert_eq!(get(cluster.mount(0).join("e3/new")), b"of the other");
+    cluster.finish();
+}
+
+/// Two mounts make files in one directory at the same time: each name once, and no bytes are lost.
+#[test]
+fn two_mounts_that_make_files_in_one_directory_lose_none() {
+    const FILES: usize = 300;
+    let cluster = start();
+    let (one, two) = (cluster.mount(0), cluster.mount(1));
+    warm_dir(&one, "d");
+    let make = |mount: &Path, writer: u8| {
+        let dir = mount.join("d");
+        std::thread::spawn(move || {
+            let mut won = 0;
+            for n in 0..FILES {
+                put(dir.join(format!("own{writer}-{n}")), [writer; 50]);
+                let path = dir.join(format!("shared{n}"));
+                match OpenOptions::new().write(true).create_new(true).open(path) {
+                    Ok(mut file) => {
+                        file.write_all(&[writer; 50]).expect("write");
+                        won += 1;
+                    }
+                    Err(error) => assert_eq!(error.kind(), ErrorKind::AlreadyExists),
+                }
+            }
+            won
+        })
+    };
+    let makers = [make(&one, 1), make(&two, 2)];
+    let won: usize = makers.into_iter().map(|maker| maker.join().expect("it made files")).sum();
+    assert_eq!(won, FILES, "one of them makes each shared file");
+    for mount in [&one, &two] {
+        let dir = mount.join("d");
+        assert_eq!(names(&dir).len(), WARM + 3 * FILES);
+        for n in 0..FILES {
+            for writer in [1, 2] {
+                assert_eq!(get(dir.join(format!("own{writer}-{n}"))), [writer; 50]);
+            }
+            let bytes = get(dir.join(format!("shared{n}")));
+            assert!(bytes == [1; 50] || bytes == [2; 50], "{n}: {bytes:?}");
+        }
+    }
+    cluster.finish();
+}
