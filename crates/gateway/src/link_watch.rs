@@ -119,6 +119,10 @@ impl<'a> LinkWatch<'a> {
     /// Watches until the session ends.
     fn run(mut self) {
         while !self.link.has_ended() {
+            // The loop noticed the break of a link before this thread had seen that link.
+            if self.watched.is_none() && self.deadline.is_none() {
+                self.judge_break();
+            }
             match self.await_event() {
                 LinkEvent::Call => self.answer_call(),
                 LinkEvent::Broken => self.judge_break(),
@@ -170,14 +174,15 @@ impl<'a> LinkWatch<'a> {
 
     /// Decides how long the next link is awaited.
     fn judge_break(&mut self) {
-        let Some(broken) = self.watched.take() else { return };
+        let broken = self.watched.take();
         // The state at the end of the input counts: an ssh without a program ends its connection
         // soon after that.
         let mut tcp = self.ssh.find_state();
         // Before the wait: a connection that both sides have closed tells nothing any more.
         let was_heard = self.ssh.was_heard_lately();
+        let is_broken = |link: CurrentLink| self.is_output_broken(&link);
         let mut is_output_broken =
-            tcp != Some(TcpState::EndedThere) && self.is_output_broken(&broken);
+            tcp != Some(TcpState::EndedThere) && broken.is_none_or(is_broken);
         if is_output_broken && self.ssh.find_state() == Some(TcpState::EndedHere) {
             tcp = Some(TcpState::EndedHere);
         }

@@ -107,8 +107,9 @@ fn others_wait_and_then_see_what_the_holder_has_made() {
     create_by(&mut cluster, OTHER, elsewhere, "moving");
     let new = |name_: &str| name(name_);
     let node = InodeTemplate::File(LAYOUT);
+    type Operation = Box<dyn Fn(Ino) -> MetaOp>;
     type Check = fn(MetaResult, Ino) -> bool;
-    let cases: Vec<(Box<dyn Fn(Ino) -> MetaOp>, Check)> = vec![
+    let cases: Vec<(Operation, Check)> = vec![
         (
             Box::new(move |d| MetaOp::Lookup { parent: d, name: new("new") }),
             |answer, ino| matches!(answer, Ok(MetaReply::Attr(attr)) if attr.ino == ino && attr.size == 5),
