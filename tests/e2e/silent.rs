@@ -128,11 +128,13 @@ fn a_handler_of_a_program_runs_while_it_reads_from_a_node_that_says_nothing() {
     let names = directory_of_each(&cluster, NODES);
     let far = cluster.mount(0).join(&names[0]).join("far");
     put(cluster.mount(1).join(&names[0]).join("far"), "far");
-    let start = |then: &str| {
+    // Python runs a handler behind the call in which the signal came. So `then` waits in one call.
+    let start = |before: &str, then: &str| {
         let text = format!(
             "import os, signal, sys\n\
              def handler(*_):\n    raise SystemExit(7)\n\
              signal.signal(signal.SIGTERM, handler)\n\
+             {before}\n\
              print('ready', flush=True)\n\
              {then}\n"
         );
@@ -149,11 +151,11 @@ fn a_handler_of_a_program_runs_while_it_reads_from_a_node_that_says_nothing() {
         child
     };
     let stopped = Stopped::new(cluster.node_pid(1));
-    let mut reader = start("open(sys.argv[1], 'rb').read()");
+    let mut reader = start("", "open(sys.argv[1], 'rb').read()");
     let ended = at_once("a reader", move || reader.wait().expect("wait"));
     assert_eq!(ended.code(), Some(7), "the handler has run");
-    let mut writer =
-        start("f = os.open(sys.argv[1], os.O_WRONLY); os.pwrite(f, b'FAR', 0); os.fsync(f)");
+    let open = "f = os.open(sys.argv[1], os.O_WRONLY | os.O_DSYNC)";
+    let mut writer = start(open, "os.pwrite(f, b'FAR', 0)");
     // Longer than a wait that a handler may end.
     wait_ms(30 * TICK.as_millis() as u64);
     assert!(writer.try_wait().expect("wait").is_none(), "a change is not given up");

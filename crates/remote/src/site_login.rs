@@ -7,8 +7,10 @@ use crate::site_route::{RouterName, SiteRoute};
 use crate::ssh_link::SshLink;
 use std::time::{Duration, Instant};
 
-/// After this time no other way is tried in one login.
-const LOGIN_TIME: Duration = Duration::from_secs(60);
+/// After this time no other way is tried in one login. A login host that has just lost its power
+/// costs up to 50 s: half of it until a login shared with other processes is given up, half for the
+/// login after it. Two such hosts leave time for a third way, and an I/O process waits longer.
+const LOGIN_TIME: Duration = Duration::from_secs(120);
 /// Most failures that are reported.
 const FAILURES_MAX: usize = 4;
 /// Words of failures that another way may not have, though they are those of the last ssh.
