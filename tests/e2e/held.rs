@@ -2,9 +2,10 @@
 //! no program of any mount notices.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{ErrorKind, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use tatami_tests::Cluster;
 use tatami_tests::command::{run, shell};
 use tatami_tests::files::{get, put, stat};
@@ -50,17 +51,94 @@ fn one_request_makes_a_small_file() {
         let dir = warm_dir(&one, &format!("d{round}"));
         (0..FILES).for_each(|n| put(dir.join(n.to_string()), format!("{n:100}")));
     });
-    // A file that is held back has its attributes.
-    let dir = warm_dir(&one, "alone");
-    let open: Vec<_> = (0..20).map(|n| create(dir.join(format!("new{n}")))).collect();
-    for file in &open {
-        let found = file.metadata().expect("fstat");
-        assert_eq!((found.len(), found.mode() & 0o7777, found.nlink()), (0, 0o640, 1));
-    }
-    drop(open);
     let two = cluster.mount(1);
     for n in 0..FILES {
         assert_eq!(get(two.join(format!("d0/{n}"))), format!("{n:100}").into_bytes());
+    }
+    cluster.finish();
+}
+
+/// Programs that make files in one directory at the same time do not see to it that the creates of
+/// the others are sent.
+#[test]
+fn writers_of_one_directory_need_one_request_a_file() {
+    const WRITERS: u64 = 4;
+    const FILES: u64 = 100;
+    let cluster = start();
+    let one = cluster.mount(0);
+    let most = WRITERS * FILES * 3 / 2;
+    expect_requests(&cluster, "creates side by side", most, |round| {
+        let dir = warm_dir(&one, &format!("d{round}"));
+        std::thread::scope(|scope| {
+            for writer in 0..WRITERS {
+                let dir = &dir;
+                scope.spawn(move || {
+                    (0..FILES).for_each(|n| put(dir.join(format!("{writer}-{n}")), b"bytes"));
+                });
+            }
+        });
+        assert_eq!(names(&dir).len() as u64, WARM as u64 + WRITERS * FILES);
+    });
+    cluster.finish();
+}
+
+/// Prints the attributes of directory `argv[1]` and of twenty files in it. `hold`: makes them before
+/// that, and keeps them open until the end of the input. Then each create must be seen at once.
+const SHOW: &str = r"
+import os, sys
+path, mode = sys.argv[1:]
+names = [f'{path}/new{n}' for n in range(20)]
+def show(found):
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_nlink
+files = names
+if mode == 'hold':
+    last, files = os.stat(path), []
+    for name in names:
+        files.append(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o640))
+        now = os.stat(path)
+        assert (now.st_size, now.st_nlink) == (last.st_size + 1, last.st_nlink)
+        assert now.st_mtime_ns > last.st_mtime_ns and now.st_ctime_ns > last.st_ctime_ns
+        last = now
+print(show(os.stat(path)), [(show(os.stat(f)), oct(os.stat(f).st_mode)) for f in files], flush=True)
+if mode == 'hold':
+    sys.stdin.read()
+";
+
+fn show_attributes(dir: &Path, mode: &str) -> (String, Child) {
+    let mut command = Command::new("python3");
+    command.args(["-c", SHOW]).arg(dir).arg(mode).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().expect("python3");
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().expect("stdout")).read_line(&mut line).expect("a line");
+    (line, child)
+}
+
+/// A file has its attributes while it is held back, and its directory has those of a directory with
+/// this file. They stay the same when the file is made.
+#[test]
+fn attributes_are_those_of_files_that_exist() {
+    const FILES: u64 = 20;
+    let cluster = start();
+    let (one, two) = (cluster.mount(0), cluster.mount(1));
+    // The files of all rounds stay open, so that no round makes those of another.
+    let mut rounds = Vec::new();
+    expect_requests(&cluster, "creates without a byte", 2 * WARM as u64 + FILES / 2, |round| {
+        let dir = warm_dir(&one, &format!("d{round}"));
+        let (shown, program) = show_attributes(&dir, "hold");
+        rounds.push((dir, shown, program));
+    });
+    let (dir, held, mut program) = rounds.pop().expect("it has run");
+    assert_eq!(held.matches("0o100640").count() as u64, FILES, "{held}");
+    drop(program.stdin.take());
+    assert!(program.wait().expect("it ends").success());
+    for mount in [&two, &one] {
+        let (made, mut program) = show_attributes(&mount.join(dir.file_name().expect("d")), "look");
+        assert_eq!(made, held);
+        assert!(program.wait().expect("it ends").success());
+    }
+    for (_, _, mut program) in rounds {
+        drop(program.stdin.take());
+        program.wait().expect("it ends");
     }
     cluster.finish();
 }

@@ -88,7 +88,8 @@ impl Client {
                 gid: cred.gid,
                 atime: now,
                 mtime: now,
-                ctime: now,
+                // As at the shard: the name is a change after the birth.
+                ctime: now.advanced_to(now),
                 btime: now,
                 layout,
                 ..Attr::with_defaults(ino, InodeKind::File)
@@ -131,6 +132,31 @@ impl Client {
     /// Returns the attributes of a file that is held back.
     pub(crate) fn held_attr(&self, ino: Ino) -> Option<Attr> {
         Some(self.held.find_file(ino)?.attr.clone())
+    }
+
+    /// Returns the attributes of a directory, with the creates in it that are held back. `None`: it
+    /// is not known without them.
+    pub(crate) fn held_dir_attr(&self, cred: &Cred, dir: Ino) -> Option<Attr> {
+        self.add_held_files(dir).or_else(|| {
+            // The answer is delegated. It may wait for a recall, which makes the files.
+            self.send_meta(cred, MetaOp::GetAttr { ino: dir }).ok()?;
+            self.add_held_files(dir)
+        })
+    }
+
+    fn add_held_files(&self, dir: Ino) -> Option<Attr> {
+        let mut files = self.held.list_files(dir);
+        // In one order, so that two threads do not wait for each other.
+        files.sort_unstable_by_key(|held| held.attr.ino);
+        // None of them is made until the attributes are complete.
+        let outcomes: Vec<_> = files.iter().map(|held| held.outcome.lock()).collect();
+        let mut attr = self.cached_attr(dir)?;
+        for (held, outcome) in files.iter().zip(&outcomes) {
+            if **outcome == HeldOutcome::Waiting {
+                attr.add_new_file(held.attr.btime);
+            }
+        }
+        Some(attr)
     }
 
     /// Whether creates in the directory are held back.
@@ -181,6 +207,7 @@ impl Client {
             umask: held.umask,
             bytes,
             open: held.access,
+            time: held.attr.btime,
         };
         match self.send_meta(&held.cred, op)? {
             MetaReply::Created { attr, cap: Some(cap), .. } if attr.ino == held.attr.ino => {
@@ -216,8 +243,11 @@ impl Client {
             | MetaOp::Unlink { parent, name, .. } => {
                 self.make_all_held(self.held.find_named(*parent, name).into_iter().collect());
             }
-            MetaOp::GetAttr { ino }
-            | MetaOp::GetOwnAttr { ino }
+            // The caller adds what is held back to the attributes of a directory.
+            MetaOp::GetAttr { ino } => {
+                self.make_all_held(self.held.find_file(*ino).into_iter().collect());
+            }
+            MetaOp::GetOwnAttr { ino }
             | MetaOp::Open { ino, .. }
             | MetaOp::Commit { ino, .. }
             | MetaOp::GetXattr { ino, .. }

@@ -76,10 +76,7 @@ impl Client {
         for _ in 0..ATTEMPTS {
             match self.send_meta(cred, MetaOp::LookupEntry { parent, name: to_bytes(name) }) {
                 // Its size and times change with creates that are held back.
-                Ok(MetaReply::Attr(attr))
-                    if attr.kind == InodeKind::Dir && self.has_held_files(attr.ino) =>
-                {
-                    self.settle_inode(attr.ino);
+                Ok(MetaReply::Attr(attr)) if self.has_held_files(attr.ino) => {
                     return self.getattr(cred, attr.ino);
                 }
                 Ok(MetaReply::Attr(attr)) => return Ok(attr),
@@ -109,7 +106,12 @@ impl Client {
         if let Some(attr) = self.held_attr(ino) {
             return Ok(attr);
         }
-        self.settle_inode(ino);
+        if self.has_held_files(ino) {
+            if let Some(attr) = self.held_dir_attr(cred, ino) {
+                return Ok(attr);
+            }
+            self.settle_inode(ino);
+        }
         if let Some(attr) = self.cached_attr(ino) {
             if attr.kind == InodeKind::Dir {
                 self.partitions.forget_sum(ino);
@@ -466,9 +468,15 @@ impl Client {
         plus: bool,
     ) -> Result<(DirListing, u64), Errno> {
         let op = MetaOp::ReadDir { dir, after, limit, plus };
-        let MetaReply::Entries { entries, end, parent, upto } = self.send_meta(cred, op)? else {
+        let MetaReply::Entries { mut entries, end, parent, upto } = self.send_meta(cred, op)?
+        else {
             return Err(Errno::EPROTO);
         };
+        for entry in &mut entries {
+            if entry.attr.is_some() && self.has_held_files(entry.ino) {
+                entry.attr = self.getattr(cred, entry.ino).ok();
+            }
+        }
         // The cookie must advance: otherwise a broken shard would be asked for ever.
         if !end && upto <= after {
             return Err(Errno::EPROTO);

@@ -16,7 +16,7 @@ use crate::transaction::messages::ChangedInode;
 use crate::{entry, inline};
 use tatami_wire::meta::{HELD_NUMBERS_MAX, MetaReply};
 use tatami_wire::transaction::Txid;
-use tatami_wire::{Access, ClientId, Errno, Ino, VolumeKey};
+use tatami_wire::{Access, ClientId, Errno, Ino, Timestamp, VolumeKey};
 
 /// Most directories that clients have exclusively at a time.
 const EXCLUSIVE_MAX: usize = 1 << 16;
@@ -72,30 +72,44 @@ pub(crate) fn hold_directory<S: Store>(
     Ok(MetaReply::DirectoryHeld { first, count, inline_limit, mode, uid, gid })
 }
 
+/// What a client has promised to the program whose create it holds back.
+#[derive(Debug)]
+pub(crate) struct HeldCreate {
+    /// The number of the file.
+    pub ino: Ino,
+    pub open: Access,
+    /// The time of its birth.
+    pub time: Timestamp,
+}
+
 /// Creates a file by a number from [`hold_directory`], with its first bytes, and opens it.
 ///
 /// # Errors
 /// Those of [`entry::create`]; `EINVAL` for a number that was never allocated, `ESTALE` for one
 /// that is in use or of another shard; `EXDEV` where files of the directory do not have so many
 /// bytes beside their inodes.
-#[allow(clippy::too_many_arguments)] // the fields of the operation
 pub(crate) fn create_numbered<S: Store>(
     txn: &mut Txn<'_, S>,
     key: &VolumeKey,
     parent: Ino,
     new: &entry::NewInode<'_>,
-    ino: Ino,
+    held: &HeldCreate,
     bytes: &[u8],
-    open: Access,
 ) -> MetaOutcome<MetaReply> {
-    if !txn.state.is_allocated(ino.counter()) {
+    let &HeldCreate { ino, open, time } = held;
+    if !txn.state.is_allocated(ino.counter()) || !time.is_valid() {
         return Err(Errno::EINVAL.into());
     }
     let shards = [ino.owner_shard(), ino.allocating_shard()];
     if shards != [parent.owner_shard(); 2] || txn.find_inode(ino)?.is_some() {
         return Err(Errno::ESTALE.into());
     }
+    // Programs of the client have seen this time. No client moves a directory back in time, or
+    // ahead.
+    let (now, floor) = (txn.now(), txn.inspect_inode(parent, |dir| dir.ctime)?);
+    txn.set_moment(time.min(now).max(floor));
     let made = entry::create_as(txn, key, parent, new, true, Some(open), Some(ino))?;
+    txn.set_moment(now);
     let MetaReply::Created { attr, cap, created } = made else {
         return Err(Errno::EPROTO.into());
     };

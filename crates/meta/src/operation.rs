@@ -29,6 +29,8 @@ pub(crate) struct Txn<'a, S> {
     pub state: &'a mut MetaState<S>,
     pub ctx: &'a OperationContext,
     pub cred: &'a Cred,
+    /// The moment at which its changes happen.
+    moment: Timestamp,
     inodes: Vec<(Ino, Option<Inode>)>,
     /// The one of `inodes` that this operation has made.
     new: Option<Ino>,
@@ -177,6 +179,7 @@ impl<'a, S: Store> Txn<'a, S> {
             state,
             ctx,
             cred,
+            moment: ctx.now,
             inodes: Vec::new(),
             new: None,
             changed: Vec::new(),
@@ -253,7 +256,12 @@ impl<'a, S: Store> Txn<'a, S> {
 
     /// Returns the moment of the operation.
     pub fn now(&self) -> Timestamp {
-        self.ctx.now
+        self.moment
+    }
+
+    /// Lets the next changes happen at another moment.
+    pub fn set_moment(&mut self, moment: Timestamp) {
+        self.moment = moment;
     }
 
     /// Returns the inode; `None` where there is none of this number.

@@ -178,6 +178,15 @@ impl Attr {
         self.version = self.version.wrapping_add(part.version);
     }
 
+    /// Adds a file that a client has made in this directory at `time`, and of which the shard does
+    /// not know yet.
+    pub fn add_new_file(&mut self, time: Timestamp) {
+        self.size += 1;
+        self.ctime = self.ctime.max(time);
+        self.mtime = self.ctime;
+        self.version = self.version.wrapping_add(1);
+    }
+
     /// Returns these attributes of a directory with the size and times of `sum`, which are those of
     /// all partitions some time ago. The link count is 1, which means "not counted": find(1) skips
     /// the subdirectories of a directory with too small a count.

@@ -10,7 +10,7 @@ use crate::repair::{LocatedEntry, PartitionRecord, Repair};
 use crate::tiles::{Cut, NewPiece, PieceUpdate, TilePage};
 use crate::{
     Access, Attr, Cap, Cred, Errno, ExecutorId, Ino, InodeKind, Layout, NodeId, Piece, SetAttr,
-    ShardId,
+    ShardId, Timestamp,
 };
 use serde::{Deserialize, Serialize};
 
@@ -306,7 +306,7 @@ pub enum MetaOp {
     HoldDirectory { dir: Ino, count: u32 },
     /// Creates a file by one of these numbers with its first bytes, and opens it with the access
     /// `open`. An existing entry is `EEXIST`. `EXDEV` where files of the directory do not have so
-    /// many bytes beside their inodes. → `Created`
+    /// many bytes beside their inodes; `EINVAL` for a time that is none. → `Created`
     CreateNumbered {
         parent: Ino,
         name: Bytes,
@@ -318,6 +318,9 @@ pub enum MetaOp {
         umask: u16,
         bytes: Bytes,
         open: Access,
+        /// When the client has shown the file for the first time: the time of its birth. Never
+        /// before the last change of the directory, or later than now.
+        time: Timestamp,
     },
 }
 

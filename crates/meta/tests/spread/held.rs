@@ -5,7 +5,7 @@ use crate::checking::{assert_sound, create, create_by};
 use crate::cluster::{Cluster, LAYOUT, ROOT, name, number_of};
 use crate::same::dir;
 use tatami_wire::meta::{InodeTemplate, MetaOp, MetaReply, MetaResult, RenameMode, XattrMode};
-use tatami_wire::{Access, ClientId, Cred, Errno, Ino};
+use tatami_wire::{Access, ClientId, Cred, Errno, Ino, Timestamp};
 
 const HOLDER: u8 = 1;
 const OTHER: u8 = 2;
@@ -55,6 +55,7 @@ fn numbered(parent: Ino, file: &str, ino: Ino, bytes: &[u8]) -> MetaOp {
         umask: 0o022,
         bytes: bytes.to_vec().into(),
         open: Access::BOTH,
+        time: Timestamp::from_sec(0),
     }
 }
 
@@ -210,6 +211,25 @@ fn the_holder_goes_on_and_numbers_are_used_once() {
         let refused = call(numbered(d, file, ino, &vec![7; bytes]));
         assert_eq!(refused, Err(errno), "{file} {ino}");
     }
+    // The file is as old as the client says, but not older than the last change of its directory,
+    // nor younger than the request.
+    let MetaReply::Attr(before) = call(MetaOp::GetAttr { ino: d }).expect("it is there") else {
+        panic!("attributes");
+    };
+    let mut born = |file, ino, time| {
+        let mut op = numbered(d, file, ino, b"");
+        let MetaOp::CreateNumbered { time: birth, .. } = &mut op else { unreachable!() };
+        *birth = time;
+        match call(op) {
+            Ok(MetaReply::Created { attr, .. }) => Ok(attr.btime),
+            other => Err(other),
+        }
+    };
+    assert_eq!(born("old", numbers[3], Timestamp::from_sec(0)), Ok(before.ctime));
+    let now = born("young", numbers[4], Timestamp::from_sec(i64::MAX)).expect("made");
+    assert!(now > before.ctime && now.sec < i64::MAX, "{now:?}");
+    let none = Timestamp { sec: 0, nsec: 1_000_000_000 };
+    assert_eq!(born("none", numbers[5], none), Err(Err(Errno::EINVAL)));
     // More numbers, and no number twice.
     let Ok(MetaReply::DirectoryHeld { first, .. }) = hold(&mut cluster, HOLDER, d) else {
         panic!("it has the directory");
