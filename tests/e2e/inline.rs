@@ -135,6 +135,26 @@ fn a_small_file_beside_its_inode_is_a_file() {
     cluster.finish();
 }
 
+/// The mount keeps the attributes of a lookup or create for the next request of the thread. A write
+/// ends that, however fast it is.
+#[test]
+fn the_size_is_right_at_once_after_each_write() {
+    const FILES: usize = 300;
+    let cluster = start();
+    for (n, mount) in [cluster.mount(0), cluster.mount(1)].iter().enumerate() {
+        let dir = mount.join(format!("d{n}"));
+        fs::create_dir(&dir).expect("mkdir");
+        for file in 0..FILES {
+            let mut file = File::create(dir.join(file.to_string())).expect("create");
+            for size in [12, 24] {
+                file.write_all(&[1; 12]).expect("write");
+                assert_eq!(file.metadata().expect("fstat").len(), size);
+            }
+        }
+    }
+    cluster.finish();
+}
+
 /// Returns a line that no other writer writes.
 fn line_of(writer: usize, n: usize) -> Vec<u8> {
     format!("{writer:3} {n:6} {:>20}\n", writer * 1_000_000 + n).into_bytes()

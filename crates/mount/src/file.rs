@@ -623,8 +623,16 @@ impl FileSystem {
         } else {
             file.data.write_at(write.data, write.offset)
         };
-        file.note_write();
+        self.note_write(&file);
         result
+    }
+
+    /// Notes a change of the bytes. Also after a failure, because a part may have been written.
+    fn note_write(&self, file: &OpenFile) {
+        if !file.count_write() {
+            // The attributes of a lookup that the thread has just made are old now.
+            self.attr_cache.forget_inode(file.inode.ino);
+        }
     }
 
     /// FALLOCATE.
@@ -653,7 +661,7 @@ impl FileSystem {
         };
         file.data.check_changeable()?;
         let result = file.data.allocate(mode, offset, len);
-        file.note_write();
+        self.note_write(&file);
         result.map(|_| ())
     }
 
@@ -684,7 +692,7 @@ impl FileSystem {
         let (source, target) = (self.get_file(from.0)?, self.get_file(to.0)?);
         target.data.check_changeable()?;
         let copied = target.data.copy_from(&source.data, from.1, to.1, len.min(COPY_MAX));
-        target.note_write();
+        self.note_write(&target);
         copied
     }
 

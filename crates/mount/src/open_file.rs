@@ -17,12 +17,14 @@ pub(crate) struct OpenFile {
 }
 
 impl OpenFile {
-    /// Counts a change of the bytes for the next commit. Also after a failure, because a part may
-    /// have been written. What the shard has recorded itself needs no commit.
-    pub(crate) fn note_write(&self) {
-        if !self.data.records_changes() {
+    /// Counts a change of the bytes for the next commit. What the shard has recorded itself needs no
+    /// commit. Returns whether this mount now knows newer attributes than the shard.
+    pub(crate) fn count_write(&self) -> bool {
+        let is_ahead = !self.data.records_changes();
+        if is_ahead {
             self.inode.count_write();
         }
+        is_ahead
     }
 }
 
