@@ -18,6 +18,25 @@ pub struct SummaryEntry {
     pub machine: Machine,
 }
 
+/// Checks that a summary can be written to `out`, before a run of many minutes. Makes the directory
+/// of it.
+///
+/// # Errors
+/// `out` is a directory, or no file can be written there.
+pub fn check_summary_path(out: &Path) -> Result<(), BenchError> {
+    if let Some(parent) = out.parent().filter(|p| !p.as_os_str().is_empty()) {
+        std::fs::create_dir_all(parent).map_err(path_error("creating", parent))?;
+    }
+    // A file of an earlier run stays as it is, and a new one is not left behind empty.
+    let is_new = !out.exists();
+    let open = std::fs::OpenOptions::new().append(true).create(true).open(out);
+    open.map_err(path_error("writing", out))?;
+    match is_new {
+        true => std::fs::remove_file(out).map_err(path_error("removing", out)),
+        false => Ok(()),
+    }
+}
+
 /// Writes a summary: an array of figures, each with the command and the machine, as JSON to `out`,
 /// and the table as Markdown beside it.
 ///
@@ -36,9 +55,6 @@ pub fn write_summary(out: &Path, figures: &[Figure], machine: &Machine) -> Resul
     };
     let entries: Vec<SummaryEntry> = figures.iter().map(entry).collect();
     let text = serde_json::to_string_pretty(&entries).expect("a summary is plain data");
-    if let Some(parent) = out.parent().filter(|p| !p.as_os_str().is_empty()) {
-        std::fs::create_dir_all(parent).map_err(path_error("creating", parent))?;
-    }
     std::fs::write(out, text + "\n").map_err(path_error("writing", out))?;
     let page = out.with_extension("md");
     let table = format!("{command}\n\n{}\n\n", machine.summary_line())
@@ -70,8 +86,13 @@ mod tests {
         let out = dir.path().join("results/summary.json");
         let runs = FigureRuns { ours: vec![1.0], baseline: vec![2.0], stolen: 0.5 };
         let figure = Figure::new("x", "op/s", "y", (GoalDirection::Higher, Some(0.6)), &runs);
+        check_summary_path(&out).expect("writable");
+        assert!(!out.exists());
+        assert!(check_summary_path(dir.path()).is_err(), "a directory");
         write_summary(&out, &[figure], &Machine::from_dir(dir.path())).expect("writable");
         let text = std::fs::read_to_string(&out).expect("it was written");
+        check_summary_path(&out).expect("writable");
+        assert_eq!(std::fs::read_to_string(&out).expect("it stays"), text);
         let json: serde_json::Value = serde_json::from_str(&text).expect("JSON");
         let table = std::fs::read_to_string(out.with_extension("md")).expect("it was written");
         assert!(table.contains("| x | 1.00 |"), "{table}");

@@ -16,7 +16,7 @@ use crate::error::{BenchError, path_error};
 use crate::figure::Figure;
 use crate::machine::Machine;
 use crate::progress::print_progress;
-use crate::summary::{render_summary, write_summary};
+use crate::summary::{check_summary_path, render_summary, write_summary};
 use crate::volume::BenchVolume;
 use crate::worker_group::Launcher;
 use comparison::ComparisonLimits;
@@ -58,6 +58,7 @@ pub fn run(args: &MpiArgs, out: &mut impl Write) -> Result<(), BenchError> {
             runner.programs.display()
         )));
     }
+    check_summary_path(&args.out)?;
     std::fs::create_dir_all(&args.work).map_err(path_error("creating", &args.work))?;
     let work = args.work.canonicalize().map_err(path_error("finding", &args.work))?;
     let machine = Machine::from_dir(&work);

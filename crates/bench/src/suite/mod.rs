@@ -28,7 +28,7 @@ use crate::error::{BenchError, io_error, path_error};
 use crate::figure::Figure;
 use crate::machine::{Machine, pin_to_one_cpu};
 use crate::progress::print_progress;
-use crate::summary::{render_summary, write_summary};
+use crate::summary::{check_summary_path, render_summary, write_summary};
 use crate::volume::BenchVolume;
 use crate::worker_group::Launcher;
 use context::{NAMES, NODES, SuiteContext};
@@ -55,6 +55,7 @@ struct PartGroup<'a> {
 /// error.
 pub fn run(args: &SuiteArgs, out: &mut impl Write) -> Result<(), BenchError> {
     let launcher = Launcher::this_program()?;
+    check_summary_path(&args.out)?;
     std::fs::create_dir_all(&args.work).map_err(path_error("creating", &args.work))?;
     // Daemons and mounts have other working directories, so the path must be absolute.
     let dir = args.work.canonicalize().map_err(path_error("finding", &args.work))?;
