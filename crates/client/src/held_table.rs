@@ -82,6 +82,9 @@ impl Default for HeldDirectory {
 struct HeldTables {
     dirs: HashMap<Ino, HeldDirectory, hash::HashBuilder>,
     files: HashMap<Ino, Arc<HeldFile>, hash::HashBuilder>,
+    /// Files that the front end has not opened yet. Another thread may have made them meanwhile, so
+    /// they need not be among `files` any more.
+    unopened: HashMap<Ino, Arc<HeldFile>, hash::HashBuilder>,
     /// Counts the events that end what replies in flight grant.
     events: u64,
 }
@@ -156,7 +159,7 @@ impl HeldTable {
         build: impl FnOnce(Ino, &ExclusiveDirectory) -> Option<HeldFile>,
     ) -> Option<Arc<HeldFile>> {
         let mut tables = self.tables.lock();
-        if tables.files.len() >= FILES_MAX {
+        if tables.files.len() >= FILES_MAX || tables.unopened.len() >= FILES_MAX {
             return None;
         }
         let known = tables.dirs.get_mut(&dir)?;
@@ -167,8 +170,15 @@ impl HeldTable {
         exclusive.counters.next();
         known.files.insert(file.name.clone(), file.clone());
         tables.files.insert(ino, file.clone());
+        tables.unopened.insert(ino, file.clone());
         self.in_use.fetch_add(1, SeqCst);
         Some(file)
+    }
+
+    /// Returns the file for the front end that has made it and opens it now, whether it is still
+    /// held back or not.
+    pub(crate) fn take_unopened(&self, ino: Ino) -> Option<Arc<HeldFile>> {
+        self.tables.lock().unopened.remove(&ino)
     }
 
     /// Ends a create that is not held back any more.
@@ -310,6 +320,9 @@ mod tests {
         for file in table.list_all() {
             table.remove_file(&file);
             table.remove_file(&file);
+            // Its open finds the outcome, also when another thread has made it before.
+            assert!(table.take_unopened(file.attr.ino).is_some());
+            assert!(table.take_unopened(file.attr.ino).is_none());
         }
         assert!(!table.is_unused(), "the directory is still exclusive");
         assert!(table.end_directories([DIR].iter()).is_empty());

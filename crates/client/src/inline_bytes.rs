@@ -50,9 +50,13 @@ impl InlineBytes {
             return Ok(None);
         };
         let made = self.access.client.make_held(held, first)?;
-        if !self.is_made.swap(true, SeqCst) {
-            *self.access.cap.lock() = made.cap;
+        // First the capability: another thread may use it as soon as the file is known as made.
+        let mut cap = self.access.cap.lock();
+        if !cap.has_signature() {
+            *cap = made.cap;
         }
+        drop(cap);
+        self.is_made.store(true, SeqCst);
         Ok(made.filled.map(|attr| ObjectState {
             exists: true,
             size: attr.size,

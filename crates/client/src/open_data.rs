@@ -24,7 +24,8 @@ impl Client {
     /// Opens the bytes of a file, as far as `cap` allows. Sends no request.
     ///
     /// # Errors
-    /// `ENXIO` when the file's node is not in the cluster map.
+    /// `ENXIO` when the file's node is not in the cluster map; `ESTALE` for a second open of a
+    /// create that is held back.
     pub fn open_data(self: &Arc<Self>, attr: &Attr, cap: Cap) -> Result<DataFile, Errno> {
         let layout = attr.layout;
         if layout.is_tiled() {
@@ -34,7 +35,11 @@ impl Client {
         }
         if layout.is_inline() {
             let access = self.new_access(attr.ino, cap, None);
-            let held = self.held.find_file(attr.ino);
+            // Only the create itself has no capability yet. Any other open has made the file.
+            let held = match cap.has_signature() {
+                true => None,
+                false => Some(self.held.take_unopened(attr.ino).ok_or(Errno::ESTALE)?),
+            };
             let bytes = Arc::new(InlineBytes::new(access.clone(), held));
             return Ok(DataFile::new(access, bytes));
         }

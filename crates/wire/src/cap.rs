@@ -62,6 +62,11 @@ impl Cap {
     pub fn without_signature(ino: Ino, access: Access) -> Cap {
         Cap { ino, access, expires: 0, mac: [0; 16] }
     }
+
+    /// Whether it is not such a capability.
+    pub fn has_signature(&self) -> bool {
+        self.mac != [0; 16]
+    }
 }
 
 const MAC_PURPOSE: &str = "cap";
