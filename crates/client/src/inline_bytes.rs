@@ -276,13 +276,20 @@ impl Client {
                 MetaReply::Pieces { first, .. } => first,
                 _ => return Err(Errno::EPROTO),
             };
-            let object = self.open_object(ino, node, Piece::of_bytes(number), cap)?;
-            let copied = object
-                .truncate_unrecorded(state.size)
-                .and_then(|_| object.write_at(&bytes, 0))
-                // The object must be on its disk before the shard refers to it: what was
-                // acknowledged by fsync lies there from now on.
-                .and_then(|_| object.sync(false));
+            let copied = match state.size {
+                // Nothing is to be kept, so the object begins with its first byte, as that of any
+                // new file.
+                0 => Ok(state),
+                _ => {
+                    let object = self.open_object(ino, node, Piece::of_bytes(number), cap)?;
+                    object
+                        .truncate_unrecorded(state.size)
+                        .and_then(|_| object.write_at(&bytes, 0))
+                        // The object must be on its disk before the shard refers to it: what was
+                        // acknowledged by fsync lies there from now on.
+                        .and_then(|_| object.sync(false))
+                }
+            };
             let copied = match copied {
                 // The object was removed during the copy, because another client was quicker.
                 Err(Errno::ESTALE) => continue,
