@@ -82,8 +82,8 @@ fn writers_of_one_directory_need_one_request_a_file() {
     cluster.finish();
 }
 
-/// Prints the attributes of directory `argv[1]` and of twenty files in it. `hold`: makes them before
-/// that, and keeps them open until the end of the input. Then each create must be seen at once.
+/// Prints the attributes of directory `argv[1]` and of twenty files in it. `hold`: makes them
+/// before that, and keeps them open until the end of the input. Each create must be seen at once.
 const SHOW: &str = r"
 import os, sys
 path, mode = sys.argv[1:]

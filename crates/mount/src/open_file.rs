@@ -17,8 +17,8 @@ pub(crate) struct OpenFile {
 }
 
 impl OpenFile {
-    /// Counts a change of the bytes for the next commit. What the shard has recorded itself needs no
-    /// commit. Returns whether this mount now knows newer attributes than the shard.
+    /// Counts a change of the bytes for the next commit. What the shard has recorded itself needs
+    /// no commit. Returns whether this mount now knows newer attributes than the shard.
     pub(crate) fn count_write(&self) -> bool {
         let is_ahead = !self.data.records_changes();
         if is_ahead {
