@@ -18,8 +18,8 @@ pub struct SummaryEntry {
     pub machine: Machine,
 }
 
-/// Checks that a summary can be written to `out`, before a run of many minutes. Makes the directory
-/// of it.
+/// Makes the directory of `out`, and checks that a summary can be written there: before a run of
+/// many minutes, and not after it.
 ///
 /// # Errors
 /// `out` is a directory, or no file can be written there.
@@ -38,7 +38,7 @@ pub fn check_summary_path(out: &Path) -> Result<(), BenchError> {
 }
 
 /// Writes a summary: an array of figures, each with the command and the machine, as JSON to `out`,
-/// and the table as Markdown beside it.
+/// and the table as Markdown beside it. The directory must be there: see [`check_summary_path`].
 ///
 /// # Errors
 /// When the file can't be written.

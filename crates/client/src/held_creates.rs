@@ -134,17 +134,18 @@ impl Client {
         Some(self.held.find_file(ino)?.attr.clone())
     }
 
-    /// Returns the attributes of a directory, with the creates in it that are held back. `None`: it
-    /// is not known without them.
-    pub(crate) fn held_dir_attr(&self, cred: &Cred, dir: Ino) -> Option<Attr> {
-        self.add_held_files(dir).or_else(|| {
-            // The answer is delegated. It may wait for a recall, which makes the files.
+    /// Returns the attributes of a directory with the files in it that are held back. `None`: the
+    /// shard does not delegate the attributes to this client, so they may change meanwhile.
+    pub(crate) fn fetch_attr_with_held(&self, cred: &Cred, dir: Ino) -> Option<Attr> {
+        self.cached_attr_with_held(dir).or_else(|| {
+            // The reply puts the attributes into the cache. Not while the files are locked: the
+            // shard may first recall the directory, and that makes the files.
             self.send_meta(cred, MetaOp::GetAttr { ino: dir }).ok()?;
-            self.add_held_files(dir)
+            self.cached_attr_with_held(dir)
         })
     }
 
-    fn add_held_files(&self, dir: Ino) -> Option<Attr> {
+    fn cached_attr_with_held(&self, dir: Ino) -> Option<Attr> {
         let mut files = self.held.list_files(dir);
         // In one order, so that two threads do not wait for each other.
         files.sort_unstable_by_key(|held| held.attr.ino);
@@ -243,7 +244,7 @@ impl Client {
             | MetaOp::Unlink { parent, name, .. } => {
                 self.make_all_held(self.held.find_named(*parent, name).into_iter().collect());
             }
-            // The caller adds what is held back to the attributes of a directory.
+            // For a directory, `getattr` adds the files that are held back.
             MetaOp::GetAttr { ino } => {
                 self.make_all_held(self.held.find_file(*ino).into_iter().collect());
             }

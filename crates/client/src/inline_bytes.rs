@@ -8,7 +8,6 @@ use crate::file_bytes::FileBytes;
 use crate::held_table::HeldFile;
 use crate::object_handle::FileAccess;
 use crate::unsynced::SyncTargets;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
 use tatami_wire::inline::{InlineOp, InlineReply};
 use tatami_wire::meta::{Bytes, MetaOp, MetaReply};
@@ -31,32 +30,27 @@ pub(crate) struct InlineBytes {
     access: Arc<FileAccess>,
     /// The create of the file, if it was held back when the file was opened.
     held: Option<Arc<HeldFile>>,
-    /// This handle has the capability of the file.
-    is_made: AtomicBool,
     /// The bytes after they have moved.
     moved: OnceLock<Arc<DataFile>>,
 }
 
 impl InlineBytes {
     pub(crate) fn new(access: Arc<FileAccess>, held: Option<Arc<HeldFile>>) -> InlineBytes {
-        let is_made = AtomicBool::new(held.is_none());
-        InlineBytes { access, held, is_made, moved: OnceLock::new() }
+        InlineBytes { access, held, moved: OnceLock::new() }
     }
 
     /// Makes the file if its create is held back. Returns the state if `first`, its first bytes,
     /// went along.
     fn make_file(&self, first: Option<&Bytes>) -> Result<Option<ObjectState>, Errno> {
-        let Some(held) = self.held.as_ref().filter(|_| !self.is_made.load(SeqCst)) else {
-            return Ok(None);
-        };
+        let has_cap = || self.access.current_cap().has_signature();
+        let Some(held) = self.held.as_ref().filter(|_| !has_cap()) else { return Ok(None) };
         let made = self.access.client.make_held(held, first)?;
-        // First the capability: another thread may use it as soon as the file is known as made.
+        // Another thread of this handle may have stored it before.
         let mut cap = self.access.cap.lock();
         if !cap.has_signature() {
             *cap = made.cap;
         }
         drop(cap);
-        self.is_made.store(true, SeqCst);
         Ok(made.filled.map(|attr| ObjectState {
             exists: true,
             size: attr.size,

@@ -107,7 +107,7 @@ impl Client {
             return Ok(attr);
         }
         if self.has_held_files(ino) {
-            if let Some(attr) = self.held_dir_attr(cred, ino) {
+            if let Some(attr) = self.fetch_attr_with_held(cred, ino) {
                 return Ok(attr);
             }
             self.settle_inode(ino);

@@ -72,7 +72,7 @@ pub(crate) fn hold_directory<S: Store>(
     Ok(MetaReply::DirectoryHeld { first, count, inline_limit, mode, uid, gid })
 }
 
-/// What a client has promised to the program whose create it holds back.
+/// A create that a client has held back, as its program has seen it.
 #[derive(Debug)]
 pub(crate) struct HeldCreate {
     /// The number of the file.

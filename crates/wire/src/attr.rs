@@ -178,8 +178,8 @@ impl Attr {
         self.version = self.version.wrapping_add(part.version);
     }
 
-    /// Adds a file that a client has made in this directory at `time`, and of which the shard does
-    /// not know yet.
+    /// Counts a new file of this directory. A client has made it at `time`, and holds the create
+    /// back from the shard.
     pub fn add_new_file(&mut self, time: Timestamp) {
         self.size += 1;
         self.ctime = self.ctime.max(time);
