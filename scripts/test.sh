@@ -62,11 +62,18 @@ if [ "${TATAMI_TEST_SCALE:-1}" -gt 1 ] && [ "$status" != 124 ]; then
     run_tests --test e2e -- "${skipped[@]}" || status=$?
 fi
 
-# What failed once more at the end, where a reader of a long log finds it.
+# What failed once more at the end, where a reader of a long log finds it. A test says why it failed
+# in its last lines, so that those of a long output are shown.
 awk '
-  /^---- .* stdout ----$/ { shown = 1; lines = 0 }
-  /^failures:$/ || /^test result: / { shown = 0 }
-  shown && lines++ < 80 { print }
+  function show(  at) {
+    if (count > 80) { print first; print "[" count - 80 " lines left out]" }
+    for (at = (count > 80 ? count - 79 : 1); at <= count; at++) print lines[at]
+    count = 0
+  }
+  /^---- .* stdout ----$/ { show(); shown = 1; first = $0 }
+  /^failures:$/ || /^test result: / { show(); shown = 0 }
+  shown { lines[++count] = $0 }
+  END { show() }
 ' "$log"
 
 # Every test binary reports "test result: ok. 3 passed; 0 failed; …".
