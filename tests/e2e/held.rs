@@ -11,8 +11,8 @@ use tatami_tests::command::{run, shell};
 use tatami_tests::files::{get, put, stat};
 use tatami_tests::request_count::expect_requests;
 
-/// What another mount does with a directory, and a word for it.
-type LookAt<'a> = (&'static str, &'a dyn Fn(&Path));
+/// What a program does with a path, and a word for it.
+type PathWork<'a> = (&'static str, &'a dyn Fn(&Path));
 
 /// Files in a directory after which its mount holds creates back.
 const WARM: usize = 6;
@@ -54,6 +54,47 @@ fn one_request_makes_a_small_file() {
     let two = cluster.mount(1);
     for n in 0..FILES {
         assert_eq!(get(two.join(format!("d0/{n}"))), format!("{n:100}").into_bytes());
+    }
+    cluster.finish();
+}
+
+/// Files that are too large for their inodes get an object with their create: they cost as many
+/// requests as in a directory without small files, although their creates are held back.
+#[test]
+fn a_large_first_write_costs_no_more_than_elsewhere() {
+    const FILES: u64 = 64;
+    let cluster = start();
+    let (one, two) = (cluster.mount(0), cluster.mount(1));
+    for dir in ["plain", "small"] {
+        fs::create_dir(one.join(dir)).expect("mkdir");
+    }
+    cluster.tatami("set", &["--inline", "0", ":/plain"]);
+    let bytes = vec![7; 100_000];
+    let writes: [PathWork<'_>; 4] = [
+        ("more than any inode has", &|path| put(path, &bytes)),
+        ("more than the limit", &|path| put(path, &bytes[..5000])),
+        ("behind the limit", &|path| create(path).write_all_at(b"end", 5000).expect("write")),
+        ("a size", &|path| create(path).set_len(5000).expect("set")),
+    ];
+    for (at, (what, write)) in writes.into_iter().enumerate() {
+        let mut dirs = Vec::new();
+        for parent in ["plain", "small"] {
+            // The create, and the size with the close.
+            let most = 2 * FILES + FILES / 2;
+            expect_requests(&cluster, &format!("{what}, {parent}"), most, |round| {
+                let dir = format!("{parent}/{at}-{round}");
+                let path = warm_dir(&one, &dir);
+                (0..FILES).for_each(|n| write(&path.join(n.to_string())));
+                dirs.truncate(usize::from(parent == "small"));
+                dirs.push(dir);
+            });
+        }
+        for n in 0..FILES {
+            let expected = get(one.join(&dirs[0]).join(n.to_string()));
+            for mount in [&one, &two] {
+                assert_eq!(get(mount.join(&dirs[1]).join(n.to_string())), expected, "{what}");
+            }
+        }
     }
     cluster.finish();
 }
@@ -148,7 +189,7 @@ fn attributes_are_those_of_files_that_exist() {
 fn another_mount_finds_each_file_whose_create_is_held_back() {
     let cluster = start();
     let (one, two) = (cluster.mount(0), cluster.mount(1));
-    let looks: [LookAt<'_>; 9] = [
+    let looks: [PathWork<'_>; 9] = [
         ("stat", &|dir| assert_eq!(stat(dir.join("new")).len(), 0)),
         ("list", &|dir| assert!(names(dir).contains(&"new".to_owned()))),
         ("count", &|dir| assert_eq!(names(dir).len(), WARM + 1)),

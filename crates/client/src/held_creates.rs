@@ -3,7 +3,8 @@
 //! A client does so in a directory that it has exclusively ([`MetaOp::HoldDirectory`]): the shard
 //! lets no other client read or change the directory before this one has returned it. The number of
 //! the file comes from a block that the shard has allocated. The file is made by
-//! [`MetaOp::CreateNumbered`] with the first write, with the close of a file without a byte, before
+//! [`MetaOp::CreateNumbered`] with the first write (with an object, if there are too many bytes to
+//! lie beside an inode), with the close of a file without a byte, before
 //! any other operation of this client that concerns it or needs its directory, and before the
 //! directory is returned. So no program sees that the create was held back, except for an error of
 //! the create, which the write or the close then reports. A client that dies before has made no
@@ -14,6 +15,7 @@ use crate::held_table::{ExclusiveDirectory, HeldFile, HeldOutcome};
 use crate::names::Created;
 use parking_lot::Mutex;
 use std::sync::Arc;
+use tatami_wire::inline::FirstBytes;
 use tatami_wire::meta::{Bytes, InodeTemplate, MetaOp, MetaReply};
 use tatami_wire::{Access, Attr, Cap, Cred, Errno, Ino, InodeKind, Layout, Timestamp};
 
@@ -27,8 +29,9 @@ const WRITE_AND_SEARCH: u16 = 0o3;
 /// A file that was held back and exists now.
 pub(crate) struct MadeFile {
     pub(crate) cap: Cap,
-    /// Its attributes, if it was made with the bytes of the caller.
-    pub(crate) filled: Option<Attr>,
+    /// Its attributes, if it was made as the caller wants it: with the first bytes beside its
+    /// inode, or with an object for them.
+    pub(crate) as_wanted: Option<Attr>,
 }
 
 impl Client {
@@ -165,30 +168,25 @@ impl Client {
         !self.held.is_unused() && !self.held.list_files(dir).is_empty()
     }
 
-    /// Makes a file that is held back, with `first` as its first bytes, if they can go along. Waits
-    /// for another thread that is making it.
+    /// Makes a file that is held back, with `first` if that can go along. Waits for another thread
+    /// that is making it.
     ///
     /// # Errors
     /// Those of the create.
-    pub(crate) fn make_held(
-        &self,
-        held: &HeldFile,
-        first: Option<&Bytes>,
-    ) -> Result<MadeFile, Errno> {
+    pub(crate) fn make_held(&self, held: &HeldFile, first: FirstBytes) -> Result<MadeFile, Errno> {
         let mut outcome = held.outcome.lock();
         match *outcome {
-            HeldOutcome::Made(cap) => return Ok(MadeFile { cap, filled: None }),
+            HeldOutcome::Made(cap) => return Ok(MadeFile { cap, as_wanted: None }),
             HeldOutcome::Failed(errno) => return Err(errno),
             HeldOutcome::Waiting => {}
         }
-        let fits = |bytes: &&Bytes| !bytes.is_empty() && bytes.len() <= held.inline_limit as usize;
-        let first = first.filter(fits);
-        let made = match self.send_held(held, first.cloned().unwrap_or_default()) {
+        let has_first = first != FirstBytes::None;
+        let made = match self.send_held(held, first) {
             // The policy of the directory has changed since.
-            Err(Errno::EXDEV) if first.is_some() => {
-                self.send_held(held, Bytes::new()).map(|(cap, _)| MadeFile { cap, filled: None })
-            }
-            made => made.map(|(cap, attr)| MadeFile { cap, filled: first.map(|_| attr) }),
+            Err(Errno::EXDEV) if has_first => self
+                .send_held(held, FirstBytes::None)
+                .map(|(cap, _)| MadeFile { cap, as_wanted: None }),
+            made => made.map(|(cap, attr)| MadeFile { cap, as_wanted: has_first.then_some(attr) }),
         };
         *outcome = match &made {
             Ok(made) => HeldOutcome::Made(made.cap),
@@ -198,7 +196,7 @@ impl Client {
         made
     }
 
-    fn send_held(&self, held: &HeldFile, bytes: Bytes) -> Result<(Cap, Attr), Errno> {
+    fn send_held(&self, held: &HeldFile, first: FirstBytes) -> Result<(Cap, Attr), Errno> {
         let op = MetaOp::CreateNumbered {
             parent: held.dir,
             name: held.name.clone(),
@@ -206,7 +204,7 @@ impl Client {
             layout: self.new_layout(),
             mode: held.mode,
             umask: held.umask,
-            bytes,
+            first,
             open: held.access,
             time: held.attr.btime,
         };
@@ -221,7 +219,7 @@ impl Client {
     /// Makes these files. Their handles report errors.
     pub(crate) fn make_all_held(&self, files: Vec<Arc<HeldFile>>) {
         for held in files {
-            if let Err(error) = self.make_held(&held, None) {
+            if let Err(error) = self.make_held(&held, FirstBytes::None) {
                 tracing::warn!(dir = %held.dir, %error, "a file could not be made");
             }
         }

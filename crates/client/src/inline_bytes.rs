@@ -9,19 +9,20 @@ use crate::held_table::HeldFile;
 use crate::object_handle::FileAccess;
 use crate::unsynced::SyncTargets;
 use std::sync::{Arc, OnceLock};
-use tatami_wire::inline::{InlineOp, InlineReply};
+use tatami_wire::inline::{FirstBytes, InlineOp, InlineReply};
 use tatami_wire::meta::{Bytes, MetaOp, MetaReply};
 use tatami_wire::object::{AllocMode, ObjectState, SeekTarget};
 use tatami_wire::policy::INLINE_MAX;
-use tatami_wire::{Access, Cap, Cred, Errno, Ino, Piece, Timestamp};
+use tatami_wire::{Access, Cap, Cred, Errno, Ino, Layout, Piece, Timestamp};
 
 /// How often a move is begun again because the bytes have changed meanwhile.
 const MOVES_MAX: usize = 1000;
 
-/// What the shard says of an operation.
+/// What has become of an operation.
 enum InlineOutcome {
     Done(ObjectState, Bytes),
     TooLarge,
+    /// Nothing was done: the bytes are in the file that `moved` has.
     Moved,
 }
 
@@ -39,11 +40,11 @@ impl InlineBytes {
         InlineBytes { access, held, moved: OnceLock::new() }
     }
 
-    /// Makes the file if its create is held back. Returns the state if `first`, its first bytes,
-    /// went along.
-    fn make_file(&self, first: Option<&Bytes>) -> Result<Option<ObjectState>, Errno> {
+    /// Makes the file if its create is held back. Returns the outcome of `op` if it went along.
+    fn make_file(&self, op: Option<&InlineOp>) -> Result<Option<InlineOutcome>, Errno> {
         let has_cap = || self.access.current_cap().has_signature();
         let Some(held) = self.held.as_ref().filter(|_| !has_cap()) else { return Ok(None) };
+        let first = op.map_or(FirstBytes::None, |op| first_bytes(op, held.inline_limit));
         let made = self.access.client.make_held(held, first)?;
         // Another thread of this handle may have stored it before.
         let mut cap = self.access.cap.lock();
@@ -51,35 +52,40 @@ impl InlineBytes {
             *cap = made.cap;
         }
         drop(cap);
-        Ok(made.filled.map(|attr| ObjectState {
-            exists: true,
-            size: attr.size,
-            blocks: attr.blocks,
-            mtime: attr.mtime,
-            changed: Timestamp::default(),
-            is_restarted: false,
-        }))
+        let Some(attr) = made.as_wanted else { return Ok(None) };
+        if !attr.layout.is_inline() {
+            self.open_moved(attr.layout, attr.size)?;
+            return Ok(Some(InlineOutcome::Moved));
+        }
+        let (size, blocks, mtime) = (attr.size, attr.blocks, attr.mtime);
+        let changed = Timestamp::default();
+        let state = ObjectState { exists: true, size, blocks, mtime, changed, is_restarted: false };
+        Ok(Some(InlineOutcome::Done(state, Bytes::new())))
     }
 
     /// Sends an operation; if the capability has expired, once more with a new one.
     fn ask(&self, op: InlineOp) -> Result<InlineOutcome, Errno> {
-        let first = match &op {
-            InlineOp::Write { offset: 0, bytes } | InlineOp::Append { bytes } => Some(bytes),
-            _ => None,
-        };
-        if let Some(state) = self.make_file(first)? {
-            return Ok(InlineOutcome::Done(state, Bytes::new()));
+        if let Some(outcome) = self.make_file(Some(&op))? {
+            return Ok(outcome);
         }
         let FileAccess { client, ino, .. } = &*self.access;
         let cap = self.access.current_cap();
-        match client.send_inline(*ino, cap, op.clone()) {
+        let reply = match client.send_inline(*ino, cap, op.clone()) {
             Err(Errno::EKEYEXPIRED) => {
                 let (_, fresh) = client.open(&Cred::ROOT, *ino, cap.access)?;
                 *self.access.cap.lock() = fresh;
                 client.send_inline(*ino, fresh, op)
             }
             result => result,
-        }
+        };
+        Ok(match reply? {
+            InlineReply::Done { state, bytes } => InlineOutcome::Done(state, bytes),
+            InlineReply::TooLarge => InlineOutcome::TooLarge,
+            InlineReply::Moved { layout, size } => {
+                self.open_moved(layout, size)?;
+                InlineOutcome::Moved
+            }
+        })
     }
 
     /// Reads from the copy that came with an open, if it is current.
@@ -93,37 +99,38 @@ impl InlineBytes {
         client.inline_cache.read_copy(&attr, buf, offset)
     }
 
-    /// Returns the file where its bytes have moved. It may move again: then that file finds them.
+    /// Opens the bytes where they are now. They may move again: then that file finds them.
+    fn open_moved(&self, layout: Layout, size: u64) -> Result<&Arc<DataFile>, Errno> {
+        if let Some(moved) = self.moved.get() {
+            return Ok(moved);
+        }
+        if layout.is_inline() {
+            return Err(Errno::EPROTO);
+        }
+        let FileAccess { client, ino, .. } = &*self.access;
+        let found = client.open_layout(*ino, layout, size, self.access.current_cap())?;
+        Ok(self.moved.get_or_init(|| Arc::new(found)))
+    }
+
+    /// Returns the file where its bytes have moved.
     fn find_moved(&self) -> Result<&Arc<DataFile>, Errno> {
         if let Some(moved) = self.moved.get() {
             return Ok(moved);
         }
-        let client = &self.access.client;
-        let attr = client.getattr(&Cred::ROOT, self.access.ino)?;
-        if attr.layout.is_inline() {
-            return Err(Errno::EPROTO);
-        }
-        let found = Arc::new(client.open_data(&attr, self.access.current_cap())?);
-        Ok(self.moved.get_or_init(|| found))
+        let attr = self.access.client.getattr(&Cred::ROOT, self.access.ino)?;
+        self.open_moved(attr.layout, attr.size)
     }
 
     /// Carries out a change: beside the inode as long as the bytes are and may be there, otherwise
     /// by `elsewhere`.
     fn change<T>(
         &self,
-        op: Option<InlineOp>,
+        op: InlineOp,
         done: impl FnOnce(ObjectState) -> T,
         elsewhere: impl FnOnce(&DataFile) -> Result<T, Errno>,
     ) -> Result<T, Errno> {
         if self.moved.get().is_none() {
-            let outcome = match op {
-                Some(op) => self.ask(op)?,
-                None => {
-                    self.make_file(None)?;
-                    InlineOutcome::TooLarge
-                }
-            };
-            match outcome {
+            match self.ask(op)? {
                 InlineOutcome::Done(state, _) => return Ok(done(state)),
                 InlineOutcome::TooLarge => self.access.client.move_out_of_inode(self.access.ino)?,
                 InlineOutcome::Moved => {}
@@ -131,9 +138,31 @@ impl InlineBytes {
         }
         elsewhere(self.find_moved()?)
     }
+}
 
-    fn write_op(&self, data: &[u8], op: impl FnOnce(Bytes) -> InlineOp) -> Option<InlineOp> {
-        (data.len() <= INLINE_MAX).then(|| op(Bytes::from(data.to_vec())))
+/// Returns the operation that writes `data`.
+fn write_op(data: &[u8], op: impl FnOnce(Bytes) -> InlineOp) -> InlineOp {
+    match data.len() <= INLINE_MAX {
+        true => op(Bytes::from(data.to_vec())),
+        false => InlineOp::Leave,
+    }
+}
+
+/// Returns what of `op`, the first operation on a file, can go along with its create.
+fn first_bytes(op: &InlineOp, limit: u32) -> FirstBytes {
+    let (offset, bytes) = match op {
+        InlineOp::Write { offset, bytes } => (*offset, bytes),
+        InlineOp::Append { bytes } => (0, bytes),
+        InlineOp::SetSize { size } if *size > limit.into() => return FirstBytes::TooMany,
+        InlineOp::Leave => return FirstBytes::TooMany,
+        InlineOp::Stat | InlineOp::Read { .. } | InlineOp::SetSize { .. } => {
+            return FirstBytes::None;
+        }
+    };
+    match offset.saturating_add(bytes.len() as u64) {
+        end if end > limit.into() => FirstBytes::TooMany,
+        1.. if offset == 0 => FirstBytes::Beside(bytes.clone()),
+        _ => FirstBytes::None,
     }
 }
 
@@ -154,12 +183,12 @@ impl FileBytes for InlineBytes {
     }
 
     fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
-        let op = self.write_op(data, |bytes| InlineOp::Write { offset, bytes });
+        let op = write_op(data, |bytes| InlineOp::Write { offset, bytes });
         self.change(op, |_| data.len(), |moved| moved.write_at(data, offset))
     }
 
     fn append(&self, data: &[u8]) -> Result<usize, Errno> {
-        let op = self.write_op(data, |bytes| InlineOp::Append { bytes });
+        let op = write_op(data, |bytes| InlineOp::Append { bytes });
         self.change(op, |_| data.len(), |moved| moved.append(data))
     }
 
@@ -187,13 +216,16 @@ impl FileBytes for InlineBytes {
     }
 
     fn truncate(&self, size: u64) -> Result<ObjectState, Errno> {
-        let op = Some(InlineOp::SetSize { size });
-        self.change(op, |state| state, |moved| moved.truncate_unrecorded(size))
+        self.change(
+            InlineOp::SetSize { size },
+            |state| state,
+            |moved| moved.truncate_unrecorded(size),
+        )
     }
 
     fn allocate(&self, mode: AllocMode, offset: u64, len: u64) -> Result<ObjectState, Errno> {
         // A program that reserves room expects more bytes.
-        self.change(None, |state| state, |moved| moved.allocate(mode, offset, len))
+        self.change(InlineOp::Leave, |state| state, |moved| moved.allocate(mode, offset, len))
     }
 
     fn seek(&self, what: SeekTarget, offset: u64) -> Result<u64, Errno> {
@@ -230,13 +262,9 @@ impl FileBytes for InlineBytes {
 }
 
 impl Client {
-    fn send_inline(&self, ino: Ino, cap: Cap, op: InlineOp) -> Result<InlineOutcome, Errno> {
+    fn send_inline(&self, ino: Ino, cap: Cap, op: InlineOp) -> Result<InlineReply, Errno> {
         match self.send_meta(&Cred::ROOT, MetaOp::Inline { ino, cap, op })? {
-            MetaReply::Inline(InlineReply::Done { state, bytes }) => {
-                Ok(InlineOutcome::Done(state, bytes))
-            }
-            MetaReply::Inline(InlineReply::TooLarge) => Ok(InlineOutcome::TooLarge),
-            MetaReply::Inline(InlineReply::Moved) => Ok(InlineOutcome::Moved),
+            MetaReply::Inline(reply) => Ok(reply),
             _ => Err(Errno::EPROTO),
         }
     }
@@ -263,7 +291,7 @@ impl Client {
             let op = MetaOp::Reserve { ino, nodes: vec![node] };
             let reserved = self.send_meta(&Cred::ROOT, op);
             let whole = InlineOp::Read { offset: 0, len: INLINE_MAX as u32 };
-            let InlineOutcome::Done(state, bytes) = self.send_inline(ino, cap, whole)? else {
+            let InlineReply::Done { state, bytes } = self.send_inline(ino, cap, whole)? else {
                 return Ok(());
             };
             let number = match reserved? {

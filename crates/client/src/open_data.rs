@@ -27,13 +27,7 @@ impl Client {
     /// `ENXIO` when the file's node is not in the cluster map; `ESTALE` for a second open of a
     /// create that is held back.
     pub fn open_data(self: &Arc<Self>, attr: &Attr, cap: Cap) -> Result<DataFile, Errno> {
-        let layout = attr.layout;
-        if layout.is_tiled() {
-            let access = self.new_access(attr.ino, cap, None);
-            let bytes = Arc::new(TiledFile::new(&access, layout)?);
-            return Ok(DataFile::new(access, bytes));
-        }
-        if layout.is_inline() {
+        if attr.layout.is_inline() {
             let access = self.new_access(attr.ino, cap, None);
             // Only the create itself has no capability yet. Any other open has made the file.
             let held = match cap.has_signature() {
@@ -43,7 +37,23 @@ impl Client {
             let bytes = Arc::new(InlineBytes::new(access.clone(), held));
             return Ok(DataFile::new(access, bytes));
         }
-        let access = self.new_access(attr.ino, cap, Some((layout, attr.size)));
+        self.open_layout(attr.ino, attr.layout, attr.size, cap)
+    }
+
+    /// As [`Client::open_data`], of a file that has objects.
+    pub(crate) fn open_layout(
+        self: &Arc<Self>,
+        ino: Ino,
+        layout: Layout,
+        size: u64,
+        cap: Cap,
+    ) -> Result<DataFile, Errno> {
+        if layout.is_tiled() {
+            let access = self.new_access(ino, cap, None);
+            let bytes = Arc::new(TiledFile::new(&access, layout)?);
+            return Ok(DataFile::new(access, bytes));
+        }
+        let access = self.new_access(ino, cap, Some((layout, size)));
         let bytes = self.open_object_bytes(&access, layout.node(), layout.base())?;
         Ok(DataFile::new(access, bytes))
     }

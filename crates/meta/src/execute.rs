@@ -41,11 +41,11 @@ fn run_operation<S: Store>(
             whole_file::create_filled(txn, key, *parent, &new, bytes, set.as_ref())
         }
         MetaOp::HoldDirectory { dir, count } => held::hold_directory(txn, *dir, *count),
-        MetaOp::CreateNumbered { parent, name, ino, layout, mode, umask, bytes, open, time } => {
+        MetaOp::CreateNumbered { parent, name, ino, layout, mode, umask, first, open, time } => {
             let node = &InodeTemplate::File(*layout);
             let new = entry::NewInode { name, node, mode: *mode, umask: *umask };
             let held = held::HeldCreate { ino: *ino, open: *open, time: *time };
-            held::create_numbered(txn, key, *parent, &new, &held, bytes)
+            held::create_numbered(txn, key, *parent, &new, &held, first)
         }
         MetaOp::Tmpfile { parent, layout, mode, umask, open } => {
             entry::tmpfile(txn, key, *parent, *layout, *mode, *umask, *open)

@@ -14,6 +14,7 @@ use crate::store::Store;
 use crate::transaction::locks::ShardBlock;
 use crate::transaction::messages::ChangedInode;
 use crate::{entry, inline};
+use tatami_wire::inline::FirstBytes;
 use tatami_wire::meta::{HELD_NUMBERS_MAX, MetaReply};
 use tatami_wire::transaction::Txid;
 use tatami_wire::{Access, ClientId, Errno, Ino, Timestamp, VolumeKey};
@@ -94,7 +95,7 @@ pub(crate) fn create_numbered<S: Store>(
     parent: Ino,
     new: &entry::NewInode<'_>,
     held: &HeldCreate,
-    bytes: &[u8],
+    first: &FirstBytes,
 ) -> MetaOutcome<MetaReply> {
     let &HeldCreate { ino, open, time } = held;
     if !txn.state.is_allocated(ino.counter()) || !time.is_valid() {
@@ -113,10 +114,11 @@ pub(crate) fn create_numbered<S: Store>(
     let MetaReply::Created { attr, cap, created } = made else {
         return Err(Errno::EPROTO.into());
     };
-    if bytes.is_empty() {
-        return Ok(MetaReply::Created { attr, cap, created });
+    match first {
+        FirstBytes::Beside(bytes) => inline::fill_new_file(txn, attr.ino, bytes)?,
+        FirstBytes::TooMany if attr.layout.is_inline() => inline::leave_for_policy(txn, attr.ino)?,
+        FirstBytes::None | FirstBytes::TooMany => {}
     }
-    inline::fill_new_file(txn, attr.ino, bytes)?;
     let attr = txn.inspect_inode(attr.ino, |inode| inode.to_attr(attr.ino))?;
     Ok(MetaReply::Created { attr, cap, created })
 }

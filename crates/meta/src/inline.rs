@@ -3,7 +3,8 @@
 //!
 //! A file that outgrows its limit moves to an object, by the operations of a re-layout: a client
 //! reserves an object, copies the bytes, and makes that object the file's. Any change of the bytes
-//! in between ends the reservation, so the copy is the file or nothing is.
+//! in between ends the reservation, so the copy is the file or nothing is. A file without a byte
+//! needs no copy: the shard gives it an object with the first write above the limit.
 
 use crate::error::MetaOutcome;
 use crate::inode::Inode;
@@ -52,7 +53,7 @@ pub(crate) fn run_inline_op<S: Store>(
     cap.check_access(key, ino, op.needed_access(), txn.now())?;
     let inode = txn.load_inode(ino)?;
     if !inode.layout.is_inline() {
-        return Ok(MetaReply::Inline(InlineReply::Moved));
+        return Ok(moved_reply(&inode));
     }
     let done = |inode: &Inode, bytes: Vec<u8>| {
         let (state, bytes) = (state_of(inode), Bytes::from(bytes));
@@ -64,11 +65,12 @@ pub(crate) fn run_inline_op<S: Store>(
             return done(&inode, read_range(txn, ino, &inode, *offset, *len)?);
         }
         InlineOp::SetSize { size } => return set_size(txn, ino, &inode, *size),
+        InlineOp::Leave => return outgrow(txn, ino, &inode),
         InlineOp::Write { offset, bytes } => (*offset, bytes),
         InlineOp::Append { bytes } => (inode.size, bytes),
     };
     if offset.saturating_add(bytes.len() as u64) > u64::from(inode.inline_limit) {
-        return Ok(MetaReply::Inline(InlineReply::TooLarge));
+        return outgrow(txn, ino, &inode);
     }
     let mut all = load_bytes(txn, ino)?;
     let (from, end) = (offset as usize, offset as usize + bytes.len());
@@ -103,7 +105,7 @@ pub(crate) fn fill_new_file<S: Store>(
 pub(crate) fn read_whole<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> MetaOutcome<MetaReply> {
     let inode = txn.load_inode(ino)?;
     if !inode.layout.is_inline() {
-        return Ok(MetaReply::Inline(InlineReply::Moved));
+        return Ok(moved_reply(&inode));
     }
     let bytes = read_range(txn, ino, &inode, 0, INLINE_MAX as u32)?;
     let (state, bytes) = (state_of(&inode), Bytes::from(bytes));
@@ -141,6 +143,19 @@ fn read_range<S: Store>(
     Ok(all[offset as usize..end as usize].to_vec())
 }
 
+fn moved_reply(inode: &Inode) -> MetaReply {
+    MetaReply::Inline(InlineReply::Moved { layout: inode.layout, size: inode.size })
+}
+
+/// Answers an operation that would make the file larger than its limit.
+fn outgrow<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, inode: &Inode) -> MetaOutcome<MetaReply> {
+    if inode.size > 0 {
+        return Ok(MetaReply::Inline(InlineReply::TooLarge));
+    }
+    leave_for_policy(txn, ino)?;
+    txn.inspect_inode(ino, moved_reply)
+}
+
 fn set_size<S: Store>(
     txn: &mut Txn<'_, S>,
     ino: Ino,
@@ -148,7 +163,7 @@ fn set_size<S: Store>(
     size: u64,
 ) -> MetaOutcome<MetaReply> {
     if size > u64::from(inode.inline_limit) {
-        return Ok(MetaReply::Inline(InlineReply::TooLarge));
+        return outgrow(txn, ino, inode);
     }
     let mut all = load_bytes(txn, ino)?;
     all.truncate(size as usize);
@@ -188,11 +203,26 @@ fn state_of(inode: &Inode) -> ObjectState {
     ObjectState { exists: true, size, blocks, mtime, changed, is_restarted: false }
 }
 
-/// Makes an empty file beside its inode one with an object, which is made with its first byte.
+/// Makes an empty file beside its inode one with an object on the same node, which is made with its
+/// first byte: in a region where its directory says so.
 ///
 /// # Errors
-/// `EXDEV` if it has bytes: a client must copy them first
-pub(crate) fn leave_inode<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> MetaOutcome<()> {
+/// As [`leave_inode`].
+pub(crate) fn leave_for_policy<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> MetaOutcome<()> {
+    let in_region = txn.inspect_inode(ino, |inode| inode.leaves_to_region)?;
+    leave_inode(txn, ino, if in_region { Piece::FIRST_REGION } else { Piece::BASE })
+}
+
+/// Makes an empty file beside its inode one with an object, which is made with its first byte. The
+/// object is `first` if the file has never had another.
+///
+/// # Errors
+/// `EXDEV` if it has bytes: a client must copy them first. `EFBIG` if it has had too many objects.
+pub(crate) fn leave_inode<S: Store>(
+    txn: &mut Txn<'_, S>,
+    ino: Ino,
+    first: Piece,
+) -> MetaOutcome<()> {
     let (node, is_empty) =
         txn.inspect_inode(ino, |inode| (inode.layout.node(), inode.size == 0))?;
     if !is_empty {
@@ -203,14 +233,23 @@ pub(crate) fn leave_inode<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> MetaOutco
     let base = match load_tiled(txn, ino, &old)? {
         Some(mut tiled) => {
             let number = tiled.next;
+            if number >= Piece::TILED_MAX {
+                return Err(Errno::EFBIG.into());
+            }
             tiled.next += 1;
             put_tiled(txn, ino, &tiled);
-            Piece::of_bytes(number)
+            Piece::of_bytes(match first.is_in_region() {
+                true => Piece::region_number(number),
+                false => number,
+            })
         }
-        None => Piece::BASE,
+        None => first,
     };
     end_inline(txn, ino)?;
-    txn.edit_inode(ino)?.layout = Layout::with_base(node, base, false);
+    let inode = txn.edit_inode(ino)?;
+    inode.layout = Layout::with_base(node, base, false);
+    // The object has bytes soon that no copy of the empty file has.
+    inode.relayout_mark = false;
     Ok(())
 }
 

@@ -49,7 +49,8 @@ pub(crate) fn add_pieces<S: Store>(
 ) -> MetaOutcome<MetaReply> {
     let mut old = writable_inode(txn, ino)?;
     if old.layout.is_inline() {
-        inline::leave_inode(txn, ino)?;
+        // A shared file never lies in a region.
+        inline::leave_inode(txn, ino, Piece::BASE)?;
         old = txn.load_inode(ino)?;
     }
     let wanted = nodes.iter().fold(0u32, |sum, (_, count)| sum.saturating_add(*count));

@@ -92,7 +92,7 @@ pub(crate) fn to_file_answer(call: &FileCall, reply: &MetaReply) -> Option<FileA
     };
     match (call, reply) {
         (_, MetaReply::Inline(InlineReply::TooLarge)) => Some(FileAnswer::TooLarge),
-        (_, MetaReply::Inline(InlineReply::Moved)) => Some(FileAnswer::Moved),
+        (_, MetaReply::Inline(InlineReply::Moved { .. })) => Some(FileAnswer::Moved),
         (FileCall::Read, MetaReply::Inline(InlineReply::Done { state, bytes })) => {
             whole(state.size, bytes)
         }

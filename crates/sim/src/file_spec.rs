@@ -44,7 +44,7 @@ pub(crate) enum FileAnswer {
     },
     /// Nothing was done: the file would be larger than its limit.
     TooLarge,
-    /// Nothing was done: the bytes are in an object.
+    /// Nothing was done: the bytes are in an object, or the file had none and has an object now.
     Moved,
     Bytes(Vec<u8>),
     /// The number of the object.
@@ -126,6 +126,10 @@ impl SpecFile {
     /// Gives the file this size, with zeros where it had no bytes, and changes its bytes.
     fn change_bytes(&mut self, size: u64, change: impl FnOnce(&mut [u8])) -> FileOutcome {
         FileOutcome::Answer(if self.has_moved {
+            FileAnswer::Moved
+        } else if size > INLINE_LIMIT && self.bytes.is_empty() {
+            // There is nothing to copy, so the shard gives it an object.
+            self.has_moved = true;
             FileAnswer::Moved
         } else if size > INLINE_LIMIT {
             FileAnswer::TooLarge

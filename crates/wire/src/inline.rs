@@ -2,9 +2,9 @@
 //! ([`Layout::is_inline`](crate::Layout::is_inline)). The shard that has the inode carries them
 //! out, so size and times are right at once for all clients.
 
-use crate::Access;
 use crate::bytes::Bytes;
 use crate::object::ObjectState;
+use crate::{Access, Layout};
 use serde::{Deserialize, Serialize};
 
 /// An operation on the bytes.
@@ -15,12 +15,26 @@ pub enum InlineOp {
     Stat,
     /// Reads `len` bytes from `offset`, fewer at the end of the file. → `Done` with the bytes
     Read { offset: u64, len: u32 },
-    /// Writes to `offset`. → `Done` or `TooLarge`
+    /// Writes to `offset`. → `Done`, `TooLarge` or `Moved`
     Write { offset: u64, bytes: Bytes },
-    /// Writes to the end of the file. → `Done` or `TooLarge`
+    /// Writes to the end of the file. → `Done`, `TooLarge` or `Moved`
     Append { bytes: Bytes },
-    /// Cuts or extends the file. → `Done` or `TooLarge`
+    /// Cuts or extends the file. → `Done`, `TooLarge` or `Moved`
     SetSize { size: u64 },
+    /// Gives the file an object, for bytes that are too many for a request here. → `TooLarge` or
+    /// `Moved`
+    Leave,
+}
+
+/// The first bytes of a file, for its create.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FirstBytes {
+    /// None yet.
+    None,
+    /// All of these are written beside its inode.
+    Beside(Bytes),
+    /// More than may lie there. They come later, and the file gets an object at once.
+    TooMany,
 }
 
 impl InlineOp {
@@ -29,9 +43,10 @@ impl InlineOp {
         match self {
             InlineOp::Stat => Access::NONE,
             InlineOp::Read { .. } => Access::READ,
-            InlineOp::Write { .. } | InlineOp::Append { .. } | InlineOp::SetSize { .. } => {
-                Access::WRITE
-            }
+            InlineOp::Write { .. }
+            | InlineOp::Append { .. }
+            | InlineOp::SetSize { .. }
+            | InlineOp::Leave => Access::WRITE,
         }
     }
 
@@ -54,6 +69,12 @@ pub enum InlineReply {
     /// Nothing was done: the file would be larger than its limit. The client copies the bytes into
     /// an object and makes that the file's ([`Relayout`](crate::meta::MetaOp::Relayout)).
     TooLarge,
-    /// Nothing was done: the bytes have moved to objects.
-    Moved,
+    /// Nothing was done: the bytes are in objects, or the file had none and has an object from now
+    /// on.
+    Moved {
+        /// Where they are.
+        layout: Layout,
+        /// The size of the file as far as the shard knows it.
+        size: u64,
+    },
 }

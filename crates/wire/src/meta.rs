@@ -1,7 +1,7 @@
 //! Requests to a shard of the namespace, and their replies.
 
 use crate::batch::{BatchOp, BatchResult, DirTotals, RetainedEntry};
-use crate::inline::{InlineOp, InlineReply};
+use crate::inline::{FirstBytes, InlineOp, InlineReply};
 use crate::job::{JobOp, JobReply};
 use crate::lock::{LockOp, LockOpReply};
 use crate::moves::{MoveStart, MoveTarget, MovedBytes};
@@ -316,7 +316,7 @@ pub enum MetaOp {
         /// As for `Create`.
         mode: u16,
         umask: u16,
-        bytes: Bytes,
+        first: FirstBytes,
         open: Access,
         /// When the client has shown the file for the first time: the time of its birth. Never
         /// before the last change of the directory, or later than now.

@@ -16,7 +16,7 @@ use tatami_layout::Layout;
 use tatami_wire::admin::{AdminCall, AdminReply, Durability, NodeState};
 use tatami_wire::batch::{BatchOp, BatchResult};
 use tatami_wire::delegation::{DelegationGrant, RecallCall, RecallNotice};
-use tatami_wire::inline::{InlineOp, InlineReply};
+use tatami_wire::inline::{FirstBytes, InlineOp, InlineReply};
 use tatami_wire::job::{JobOp, JobReply};
 use tatami_wire::lock::{LockKind, LockOp, LockOpReply, LockSort};
 use tatami_wire::meta::{InodeTemplate, MetaCall, MetaOp, MetaReply, RenameMode, XattrMode};
@@ -43,7 +43,8 @@ fn trace_messages() -> Registry {
     trace_types!(
         Errno, Layout, InodeKind, InodeTemplate, SetTime, XattrMode, XattrClass, RenameMode,
         LockSort, LockKind, LockOp, LockOpReply, JobOp, JobReply, PieceGrowth, Repair, BatchOp,
-        BatchResult, InlineOp, InlineReply, MoveTarget, MoveStart, MovedBytes, MetaOp, MetaCall, MetaReply,
+        BatchResult, InlineOp, InlineReply, FirstBytes, MoveTarget, MoveStart, MovedBytes, MetaOp,
+        MetaCall, MetaReply,
         AllocMode, SeekTarget, ObjectOp, ObjectCall, ObjectReply,
         NodeState, Durability, AdminCall, AdminReply,
         RecallCall, RecallNotice, DelegationGrant,

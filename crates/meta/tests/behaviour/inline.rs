@@ -159,7 +159,7 @@ fn fill(parent: Ino, name: &str, bytes: &[u8]) -> BatchOp {
 fn read_all(s: &mut Shard, ino: Ino) -> Result<Option<Vec<u8>>, Errno> {
     match s.apply(MetaOp::ReadInline { ino })? {
         MetaReply::Inline(InlineReply::Done { bytes, .. }) => Ok(Some(bytes.into_vec())),
-        MetaReply::Inline(InlineReply::Moved) => Ok(None),
+        MetaReply::Inline(InlineReply::Moved { .. }) => Ok(None),
         other => panic!("no bytes: {other:?}"),
     }
 }
@@ -265,9 +265,10 @@ fn a_file_beyond_its_limit_moves_if_nothing_changed_meanwhile() {
     let moved = s.move_out(attr.ino, LIMIT as u64, |_| {}).expect("moved");
     assert!(!moved.layout.is_inline() && !moved.layout.is_tiled());
     assert_eq!((moved.layout.node(), moved.size), (NodeId(1), LIMIT as u64));
-    assert_eq!(s.write(f, 0, b"x"), InlineReply::Moved);
+    let place = InlineReply::Moved { layout: moved.layout, size: LIMIT as u64 };
+    assert_eq!(s.write(f, 0, b"x"), place);
     let reply = s.as_client(B).inline((&other.0, other.1), InlineOp::Stat);
-    assert_eq!(reply, Ok(InlineReply::Moved));
+    assert_eq!(reply, Ok(place));
     s.assert_sound();
     // Both clients still have it open for writing, and their reports count from now on.
     s.as_client(A).commit(attr.ino, Some(9000), true).expect("commit");
@@ -300,6 +301,57 @@ fn an_old_copy_of_another_client_does_not_become_the_file() {
     s.assert_sound();
 }
 
+/// There is nothing to copy, whatever makes the file too large: a write, a cut, or bytes that are
+/// too many for a request.
+#[test]
+fn an_empty_file_gets_an_object_with_the_first_bytes_above_the_limit() {
+    let large = vec![1; LIMIT + 1];
+    let leaves = || {
+        [
+            InlineOp::Write { offset: 0, bytes: large.clone().into() },
+            InlineOp::Write { offset: LIMIT as u64, bytes: vec![1].into() },
+            InlineOp::Append { bytes: large.clone().into() },
+            InlineOp::SetSize { size: LIMIT as u64 + 1 },
+            InlineOp::Leave,
+        ]
+    };
+    for (op, engine) in leaves().into_iter().zip(["file", "region"].iter().cycle()) {
+        let (mut s, _, _) = with_file();
+        s.setxattr(ROOT, "user.tatami.engine", engine.as_bytes()).expect("set");
+        let (attr, cap) = make_open(&mut s, "g");
+        let read = s.open(attr.ino, Access::READ).expect("open").1;
+        assert_eq!(s.inline((&attr, read), op.clone()), Err(Errno::EACCES));
+        // Another client copies the file as it is, for a move that does not happen.
+        let other = s.as_client(B).open(attr.ino, Access::BOTH).expect("open");
+        let copy = s.move_out(attr.ino, 0, |s| {
+            let reply = s.as_client(A).inline((&attr, cap), op.clone()).expect("a reply");
+            let now = s.getattr(attr.ino).expect("attr").layout;
+            assert_eq!(reply, InlineReply::Moved { layout: now, size: 0 }, "{op:?}");
+            assert!(!now.is_inline() && !now.is_tiled() && now.node() == attr.layout.node());
+            assert_eq!(now.base().is_in_region(), *engine == "region");
+            s.as_client(B);
+        });
+        assert_eq!(copy, Err(Errno::EBUSY), "{op:?}");
+        let moved = s.inline((&other.0, other.1), InlineOp::Stat).expect("a reply");
+        assert!(matches!(moved, InlineReply::Moved { .. }));
+        // The reports of its writers count from now on.
+        s.as_client(A).commit(attr.ino, Some(9000), true).expect("commit");
+        s.as_client(B).commit(attr.ino, None, true).expect("commit");
+        assert_eq!(s.getattr(attr.ino).expect("attr").size, 9000);
+        s.assert_sound();
+        s.as_client(A).unlink(ROOT, "g", false).expect("unlink");
+        s.assert_sound();
+        let garbage = s.garbage(attr.layout.node().0);
+        assert!(garbage.contains(&attr.ino), "its object is removed: {op:?}");
+    }
+    // Bytes must be copied first.
+    let (mut s, attr, cap) = with_file();
+    s.write((&attr, cap), 0, b"x");
+    for op in leaves() {
+        assert_eq!(s.inline((&attr, cap), op), Ok(InlineReply::TooLarge));
+    }
+}
+
 #[test]
 fn a_file_of_several_writers_is_not_beside_its_inode() {
     let (mut s, attr, cap) = with_file();
@@ -307,7 +359,8 @@ fn a_file_of_several_writers_is_not_beside_its_inode() {
     assert!(matches!(s.apply(add(attr.ino)), Ok(MetaReply::Pieces { .. })));
     let now = s.getattr(attr.ino).expect("attr");
     assert!(now.layout.is_tiled() && !now.layout.is_inline());
-    assert_eq!(s.inline((&attr, cap), InlineOp::Stat), Ok(InlineReply::Moved));
+    let reply = s.inline((&attr, cap), InlineOp::Stat);
+    assert_eq!(reply, Ok(InlineReply::Moved { layout: now.layout, size: 0 }));
     let (other, cap) = make_open(&mut s, "g");
     s.write((&other, cap), 0, b"bytes");
     assert_eq!(s.apply(add(other.ino)), Err(Errno::EXDEV), "its bytes must be copied first");

@@ -4,6 +4,7 @@
 use crate::checking::{assert_sound, create, create_by};
 use crate::cluster::{Cluster, LAYOUT, ROOT, name, number_of};
 use crate::same::dir;
+use tatami_wire::inline::FirstBytes;
 use tatami_wire::meta::{InodeTemplate, MetaOp, MetaReply, MetaResult, RenameMode, XattrMode};
 use tatami_wire::{Access, ClientId, Cred, Errno, Ino, Timestamp};
 
@@ -46,6 +47,14 @@ fn hold(cluster: &mut Cluster, client: u8, dir: Ino) -> MetaResult {
 }
 
 fn numbered(parent: Ino, file: &str, ino: Ino, bytes: &[u8]) -> MetaOp {
+    let first = match bytes {
+        b"" => FirstBytes::None,
+        bytes => FirstBytes::Beside(bytes.to_vec().into()),
+    };
+    numbered_with(parent, file, ino, first)
+}
+
+fn numbered_with(parent: Ino, file: &str, ino: Ino, first: FirstBytes) -> MetaOp {
     MetaOp::CreateNumbered {
         parent,
         name: name(file),
@@ -53,7 +62,7 @@ fn numbered(parent: Ino, file: &str, ino: Ino, bytes: &[u8]) -> MetaOp {
         layout: LAYOUT,
         mode: 0o666,
         umask: 0o022,
-        bytes: bytes.to_vec().into(),
+        first,
         open: Access::BOTH,
         time: Timestamp::from_sec(0),
     }
@@ -211,6 +220,12 @@ fn the_holder_goes_on_and_numbers_are_used_once() {
         let refused = call(numbered(d, file, ino, &vec![7; bytes]));
         assert_eq!(refused, Err(errno), "{file} {ino}");
     }
+    // With more bytes than may lie beside an inode, a file has an object at once.
+    let large = call(numbered_with(d, "large", numbers[2], FirstBytes::TooMany));
+    let Ok(MetaReply::Created { attr, cap: Some(_), created: true }) = large else {
+        panic!("not made: {large:?}");
+    };
+    assert_eq!((attr.ino, attr.size, attr.layout), (numbers[2], 0, LAYOUT));
     // The file is as old as the client says, but not older than the last change of its directory,
     // nor younger than the request.
     let MetaReply::Attr(before) = call(MetaOp::GetAttr { ino: d }).expect("it is there") else {
