@@ -7,8 +7,10 @@ bed=$1 name=$2
 own=$bed/$name
 
 mount --make-rprivate /
-# Mounts of the machine, such as volumes of other tests, are not of this host.
-awk '$5 !~ "^/(proc|sys|dev)?(/|$)" { print $5 }' /proc/self/mountinfo | tac |
+# Mounts of the machine, such as volumes of other tests, are not of this host; but that of the test
+# bed is.
+awk -v bed="$bed/" '$5 !~ "^/(proc|sys|dev)?(/|$)" && index(bed, $5 "/") != 1 { print $5 }' \
+  /proc/self/mountinfo | tac |
   while read -r place; do umount --lazy "$place" || true; done
 mount -t proc proc /proc
 hostname "$name"
