@@ -65,8 +65,8 @@ fi
 # those of other things than volumes, and of volumes that the tests do not start themselves.
 if [ "${TATAMI_TEST_SCALE:-1}" -gt 1 ] && [ "$status" != 124 ]; then
   echo "== tests with policies"
-  left_out=(another_site{,_backends,_bed,_copy,_faults,_files,_mount,_routers,_streams} completion
-    format help hosts{,_mpi,_network} jobs{,_slurm} packages sim)
+  left_out=(another_site{,_backends,_bed,_breaks,_copy,_faults,_files,_logins,_mount,_routers,_streams}
+    completion format help hosts{,_mpi,_network} jobs{,_slurm} packages sim)
   skipped=()
   for module in "${left_out[@]}"; do skipped+=(--skip "$module::"); done
   TATAMI_TEST_REGIONS=1 TATAMI_TEST_POLICIES="--engine region --inline 4k" \

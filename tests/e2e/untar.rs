@@ -84,7 +84,7 @@ fn an_archive_is_unpacked_as_by_tar() {
     ));
     let wanted_gnu = run(&mut shell(&work.join("by-tar"), LISTING)).out;
     for policy in ["0", "4k"] {
-        cluster.tatami("set", &["--inline", policy, ":/"]);
+        cluster.tatami("set", &["--inline", policy, "--engine", "file", ":/"]);
         for format in ["gnu", "posix", "posix01"] {
             let name = format!("{format}-{policy}");
             let archive = work.join(format!("{format}.tar"));

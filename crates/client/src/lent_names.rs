@@ -31,8 +31,8 @@ const QUIET: Duration = Duration::from_millis(500);
 /// After a recall, no name is lent for this long. Where other clients work, their changes would
 /// wait for the grace now and then.
 const QUIET_AFTER_RECALL: Duration = Duration::from_secs(10);
-/// Longest time for a name. After that the kernel asks once more, which costs some microseconds. Two
-/// mounts that remove neighbouring directories can wait for each other's kernel for so long.
+/// Longest time for a name. After that the kernel asks once more, which costs some microseconds.
+/// Two mounts that remove neighbouring directories can wait for each other's kernel for so long.
 const NAME_TIME: Duration = Duration::from_millis(200);
 /// Shortest time for a name: less would not pay.
 const NAME_TIME_MIN: Duration = Duration::from_millis(10);

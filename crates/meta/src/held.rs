@@ -136,10 +136,12 @@ impl<S: Store> Meta<S> {
     }
 
     /// Returns the directories of `count` shards from `first` on that clients have exclusively,
-    /// with their holders.
+    /// with their holders. The record of a young directory lies in the shard of its first parent.
     pub fn list_exclusive(&self, first: u16, count: u16) -> Vec<(Ino, ClientId)> {
         let block = ShardBlock { first, count };
-        let here = |(dir, _): &(Ino, ClientId)| block.contains_shard(dir.owner_shard());
+        let here = |(dir, _): &(Ino, ClientId)| {
+            block.contains_shard(dir.owner_shard()) || block.contains_shard(dir.allocating_shard())
+        };
         self.state.locks.exclusive.iter().filter(here).collect()
     }
 
