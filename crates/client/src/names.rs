@@ -91,8 +91,8 @@ impl Client {
                 }
                 Ok(MetaReply::Attr(attr)) => return Ok(attr),
                 Ok(MetaReply::Referral(ino)) => match self.getattr(cred, ino) {
-                    // The inode was removed in between. The name now leads to another inode or to
-                    // none. Or its record is on the way to another executor, of which one has died.
+                    // Another operation has removed the inode, and the name leads to another inode
+                    // or to none by now. Or one executor sends the inode's record to another.
                     Err(Errno::ENOENT | Errno::ESTALE) => pause_after(attempt),
                     found => return found,
                 },

@@ -65,12 +65,12 @@ pub(crate) fn run_inline_op<S: Store>(
             return done(&inode, read_range(txn, ino, &inode, *offset, *len)?);
         }
         InlineOp::SetSize { size } => return set_size(txn, ino, &inode, *size),
-        InlineOp::Leave => return outgrow(txn, ino, &inode),
+        InlineOp::Leave => return answer_too_large(txn, ino, &inode),
         InlineOp::Write { offset, bytes } => (*offset, bytes),
         InlineOp::Append { bytes } => (inode.size, bytes),
     };
     if offset.saturating_add(bytes.len() as u64) > u64::from(inode.inline_limit) {
-        return outgrow(txn, ino, &inode);
+        return answer_too_large(txn, ino, &inode);
     }
     let mut all = load_bytes(txn, ino)?;
     let (from, end) = (offset as usize, offset as usize + bytes.len());
@@ -148,7 +148,11 @@ fn moved_reply(inode: &Inode) -> MetaReply {
 }
 
 /// Answers an operation that would make the file larger than its limit.
-fn outgrow<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, inode: &Inode) -> MetaOutcome<MetaReply> {
+fn answer_too_large<S: Store>(
+    txn: &mut Txn<'_, S>,
+    ino: Ino,
+    inode: &Inode,
+) -> MetaOutcome<MetaReply> {
     if inode.size > 0 {
         return Ok(MetaReply::Inline(InlineReply::TooLarge));
     }
@@ -163,7 +167,7 @@ fn set_size<S: Store>(
     size: u64,
 ) -> MetaOutcome<MetaReply> {
     if size > u64::from(inode.inline_limit) {
-        return outgrow(txn, ino, inode);
+        return answer_too_large(txn, ino, inode);
     }
     let mut all = load_bytes(txn, ino)?;
     all.truncate(size as usize);
