@@ -9,6 +9,7 @@ use std::process::{Child, Command, Stdio};
 use tatami_tests::Cluster;
 use tatami_tests::command::{run, shell};
 use tatami_tests::files::{get, put, stat};
+use tatami_tests::process::wait_ms;
 use tatami_tests::request_count::expect_requests;
 
 /// What a program does with a path, and a word for it.
@@ -95,6 +96,42 @@ fn a_large_first_write_costs_no_more_than_elsewhere() {
                 assert_eq!(get(mount.join(&dirs[1]).join(n.to_string())), expected, "{what}");
             }
         }
+    }
+    cluster.finish();
+}
+
+/// A mount that holds creates back in directories gives their paths back, too, when their shards
+/// move. Else it would take its old names for true when the shards return.
+#[test]
+fn old_names_of_directories_do_not_come_back_with_their_shards() {
+    const PARENTS: usize = 8;
+    const DIRS: usize = 8;
+    let cluster = start();
+    let (one, two) = (cluster.mount(0), cluster.mount(1));
+    let mut dirs = Vec::new();
+    for parent in (0..PARENTS).map(|n| n.to_string()) {
+        fs::create_dir(one.join(&parent)).expect("mkdir");
+        for n in 0..DIRS {
+            // Changes of two mounts: none has all names of the parent.
+            fs::create_dir(two.join(&parent).join(format!("other{n}"))).expect("mkdir");
+            dirs.push(format!("{parent}/d{n}"));
+            warm_dir(&one, &dirs[dirs.len() - 1]);
+        }
+    }
+    // The kernel has forgotten the names.
+    wait_ms(300);
+    assert!(dirs.iter().all(|dir| stat(one.join(dir)).is_dir()));
+    cluster.tatami("node drain", &["node1"]);
+    for dir in &dirs {
+        fs::rename(two.join(dir), two.join(format!("{dir}-old"))).expect("rename");
+        fs::create_dir(two.join(dir)).expect("mkdir");
+        fs::set_permissions(two.join(dir), fs::Permissions::from_mode(0o711)).expect("chmod");
+    }
+    cluster.tatami("node rebalance", &["node1"]);
+    for dir in &dirs {
+        assert_eq!(stat(one.join(dir)).mode() & 0o777, 0o711, "{dir}");
+        assert_eq!(names(&one.join(dir)), [""; 0], "{dir}");
+        assert_eq!(names(&one.join(format!("{dir}-old"))).len(), WARM, "{dir}");
     }
     cluster.finish();
 }

@@ -6,7 +6,6 @@ use crate::retry::Retry;
 use crate::unsynced::SyncTargets;
 use crate::uptime::uptime;
 use std::collections::BTreeSet;
-use std::time::Duration;
 use tatami_wire::meta::{
     Bytes, DataState, DirEntry, InodeTemplate, MetaCall, MetaOp, MetaReply, RenameMode, XattrMode,
 };
@@ -67,15 +66,6 @@ fn to_bytes(b: &[u8]) -> Bytes {
     Bytes::from(b)
 }
 
-/// Pauses after an attempt, but not after the first ones. All pauses together are some 2.5 s: more
-/// than the time after which executors repeat their messages.
-#[allow(clippy::disallowed_methods)] // no executor says when a record has arrived
-fn pause_after(attempt: usize) {
-    if attempt > 3 {
-        std::thread::sleep(Duration::from_millis(1 << (attempt - 3).min(9)));
-    }
-}
-
 /// Each method sends one request. All fail with the error of the same system call (see the
 /// operation in [`MetaOp`]), with `EHOSTDOWN` when the daemon stays away, and with `EPROTO` when
 /// its reply makes no sense.
@@ -83,7 +73,7 @@ fn pause_after(attempt: usize) {
 impl Client {
     /// Returns the attributes of entry `name` of `parent`.
     pub fn lookup(&self, cred: &Cred, parent: Ino, name: &[u8]) -> Result<Attr, Errno> {
-        for attempt in 0..ATTEMPTS {
+        for _ in 0..ATTEMPTS {
             match self.send_meta(cred, MetaOp::LookupEntry { parent, name: to_bytes(name) }) {
                 // Its size and times change with creates that are held back.
                 Ok(MetaReply::Attr(attr)) if self.has_held_files(attr.ino) => {
@@ -91,9 +81,9 @@ impl Client {
                 }
                 Ok(MetaReply::Attr(attr)) => return Ok(attr),
                 Ok(MetaReply::Referral(ino)) => match self.getattr(cred, ino) {
-                    // Another operation has removed the inode, and the name leads to another inode
-                    // or to none by now. Or one executor sends the inode's record to another.
-                    Err(Errno::ENOENT | Errno::ESTALE) => pause_after(attempt),
+                    // The inode was removed in between. The name now leads to another inode or to
+                    // none.
+                    Err(Errno::ENOENT | Errno::ESTALE) => {}
                     found => return found,
                 },
                 Ok(_) => return Err(Errno::EPROTO),

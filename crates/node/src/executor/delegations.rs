@@ -375,20 +375,23 @@ impl Delegations {
         }
         let delegated = self.delegated.extract_if(|ino, _| is_in_block(block, *ino));
         let paths = self.paths.extract_if(|ino, _| is_in_block(block, *ino));
+        // A holder of a directory has both. An earlier recall that is still under way does not
+        // count: it may leave the path with the holder.
+        let mut recalled: IdMap<Ino, Vec<HolderId>> = IdMap::default();
         for (ino, held) in delegated.chain(paths) {
-            let waiting = self.recalled.entry(ino).or_default();
-            for id in held.holder_ids() {
-                // A holder of a directory is met twice.
-                if let Some(holder) = self.holders.get_mut(id)
-                    && !waiting.contains(id)
-                {
+            let ids = recalled.entry(ino).or_default();
+            let present = held.holder_ids().iter().filter(|id| self.holders.contains_key(id));
+            ids.extend(present);
+            ids.sort_unstable();
+            ids.dedup();
+        }
+        for (ino, ids) in recalled.into_iter().filter(|(_, ids)| !ids.is_empty()) {
+            for id in &ids {
+                if let Some(holder) = self.holders.get_mut(id) {
                     holder.outbox.push(ChangedInode::of_all(ino));
-                    waiting.push(*id);
                 }
             }
-            if waiting.is_empty() {
-                self.recalled.remove(&ino);
-            }
+            self.recalled.entry(ino).or_default().extend(ids);
         }
     }
 
@@ -757,12 +760,18 @@ mod tests {
         enum Step {
             Give(u8, u64, bool),
             Change(u8, u64, bool),
+            /// Another client needs a directory that this one has exclusively.
+            Want(u8, u64),
+            /// The shard of all inodes is about to move.
+            Withhold,
             Answer(u8),
             Reopen(u8),
         }
         let step = prop_oneof![
             (0..3u8, 0..3u64, any::<bool>()).prop_map(|(c, i, path)| Step::Give(c, i, path)),
             (0..3u8, 0..3u64, any::<bool>()).prop_map(|(c, i, keep)| Step::Change(c, i, keep)),
+            (0..3u8, 1..3u64).prop_map(|(c, i)| Step::Want(c, i)),
+            Just(Step::Withhold),
             (0..3u8).prop_map(Step::Answer),
             (0..3u8).prop_map(Step::Reopen),
         ];
@@ -806,6 +815,18 @@ mod tests {
                                    prop_assert!(d.is_recalled(&[Ino(i)]), "{other} believes it");
                                }
                            }
+                           Step::Want(c, i) => {
+                               prop_assert!(d.recall_directory(clients[c as usize], Ino(i), now));
+                               for recall in d.take_recalls() {
+                                   inbox[recall.at % 3].push(recall);
+                               }
+                           }
+                           Step::Withhold => {
+                               d.withhold_shards((0, 1));
+                               for recall in d.take_recalls() {
+                                   inbox[recall.at % 3].push(recall);
+                               }
+                           }
                            Step::Answer(c) => {
                                if !inbox[c as usize].is_empty() {
                                    let recall = inbox[c as usize].remove(0);
@@ -825,6 +846,10 @@ mod tests {
                        }
                        let owed = inbox.iter().flatten().count();
                        prop_assert_eq!(d.has_recalls(), owed > 0);
+                       if d.withheld.is_some() && d.is_withheld_returned() {
+                           prop_assert!(holds.iter().chain(&paths).all(HashSet::is_empty));
+                           d.stop_withholding();
+                       }
                    }
                });
     }
