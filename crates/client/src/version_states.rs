@@ -31,17 +31,15 @@ impl DataFile {
         if before == HandleChanges::UnderWay {
             return Ok(());
         }
-        let handles = &self.access.client.changing_handles;
-        let is_only = handles.add_handle(self.ino());
-        *changes = HandleChanges::UnderWay;
         let had_bytes = self.access.opened.is_none_or(|(_, size)| size > 0);
-        // The shard may not know of the bytes of a client that has died.
-        if before == HandleChanges::None && (cuts || had_bytes && is_only) {
-            self.seal(cuts).inspect_err(|_| {
-                handles.remove_handle(self.ino());
-                *changes = before;
-            })?;
-        }
+        self.access.client.changing_handles.add_handle(self.ino(), |is_only| {
+            // The shard may not know of the bytes of a client that has died.
+            match before == HandleChanges::None && (cuts || had_bytes && is_only) {
+                true => self.seal(cuts),
+                false => Ok(()),
+            }
+        })?;
+        *changes = HandleChanges::UnderWay;
         Ok(())
     }
 
@@ -69,11 +67,11 @@ impl DataFile {
     /// state now that the next writer does not replace without a version. Call
     /// [`DataFile::flush`] before.
     pub fn end_changes(&self) {
-        if self.keeps_versions
-            && self.leave_change(HandleChanges::None)
-            && !self.access.client.changing_handles.has_handle(self.ino())
-            && let Err(error) = self.seal(false)
-        {
+        if !self.keeps_versions || !self.leave_change(HandleChanges::None) {
+            return;
+        }
+        let handles = &self.access.client.changing_handles;
+        if let Err(error) = handles.seal_idle(self.ino(), || self.seal(false)) {
             // The node does so itself when the file is quiet for a while.
             tracing::debug!(ino = %self.ino(), %error, "the end of changes was not told");
         }
