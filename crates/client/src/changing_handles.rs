@@ -48,7 +48,7 @@ impl ChangingHandles {
         ino: Ino,
         seal: impl FnOnce(bool) -> Result<(), Errno>,
     ) -> Result<(), Errno> {
-        self.with_inode(ino, |inode| {
+        self.run_in_order(ino, |inode| {
             let is_only = inode.handles.load(SeqCst) == 0;
             seal(is_only)?;
             inode.handles.fetch_add(1, SeqCst);
@@ -65,17 +65,18 @@ impl ChangingHandles {
         ino: Ino,
         seal: impl FnOnce() -> Result<(), Errno>,
     ) -> Result<(), Errno> {
-        self.with_inode(ino, |inode| match inode.handles.load(SeqCst) {
+        self.run_in_order(ino, |inode| match inode.handles.load(SeqCst) {
             0 => seal(),
             _ => Ok(()),
         })
     }
 
-    fn with_inode<T>(
+    /// Runs `work` while no other handle of the inode is added, and no other thread seals it.
+    fn run_in_order(
         &self,
         ino: Ino,
-        work: impl FnOnce(&ChangingInode) -> Result<T, Errno>,
-    ) -> Result<T, Errno> {
+        work: impl FnOnce(&ChangingInode) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
         let inode = self.0.lock().entry(ino).or_default().clone();
         let result = lock_interruptibly(&inode.order).and_then(|_order| work(&inode));
         drop(inode);
@@ -93,6 +94,7 @@ impl ChangingHandles {
         self.forget_unused(ino, &mut inodes);
     }
 
+    /// Removes the inode from the table if no thread uses it and no handle changes it.
     fn forget_unused(&self, ino: Ino, inodes: &mut HashMap<Ino, Arc<ChangingInode>>) {
         // A thread that uses the inode has got it under the lock of the table.
         let is_unused = |inode: &Arc<ChangingInode>| {
@@ -110,7 +112,7 @@ mod tests {
     use std::sync::mpsc::channel;
 
     /// Adds a handle. Returns whether it is the only one.
-    fn add(handles: &ChangingHandles, ino: u64) -> bool {
+    fn add_without_seal(handles: &ChangingHandles, ino: u64) -> bool {
         let mut only = false;
         let added = handles.add_handle(Ino(ino), |is_only| {
             only = is_only;
@@ -120,7 +122,8 @@ mod tests {
         only
     }
 
-    fn seals(handles: &ChangingHandles, ino: u64) -> bool {
+    /// Seals the inode, if no handle is in the middle of changes. Returns whether it did.
+    fn try_seal(handles: &ChangingHandles, ino: u64) -> bool {
         let mut sealed = false;
         let done = handles.seal_idle(Ino(ino), || {
             sealed = true;
@@ -133,13 +136,13 @@ mod tests {
     #[test]
     fn the_first_handle_in_the_middle_of_changes_is_the_only_one() {
         let handles = ChangingHandles::default();
-        assert!(add(&handles, 5));
-        assert!(!add(&handles, 5) && add(&handles, 6));
+        assert!(add_without_seal(&handles, 5));
+        assert!(!add_without_seal(&handles, 5) && add_without_seal(&handles, 6));
         handles.remove_handle(Ino(5));
-        assert!(!seals(&handles, 5) && !add(&handles, 5));
+        assert!(!try_seal(&handles, 5) && !add_without_seal(&handles, 5));
         handles.remove_handle(Ino(5));
         handles.remove_handle(Ino(5));
-        assert!(seals(&handles, 5) && !seals(&handles, 6));
+        assert!(try_seal(&handles, 5) && !try_seal(&handles, 6));
         assert_eq!(handles.0.lock().len(), 1, "what no handle changes is forgotten");
     }
 
@@ -147,7 +150,7 @@ mod tests {
     fn a_handle_whose_seal_fails_is_not_added() {
         let handles = ChangingHandles::default();
         assert_eq!(handles.add_handle(Ino(5), |_| Err(Errno::EIO)), Err(Errno::EIO));
-        assert!(handles.0.lock().is_empty() && add(&handles, 5));
+        assert!(handles.0.lock().is_empty() && add_without_seal(&handles, 5));
     }
 
     #[test]
@@ -155,19 +158,20 @@ mod tests {
         let handles = ChangingHandles::default();
         let (begins, begun) = channel();
         std::thread::scope(|scope| {
-            let adder = handles.seal_idle(Ino(5), || {
+            let sealed = handles.seal_idle(Ino(5), || {
                 let adder = scope.spawn(|| {
                     begins.send(()).expect("the test waits");
-                    add(&handles, 5)
+                    add_without_seal(&handles, 5)
                 });
                 begun.recv().expect("it runs");
                 // It waits for the end of the seal, so it cannot be there yet.
+                assert!(handles.0.lock()[&Ino(5)].order.is_locked());
                 assert_eq!(handles.0.lock()[&Ino(5)].handles.load(SeqCst), 0);
                 drop(adder);
                 Ok(())
             });
-            adder.expect("sealed");
+            sealed.expect("no error");
         });
-        assert!(!seals(&handles, 5));
+        assert!(!try_seal(&handles, 5));
     }
 }
